@@ -523,6 +523,8 @@ class SnapshotPublisher(Protocol):
     def publish(self, version: int, snapshot: bytes) -> None:
         """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once.
 
+        One that is superseded before it was announced may be left out.
+
         Raises `SnapshotError` unless the version is above every earlier one, those before a restart included.
         """
         ...

@@ -50,6 +50,8 @@ class Star(RelayPlan):
         *,
         tried: Collection[str] = (),
         idle: Collection[str] = (),
+        suspected: Collection[str] = (),
+        apart: Collection[tuple[str, str]] = (),
     ) -> None:
         """Every worker's source is the learner."""
         share = limits.up / max(1, len(workers)) if limits.up else None

@@ -219,11 +219,13 @@ class LearnerNode:
 
     def _rise(self) -> None:
         """Continue above every version that an earlier process published: a version number never has two meanings."""
-        try:
-            published = json.decode((self._config.out / PUBLISHED_FILE).read_bytes(), type=Published)
-        except FileNotFoundError:
+        versions = [self._snapshots.announced()]
+        with contextlib.suppress(FileNotFoundError):
+            versions.append(json.decode((self._config.out / PUBLISHED_FILE).read_bytes(), type=Published).version)
+        published = [version for version in versions if version is not None]
+        if not published:
             return
-        self._updater.rise_to(max(self._updater.version, published.version) + 1)
+        self._updater.rise_to(max(self._updater.version, *published) + 1)
         for reason, count in self._learner.buffer.advance(self._updater.version).items():
             self._learner.ledger.dropped(reason, count)
 

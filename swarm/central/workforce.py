@@ -49,6 +49,12 @@ class WorkerState(Struct):
     measured_since: float = 0.0
     deliveries: deque[tuple[float, int]] = field(default_factory=deque)
     """(time, rollouts) within the last `WINDOW_S`."""
+    num_completions: int = 0
+    """By its heartbeats, as `rewards`; neither is in a mean of rewards yet."""
+    rewards: float = 0.0
+    """Sum over these completions."""
+    num_admitted: int = 0
+    """Its admissible rollouts since it was last in such a mean."""
 
 
 class Outlook(Struct, frozen=True):
@@ -86,8 +92,6 @@ class Workforce:
         self._steps: deque[tuple[float, float]] = deque(maxlen=4 * NUM_STEPS)
         """(seconds of training, of waiting) of the last steps."""
         self._wrong_since: float | None = None
-        self._completions = 0
-        self._rewards = 0.0
         self._resting = False
         self._finished = False
         self._told: set[str] = set()
@@ -100,9 +104,9 @@ class Workforce:
             if state is None:
                 self._make_room(now)
                 state = self._workers[peer_id] = WorkerState(now, now, heartbeat, measured_since=now)
-                self._count(None, heartbeat)
+                _count(state, None, heartbeat)
             else:
-                self._count(state.heartbeat, heartbeat)
+                _count(state, state.heartbeat, heartbeat)
                 state.availability = _availability(state, now)
                 state.seen, state.heartbeat = now, heartbeat
             self._watch_broadcast(now)
@@ -140,6 +144,7 @@ class Workforce:
         with self._lock:
             if state := self._workers.get(peer_id):
                 state.deliveries.append((self._clock(), rollouts))
+                state.num_admitted += rollouts
 
     def published(self, version: int) -> None:
         """Record that a snapshot was published."""
@@ -156,11 +161,18 @@ class Workforce:
             self._decide(self._clock())
 
     def take_reward(self) -> float | None:
-        """Mean reward that workers reported since the last call; None when they sampled nothing."""
+        """Mean of the rewards, in [0, 1], that workers reported; None if there is nothing new.
+
+        A report is a claim about completions that the learner never sees. So a worker's mean counts once it has
+        delivered admissible rollouts, with their number as its weight.
+        """
         with self._lock:
-            mean = self._rewards / self._completions if self._completions else None
-            self._rewards, self._completions = 0.0, 0
-            return mean
+            counted = [state for state in self._workers.values() if state.num_completions and state.num_admitted]
+            means = [(state.num_admitted, _mean_reward(state)) for state in counted]
+            for state in counted:
+                state.num_completions, state.rewards, state.num_admitted = 0, 0.0, 0
+            weight = sum(number for number, _ in means)
+            return sum(number * mean for number, mean in means) / weight if means else None
 
     def outlook(self) -> Outlook:
         """The current outlook."""
@@ -186,14 +198,6 @@ class Workforce:
         """All workers by peer id."""
         with self._lock:
             return dict(self._workers)
-
-    def _count(self, before: Heartbeat | None, now: Heartbeat) -> None:
-        """Count what a worker sampled since its last heartbeat; a new process starts at zero."""
-        again = before is None or before.started_at != now.started_at
-        completions = now.num_completions - (0 if again or before is None else before.num_completions)
-        if completions > 0:
-            self._completions += completions
-            self._rewards += now.reward - (0.0 if again or before is None else before.reward)
 
     def _make_room(self, now: float) -> None:
         for name, state in list(self._workers.items()):
@@ -262,6 +266,21 @@ class Workforce:
             if not state.active and name in wanted:
                 state.measured_since, state.deliveries = now, deque()
             state.active = name in wanted
+
+
+def _count(state: WorkerState, before: Heartbeat | None, now: Heartbeat) -> None:
+    """Count what a worker sampled since its last heartbeat; a new process starts at zero."""
+    if before is not None and before.started_at != now.started_at:
+        before = None
+    completions = now.num_completions - (before.num_completions if before else 0)
+    if completions > 0:
+        state.num_completions += completions
+        state.rewards += now.reward - (before.reward if before else 0.0)
+
+
+def _mean_reward(state: WorkerState) -> float:
+    """As it reported it, but no task's reward is outside of [0, 1]."""
+    return min(1.0, max(0.0, state.rewards / state.num_completions))
 
 
 def _has(state: WorkerState, version: int) -> bool:

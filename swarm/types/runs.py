@@ -156,7 +156,7 @@ class Heartbeat(Struct, frozen=True):
     """The snapshot that it samples from; None before the first."""
     num_completions: Annotated[int, Meta(ge=0, le=2**53)]
     reward: Annotated[float, Meta(ge=-1e15, le=1e15)]
-    """Sum of the rewards of these completions under its own verifier: telemetry only."""
+    """Sum of the rewards of these completions under its own verifier: telemetry only, and a claim."""
     price: Annotated[float, Meta(ge=0, le=1e9)]
     """Cost per hour, in the run's currency."""
     terms: Terms | None = None

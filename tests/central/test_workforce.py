@@ -118,11 +118,30 @@ def test_rewards_are_counted_once_whatever_restarts() -> None:
     force = Workforce(LearnerSettings(), lambda: 0.0)
     assert force.take_reward() is None
     force.beat("a", Heartbeat(1.0, 0, 10, 5.0, 0.0))
+    force.delivered("a", 4)
     assert force.take_reward() == 0.5
     force.beat("a", Heartbeat(1.0, 0, 20, 5.0, 0.0))
     force.beat("a", Heartbeat(2.0, 0, 10, 10.0, 0.0))
+    assert force.take_reward() is None, "until some of its rollouts are admissible"
+    force.delivered("a", 4)
     assert force.take_reward() == 0.5
     assert force.take_reward() is None
+    force.delivered("a", 4)
+    assert force.take_reward() is None
+
+
+@pytest.mark.parametrize("reward", [1e15, -1e15])
+def test_a_stranger_sets_no_reward_and_a_worker_only_its_own_part_of_it(reward: float) -> None:
+    force = Workforce(LearnerSettings(), lambda: 0.0)
+    force.beat("honest", Heartbeat(1.0, 0, 10, 5.0, 0.0))
+    force.delivered("honest", 12)
+    force.beat("stranger", Heartbeat(1.0, None, 1, reward, 0.0))
+    force.beat("liar", Heartbeat(1.0, 0, 2**53, reward * 2.0**53, 0.0))
+    assert force.take_reward() == 0.5
+    force.beat("honest", Heartbeat(1.0, 0, 20, 10.0, 0.0))
+    force.delivered("honest", 12)
+    force.delivered("liar", 4)
+    assert force.take_reward() == (12 * 0.5 + 4 * (1.0 if reward > 0 else 0.0)) / 16
 
 
 def test_the_end_is_told_to_all_that_are_there() -> None:

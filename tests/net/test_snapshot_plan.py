@@ -55,6 +55,21 @@ def test_a_slow_learner_feeds_one_and_the_rest_are_a_tree() -> None:
     assert fed(made)[LEARNER] == 1 and max(fed(made).values()) == 3
 
 
+def test_the_suspected_come_after_others_that_feed_as_many() -> None:
+    one, three = LinkLimits(1.0, 3.0), LinkLimits(3.0, 3.0)
+    made = RelayPlan(LEARNER, one, {"big": three, "a": one, "b": one}, 2, suspected={"big", "a"})
+    assert made.places[LEARNER].feeds == ("big",) and made.places["big"].feeds == ("b", "a")
+
+
+def test_who_is_kept_apart_from_a_source_gets_another_one() -> None:
+    one, three = LinkLimits(1.0, 3.0), LinkLimits(3.0, 3.0)
+    workers = {"big": three, "a": one, "b": one}
+    made = RelayPlan(LEARNER, one, workers, 2, apart={("a", "big")})
+    assert made.places["big"].feeds == ("b",) and made.places["b"].feeds == ("a",)
+    made = RelayPlan(LEARNER, one, workers, 2, apart={("a", "big"), ("a", "b")})
+    assert made.places["a"].sources == (LEARNER,) and made.places["big"].feeds == ("b",)
+
+
 def test_those_who_can_feed_nobody_come_last() -> None:
     made = plan(2.0, [(0.1, 1.0)] * 3 + [(4.0, 1.0)] + [(4.0, 0.2)])
     assert made.bytes_per_s == 1.0

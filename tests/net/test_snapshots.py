@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,15 @@ from swarm.net.snapshots import thread as thread_module
 from swarm.net.snapshots.chunks import chunk_bytes_for, cut, describe
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.snapshots.delta import digest
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, CHUNKS_PROTOCOL, ChunksRequest, SnapshotAnnouncement
-from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.publish import Publisher
+from swarm.net.snapshots.messages import (
+    ANNOUNCE_PROTOCOL,
+    CHUNKS_PROTOCOL,
+    ChunksRequest,
+    SnapshotAnnouncement,
+    StatusRequest,
+)
+from swarm.net.snapshots.plan import LinkLimits, Place
+from swarm.net.snapshots.publish import NUM_ANNOUNCERS, UNHEARD_S, Publisher
 from swarm.net.snapshots.store import Part, SnapshotStore
 from swarm.net.snapshots.subscribe import Subscriber
 from swarm.net.snapshots.thread import MAX_FAILURES
@@ -149,11 +157,12 @@ def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm
     lonely.begin(seal_snapshot(LEARNER, manifest), manifest).whole.fill(snapshot(99))
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
+    until(lambda: learner.counters().get("published") == 1, "the first is published")
     learner.publish(2, step(snapshot(0)))
     until(lambda: learner.announced() == 2, "both are published")
     worker = swarm.worker("worker")
-    until(lambda: worker.counters().get("completed"), "it has taken the second")
-    arrives(worker, 2, step(snapshot(0)))
+    # What it had is handed out at once.
+    until(lambda: worker.newest() == (2, step(snapshot(0))), "it has taken the second")
     assert worker.counters()["useless_changes"] == 1
 
 
@@ -177,6 +186,116 @@ def test_a_learner_that_restarts_goes_on_above_what_it_published(swarm: Swarm) -
     learner.publish(6, step(snapshot(0)))
     arrives(worker, 6, step(snapshot(0)))
     assert worker.counters()["chunks_received"] < NUM_CHUNKS + 5, "the change is to what it published before"
+
+
+def test_of_snapshots_that_wait_only_the_newest_is_published(swarm: Swarm) -> None:
+    node = swarm._enter(LEARNER, MemoryTransport)
+    learner = Publisher(node, LEARNER, swarm.folder / "learner", swarm._network())
+    for version in range(4):
+        learner.publish(version, snapshot(version))
+    learner.start()
+    swarm.nodes.append(learner)
+    worker = swarm.worker("worker")
+    arrives(worker, 3, snapshot(3))
+    until(lambda: learner.counters().get("published"), "it is written")
+    assert learner.counters()["superseded"] == 3 and learner.counters()["published"] == 1
+    learner.publish(4, step(snapshot(3)))
+    arrives(worker, 4, step(snapshot(3)))
+    assert worker.counters()["chunks_received"] < NUM_CHUNKS + 5, "the change is to what was published"
+
+
+class Unheard(MemoryTransport):
+    """Of a learner: announcements to the peers in `silent` are not answered."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.silent: set[str] = set()
+        self.announced: Counter[str] = Counter()
+        self.gives_up = threading.Event()
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        if protocol == ANNOUNCE_PROTOCOL:
+            self.announced[peer_id] += 1
+            if peer_id in self.silent:
+                self.gives_up.wait()
+                raise PeerUnreachable("no answer")
+        return super().request(peer_id, protocol, payload, timeout_s)
+
+
+@pytest.fixture
+def deaf_swarm(swarm: Swarm) -> Iterator[tuple[Swarm, Publisher, Unheard]]:
+    """A learner with a place for each of more silent identities than it announces to at a time."""
+    swarm.settings = FAST.model_copy(update={"poll_s": 3.0})  # on a busy machine, too, nobody is forgotten meanwhile
+    learner = swarm.learner(Unheard)
+    transport = learner._transport
+    assert isinstance(transport, Unheard)
+    transport.silent = {f"silent-{number}" for number in range(3 * NUM_ANNOUNCERS)}
+    all_ask(learner, transport.silent)
+    yield swarm, learner, transport
+    transport.gives_up.set()
+
+
+def all_ask(learner: Publisher, workers: Collection[str]) -> None:
+    for worker in workers:
+        learner._place_for(worker, StatusRequest(-1, LinkLimits()))
+
+
+def test_workers_that_do_not_answer_hold_up_neither_snapshots_nor_the_end(
+    deaf_swarm: tuple[Swarm, Publisher, Unheard],
+) -> None:
+    swarm, learner, transport = deaf_swarm
+    worker = swarm.worker("worker")
+    for version in range(3):
+        all_ask(learner, transport.silent)
+        learner.publish(version, snapshot(version))
+        until(lambda version=version: learner.counters().get("published") == version + 1, "it is published")  # type: ignore[misc]
+    arrives(worker, 2, snapshot(2))
+    swarm.nodes.remove(learner)
+    learner.close()
+    assert not learner._thread._thread.is_alive()
+
+
+def test_a_worker_that_did_not_answer_is_passed_over_for_a_while(
+    deaf_swarm: tuple[Swarm, Publisher, Unheard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, learner, transport = deaf_swarm
+    learner.publish(1, snapshot(1))
+    until(lambda: transport.announced.total() == NUM_ANNOUNCERS, "as many as possible are announced to")
+    first = set(transport.announced)
+    learner.publish(2, snapshot(2))
+    until(lambda: learner.counters().get("published") == 2, "the second is published")
+    assert set(transport.announced) == first, "the rest of the first announcements are dropped"
+    transport.gives_up.set()
+    num_silent = len(transport.silent)
+    until(lambda: learner.counters().get("unheard_announcements") == num_silent, "each was tried")
+    assert set(transport.announced.values()) == {1}, "those that had yet to answer were passed over"
+    all_ask(learner, transport.silent)
+    learner.publish(3, snapshot(3))
+    until(lambda: learner.counters().get("published") == 3, "the third is published")
+    assert set(transport.announced.values()) == {1}
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + UNHEARD_S)
+    all_ask(learner, transport.silent)
+    learner.publish(4, snapshot(4))
+    until(lambda: set(transport.announced.values()) == {2}, "after a while they are tried again")
+
+
+def test_an_old_manifest_in_a_strangers_hands_ends_no_learner(swarm: Swarm) -> None:
+    """Of an earlier life of its key and run, which it does not remember."""
+    learner = swarm.learner()
+    stranger = swarm._enter(Identity.generate(), MemoryTransport)
+
+    def replay(version: int) -> None:
+        manifest, _ = describe(RUN_ID, LEARNER.peer_id, version, snapshot(9), None, CHUNK)
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), Place((), 0, None)))
+        stranger.request(LEARNER.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
+
+    replay(500)
+    learner.publish(1, snapshot(1))
+    until(lambda: learner.announced() == 1, "it is published")
+    replay(501)
+    learner.publish(2, snapshot(2))
+    until(lambda: learner.announced() == 2, "it goes on")
+    arrives(swarm.worker("worker"), 2, snapshot(2))
 
 
 class Hooked(MemoryTransport):

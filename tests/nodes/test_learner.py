@@ -369,6 +369,18 @@ def test_a_learner_that_died_comes_back_with_higher_versions_and_its_workers_go_
         assert PeerHistory.read(tmp_path / name / METRICS_FILE).phase == "done"
 
 
+def test_a_learner_whose_list_of_versions_is_lost_goes_on_above_the_snapshots_it_has(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with run.learner(rounds=1) as node:
+        node.begin()
+        until(lambda: node._snapshots.announced() == 0, "it is published", PATIENCE_S)
+    (tmp_path / "learner" / learner.PUBLISHED_FILE).unlink()
+    with run.learner(rounds=1) as again:
+        again.begin()
+        assert again._updater.version == 1
+        until(lambda: again._snapshots.announced() == 1, "it is published", PATIENCE_S)
+
+
 class Complaining(WorkerNode):
     """Whose snapshots come broken from one relay."""
 

@@ -65,15 +65,18 @@ class RelayPlan:
         *,
         tried: Collection[str] = (),
         idle: Collection[str] = (),
+        suspected: Collection[str] = (),
+        apart: Collection[tuple[str, str]] = (),
     ) -> None:
         """Place all workers; `fan_out` is the number of children for nodes with unknown links.
 
         Claimed links are unverified. Workers that were `tried` come first and determine the rate if there are any.
-        Workers known to have fed nobody, `idle`, come last and feed nobody.
+        Those that may have fed nobody, `suspected`, come after others with as many children; `idle` ones come last and
+        feed nobody. `apart`: (worker, source) pairs that are not to be.
         """
-        self._learner = learner
         self._fan_out = fan_out
         self._idle = idle
+        self._apart = apart
         self._fed: defaultdict[str, list[str]] = defaultdict(list)
         counted = [each for peer, each in workers.items() if peer in tried] or list(workers.values())
         self.bytes_per_s = stream_rate(limits, counted, fan_out)
@@ -82,22 +85,36 @@ class RelayPlan:
         self._free = deque([learner] * root.num_children)
         """Free places, nearest to the learner first."""
 
-        def use(peer: str) -> tuple[bool, bool, int]:
-            return peer not in idle, peer in tried, self._num_children(workers[peer])
+        def use(peer: str) -> tuple[bool, bool, int, bool]:
+            return peer not in idle, peer in tried, self._num_children(workers[peer]), peer not in suspected
 
+        put_off = []
         for peer in sorted(workers, key=use, reverse=True):
-            self._add(peer, workers[peer])
+            source = self._take_free(peer)
+            if source is None and self._free:
+                put_off.append(peer)  # kept apart from all that have a free place now; others will bring more
+            else:
+                self._add(peer, source or learner, workers[peer])
+        for peer in put_off:
+            self._add(peer, self._take_free(peer) or learner, workers[peer])
         self.places = {peer: replace(place, feeds=tuple(self._fed[peer])) for peer, place in self.places.items()}
 
-    def _add(self, peer: str, limits: LinkLimits) -> None:
-        parent = self._free.popleft() if self._free else self._learner
-        above = self.places[parent].sources
+    def _add(self, peer: str, source: str, limits: LinkLimits) -> None:
+        above = self.places[source].sources
         # Keep the last source: it is the learner, or nothing for a child of the learner.
-        sources = (parent, *above[: MAX_SOURCES - 2], *above[MAX_SOURCES - 2 :][-1:])
+        sources = (source, *above[: MAX_SOURCES - 2], *above[MAX_SOURCES - 2 :][-1:])
         place = Place(sources, 0 if peer in self._idle else self._num_children(limits), self.bytes_per_s)
         self.places[peer] = place
-        self._fed[parent].append(peer)
+        self._fed[source].append(peer)
         self._free += [peer] * place.num_children
+
+    def _take_free(self, peer: str) -> str | None:
+        """The source at the first free place for this peer, which is free no more; None if there is none."""
+        for index, source in enumerate(self._free):
+            if (peer, source) not in self._apart:
+                del self._free[index]
+                return source
+        return None
 
     def _num_children(self, limits: LinkLimits) -> int:
         rate = self.bytes_per_s

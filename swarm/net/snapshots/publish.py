@@ -3,21 +3,25 @@
     publish ─▶ split, sign, store ─▶ plan ─▶ announce: manifest and place, to every worker
                                          └─▶ chunks, to the workers that the plan feeds from here
 
-Workers poll the learner for news and report their rates; this enters them into the plan.
+A snapshot that a newer one overtakes while it waits is never published. Workers poll the learner for news and report
+their rates; this enters them into the plan. So nothing waits for announcements: they only make news arrive sooner.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from swarm.errors import SnapshotError, TransportError
+from swarm.net.addresses.dial import Backoff
 from swarm.net.config import NetworkSettings
+from swarm.net.counters import Counters
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
 from swarm.net.snapshot_progress import Progress
@@ -36,6 +40,8 @@ logger = logging.getLogger(__name__)
 ANNOUNCE_TIMEOUT_S = 5.0
 NUM_ANNOUNCERS = 8
 """Workers notified in parallel."""
+UNHEARD_S, MAX_UNHEARD_S = 10.0, 600.0
+"""A worker that did not answer an announcement gets none for this time, twice as long each time: others would wait."""
 
 
 class Publisher:
@@ -51,36 +57,46 @@ class Publisher:
         limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
         self._lock = threading.Lock()
-        """Guards the placement and the queue of snapshots to publish."""
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._announcers = ThreadPoolExecutor(NUM_ANNOUNCERS, "swarm-snapshots-announce")
+        """Guards the placement and the snapshots to publish."""
+        self._waiting: tuple[int, bytes] | None = None
+        """The newest snapshot, until it is published. Only one: each has the size of the model."""
+        self._begun: tuple[int, bytes] | None = None
+        """The one whose publication has begun."""
+        self._announcer = _Announcer(transport, self._serving.counters, self._on_unheard)
         self._thread = SnapshotThread(self._serving, self._serving.verify, self._work)
 
     def start(self) -> None:
         """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
-        self._serving.start(self._place_for, self._on_announcement)
+        # What others announce says nothing new about one's own snapshots, and may be a manifest of an earlier life of
+        # this key that nobody here remembers: its higher number would end the run.
+        self._serving.start(self._place_for, lambda peer, announcement: None)
         self._thread.start()
 
     def close(self) -> None:
         """Stop publishing and answering; stored snapshots stay for the next process."""
         self._serving.close()
         self._thread.close()
-        self._announcers.shutdown(wait=False, cancel_futures=True)
+        self._announcer.close()
 
     def publish(self, version: int, snapshot: bytes) -> None:
-        """Queue a snapshot to announce and serve; returns at once. Raises `SnapshotError`."""
+        """Have a snapshot announced and served, in place of an older one that still waits for that; returns at once.
+
+        Raises `SnapshotError`.
+        """
         self._thread.require_running()
         with self._lock:
-            newest = self._waiting[-1][0] if self._waiting else self.announced()
+            newest = self._waiting[0] if self._waiting else self.announced()
             if newest is not None and version <= newest:
                 raise SnapshotError(
                     f"a snapshot's version must be above {newest}, the last one published, got {version}"
                 )
-            self._waiting.append((version, snapshot))
+            if self._waiting is not self._begun:
+                self._serving.counters.add("superseded")
+            self._waiting = (version, snapshot)
         self._thread.wake()
 
     def announced(self) -> int | None:
-        """The newest signed version."""
+        """The newest version signed by this process, or by an earlier one whose snapshots are still here."""
         return self._serving.manifests.newest
 
     def progress(self) -> Progress | None:
@@ -105,19 +121,17 @@ class Publisher:
         # Workers in the plan come before strangers.
         self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
 
-    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        """Accept a manifest of an earlier process of this learner that other peers have and this node lacks."""
-        if announcement.sealed:
-            self._serving.add_manifest(announcement.sealed)
-
     # -- on the thread of snapshots
 
     def _work(self) -> float:
-        if not self._waiting:
-            return self._settings.poll_s
-        self._publish(*self._waiting[0])
         with self._lock:
-            self._waiting.popleft()
+            begun = self._begun = self._waiting
+        if begun is None:
+            return self._settings.poll_s
+        self._publish(*begun)
+        with self._lock:
+            if self._waiting is begun:
+                self._waiting = self._begun = None
         return 0.0
 
     def _publish(self, version: int, snapshot: bytes) -> None:
@@ -126,13 +140,11 @@ class Publisher:
             self._serving.manifests.replace_all(Signed(stored.sealed, stored.manifest))
             places = self._placement.begin_broadcast()
             self._follow_plan()
-        announced = [self._announcers.submit(self._announce, *each, stored.sealed) for each in places.items()]
         # Announced before the write completes: chunks go out as they are written.
+        self._announcer.announce(places, stored.sealed)
         stored.whole.put(snapshot, stored.manifest.digest)
         self._serving.counters.add("published")
         self._serving.store.collect()
-        for each in announced:
-            each.result()
 
     def _store(self, version: int, snapshot: bytes) -> Stored:
         """Sign a snapshot and store its manifest and delta; the whole is written later."""
@@ -146,12 +158,61 @@ class Publisher:
             stored.change.fill(change)
         return stored
 
+    # -- on the threads of announcements
+
+    def _on_unheard(self, worker: str) -> None:
+        with self._lock:
+            self._placement.forget(worker)
+
+
+class _Announcer:
+    """Announces snapshots to workers, in the background."""
+
+    def __init__(self, transport: Transport, counters: Counters, on_unheard: Callable[[str], None]) -> None:
+        """`on_unheard` is called with each worker that did not answer."""
+        self._transport = transport
+        self._counters = counters
+        self._on_unheard = on_unheard
+        self._pool = ThreadPoolExecutor(NUM_ANNOUNCERS, "swarm-snapshots-announce")
+        self._announced: dict[str, Future[None]] = {}
+        """By worker."""
+        self._lock = threading.Lock()
+        """Guards `_unheard`."""
+        self._unheard = Backoff(UNHEARD_S, MAX_UNHEARD_S)
+
+    def announce(self, places: Mapping[str, Place], sealed: bytes) -> None:
+        """Announce a snapshot, the first of `places` first; what has not begun of the one before is dropped.
+
+        Workers that did not answer for a while are passed over, as are those that have yet to answer the last
+        announcement: two could arrive in the wrong order.
+        """
+        running = {worker: each for worker, each in self._announced.items() if not (each.cancel() or each.done())}
+        now = time.monotonic()
+        with self._lock:
+            passed_over = {worker for worker in places if worker in running or self._unheard.wait_s(worker, now) > 0}
+        self._announced = running | {
+            worker: self._pool.submit(self._announce, worker, place, sealed)
+            for worker, place in places.items()
+            if worker not in passed_over
+        }
+
+    def close(self) -> None:
+        """Announce nothing more; what is being announced is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _announce(self, worker: str, place: Place, sealed: bytes) -> None:
         message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, place))
         try:
             self._transport.request(worker, ANNOUNCE_PROTOCOL, message, ANNOUNCE_TIMEOUT_S)
         except TransportError as error:
-            self._serving.counters.add("unheard_announcements")
             logger.debug("announcing a snapshot to %s failed: %s", worker, error)
+            self._counters.add("unheard_announcements")
             with self._lock:
-                self._placement.forget(worker)
+                self._unheard.failed(worker, time.monotonic())
+            self._on_unheard(worker)
+        except Exception:
+            # Nobody takes this result, so that an error of this node itself would not be seen.
+            logger.exception("announcing a snapshot to %s failed", worker)
+        else:
+            with self._lock:
+                self._unheard.succeeded(worker)
