@@ -12,11 +12,12 @@ import re
 NAME_CHARS = r"A-Za-z0-9 ._:/+@=()~-"
 """Characters allowed in names of tasks, models, roles and versions: none has a meaning to a terminal or to markup."""
 MAX_CLEAN_CHARS = 500
+_NAME = re.compile(f"[{NAME_CHARS}]+")
 
 
 def is_name(text: str, max_chars: int) -> bool:
     """Whether a text is a name: 1 to `max_chars` characters of `NAME_CHARS`."""
-    return len(text) <= max_chars and re.fullmatch(f"[{NAME_CHARS}]+", text) is not None
+    return len(text) <= max_chars and _NAME.fullmatch(text) is not None
 
 
 def clean(text: str, max_chars: int = MAX_CLEAN_CHARS) -> str:

@@ -87,7 +87,11 @@ class Reason(StrEnum):
     )
 
     SLOW_HOLDER = "slow_holder", Subject.CONDUCT, "The peer served a large record below the minimum rate."
-    BAD_GIFT = "bad_gift", Subject.CONDUCT, "In repair, the peer served a record that every honest node refuses."
+    BAD_GIFT = (
+        "bad_gift",
+        Subject.CONDUCT,
+        "In repair, the peer served a record that every honest node refuses, or it announced or offered one.",
+    )
     WITHHELD = "withheld", Subject.CONDUCT, "Nobody gave a group that the peer had offered."
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
     FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."

@@ -78,6 +78,7 @@ class Attacks:
                 self._again,
                 self._again_in_other_bytes,
                 self._own_again,
+                self._own_again_in_other_bytes,
                 self._own_sequence_again,
                 self._answers_of_another,
             ),
@@ -179,12 +180,20 @@ class Attacks:
         return self._random.choice(self._honest)
 
     def _again_in_other_bytes(self, attacker: Attacker) -> bytes:
-        """An honest record with reordered fields: the signature is valid, the bytes are new."""
-        return self._shuffled(self._heard().envelope)
+        """An honest record with reordered fields: the signature is valid, the bytes may be new."""
+        fields = list(msgspec.structs.asdict(self._heard().envelope).items())
+        self._random.shuffle(fields)
+        return msgspec.msgpack.encode(dict(fields))
 
     def _own_again(self, attacker: Attacker) -> bytes:
         """The sender's own record, or one of its earlier identities, byte for byte."""
         return self._random.choice(self._own)[1] if self._own else self._lying(attacker)
+
+    def _own_again_in_other_bytes(self, attacker: Attacker) -> bytes:
+        """The sender's own group, signed again in a new body."""
+        if not self._own or self._own[-1][0].peer_id != attacker.identity.peer_id:
+            return self._lying(attacker)
+        return self._around(_packed(self._own[-1][0]), attacker)
 
     def _own_sequence_again(self, attacker: Attacker) -> bytes:
         """A group with false rewards and a repeated sequence number: one of the two may be used."""
@@ -468,16 +477,8 @@ class Attacks:
 
     def _around(self, payload: bytes, attacker: Attacker) -> bytes:
         """A valid signature around any payload, with new bytes."""
-        body = Body(self._run_id, attacker.identity.peer_id, "group", payload)
-        return self._shuffled(
-            msgspec.msgpack.decode(wrap(attacker.identity, msgspec.msgpack.encode(body)), type=Envelope)
-        )
-
-    def _shuffled(self, envelope: Envelope) -> bytes:
-        """The same envelope with reordered fields."""
-        fields = list(msgspec.structs.asdict(envelope).items())
-        self._random.shuffle(fields)
-        return msgspec.msgpack.encode(dict(fields))
+        body = msgspec.structs.asdict(Body(self._run_id, attacker.identity.peer_id, "group", payload))
+        return wrap(attacker.identity, msgspec.msgpack.encode(body | {"surplus": self._random.randbytes(8)}))
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,10 @@ class Intake:
 
     def _enter(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
         chosen = self._pulling.pop(content_id, None)
+        if chosen is not None and chosen.peer_id != group.peer_id:
+            # Who offered it earns nothing with another's group, which then waits like any other.
+            self._choice.checked(content_id, usable=False)
+            chosen = None
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
         if self._waiting.has_group(content_id) or content_id in self._grading or content_id in held:
             self._drop(Reason.DUPLICATE, group)

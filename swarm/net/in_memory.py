@@ -161,14 +161,16 @@ class MemoryTransport:
         self._complaints.append((peer_id, reason))
 
     def _checked(self, record: bytes, run_id: str, offered: OfferedGroup) -> Read:
-        """A pulled record, if it is what was offered."""
+        """A pulled record, if it is what was offered, or another author's."""
         read = self._read(record, run_id)
         if isinstance(read, RefusedRecord):
             return read
         try:
             check_offer(offered, open_group(read, self._limits))
         except Refusal as refusal:
-            return refused(refusal)
+            if refusal.reason != Reason.FALSE_OFFER or read.body.peer_id == offered.peer_id:
+                return refused(refusal)
+            self._complain(offered.peer_id, refusal.reason)
         return read
 
     def _read(self, record: bytes, run_id: str) -> Read:

@@ -150,12 +150,16 @@ class NodeReader:
     def _read_roster(self) -> bool:
         try:
             changed_at = (self.folder / ROSTER_FILE).stat().st_mtime
-            if changed_at == self._roster_at:
-                return False
-            self.roster = read_roster(self.folder)
-        except (OSError, ConfigError):
+        except OSError:
             return False  # a node that has none, or is about to write its first
+        if changed_at == self._roster_at:
+            return False
+        # One that cannot be read is not read again before it changes: it may be large.
         self._roster_at = changed_at
+        try:
+            self.roster = read_roster(self.folder)
+        except ConfigError:
+            return False
         return True
 
 

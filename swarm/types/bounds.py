@@ -34,6 +34,10 @@ MAX_MESSAGES = 64
 """Of a conversation that a question continues."""
 MAX_RESULT_CHARS = 8_192
 """Of what a tool says in answer to a call."""
+MAX_TOLD_TASKS = 256
+"""Of a peer, in its record: as many as a manifest may have."""
+MAX_MULTIADDRS = 16
+"""Of a peer, in its record."""
 MAX_TRUSTED = 64
 """Peers whose tools a run believes."""
 ANSWER: Final = "answer"

@@ -7,7 +7,18 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from swarm.types.bounds import MAX_TEMPERATURE, MAX_TRUSTED, Count, Fraction, Name, Positive, Seconds, complete
+from swarm.types.bounds import (
+    MAX_MULTIADDRS,
+    MAX_TEMPERATURE,
+    MAX_TOLD_TASKS,
+    MAX_TRUSTED,
+    Count,
+    Fraction,
+    Name,
+    Positive,
+    Seconds,
+    complete,
+)
 
 
 class TaskSpec(Struct, frozen=True):
@@ -113,13 +124,13 @@ class PeerRecord(Struct, frozen=True, omit_defaults=True):
 
     run_id: str
     peer_id: str
-    multiaddrs: tuple[str, ...]
-    model: str
-    tasks: tuple[str, ...]
-    role: str
-    version: str
+    multiaddrs: Annotated[tuple[Name, ...], Meta(max_length=MAX_MULTIADDRS)]
+    model: Name
+    tasks: Annotated[tuple[Name, ...], Meta(max_length=MAX_TOLD_TASKS)]
+    role: Name
+    version: Name
     expires_at: Seconds
-    name: str = ""
+    name: Name = ""
     """What its user calls it; not unique, and no evidence of anything. Empty if it was not named."""
     pulls: bool = False
     """Whether it fetches groups that are offered to it; false for versions that know no offers."""

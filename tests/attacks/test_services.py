@@ -16,10 +16,10 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.records.framing import encode_request
 from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.records.wire import MAX_MULTIADDRS, seal_peer_record
+from swarm.net.records.wire import seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
-from swarm.types import PeerRecord
+from swarm.types import MAX_MULTIADDRS, PeerRecord
 from tests.net.records import until
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, is_daemon, swarm
 

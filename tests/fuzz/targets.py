@@ -153,7 +153,7 @@ def _messages() -> dict[str, Target]:
         "large": Target(
             lambda content: list(answer_large(store, referrals, FOUNDER.peer_id, content)),
             encoded(LargeRequest(name, 0), LargeRequest(name, 0, peer)),
-            MESSAGE_ERRORS,
+            (*MESSAGE_ERRORS, Refusal),
         ),
         "referral": Target(read_referral, (MARK + msgspec.msgpack.encode([peer, peer]),), (PeerUnreachable,)),
         "peers": Target(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from swarm.groups import waiting as waiting_module
 from swarm.groups.intake import Intake
-from swarm.groups.waiting import WaitingLimits
+from swarm.groups.waiting import Waiting, WaitingLimits
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, NetworkStatus, OfferedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types import Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
 from tests.example_groups import rollout_group
 
 
@@ -19,6 +19,8 @@ class FakeExchange:
     def __init__(self) -> None:
         self.inbox: list[RolloutGroup] = []
         self.reports: Counter[tuple[str, str]] = Counter()
+        self.offered: list[OfferedGroup] = []
+        self.pulled: list[OfferedGroup] = []
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
@@ -28,7 +30,11 @@ class FakeExchange:
         return None
 
     def offers(self) -> list[OfferedGroup]:
-        return []
+        offered, self.offered = self.offered, []
+        return offered
+
+    def pull(self, offered: OfferedGroup, patience_s: float) -> None:
+        self.pulled.append(offered)
 
     def wait(self, timeout_s: float) -> bool:
         return bool(self.inbox)
@@ -118,3 +124,32 @@ def test_without_a_filter_groups_without_signal_are_kept_and_earn_nothing(filter
     assert [graded.rewards for _, graded in kept] == ([] if filtered else [(1.0, 1.0)])
     assert exchange.reports == {("friend", "zero_advantage"): 1}
     assert ledger.snapshot()["dropped"] == ({"zero_advantage": 1} if filtered else {})
+
+
+class Noting:
+    """Chooses everything, and remembers what came of it."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[str, bool]] = []
+
+    def choose(self, waiting: Waiting) -> Iterable[str]:
+        return [each.content_id for each in waiting]
+
+    def checked(self, content_id: str, usable: bool) -> None:
+        self.came.append((content_id, usable))
+
+
+@pytest.mark.parametrize("author", ["honest", "thief"])
+def test_who_offers_another_s_group_earns_nothing_with_it(author: str) -> None:
+    exchange, choice, verifier = FakeExchange(), Noting(), SlowVerifier()
+    intake = Intake(exchange, verifier, Ledger(), WaitingLimits(100), choice=choice)  # type: ignore[arg-type]
+    content_id = bytes(range(16))
+    offer = Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
+    exchange.offered = [OfferedGroup("thief", offer)]
+    intake.receive(())
+    assert exchange.pulled == [OfferedGroup("thief", offer)] and choice.came == []
+    group = rollout_group(author, 1)
+    exchange.receive = lambda: ([(content_id.hex(), group)], {})  # type: ignore[method-assign]
+    intake.receive(())
+    assert choice.came == ([(content_id.hex(), False)] if author == "honest" else [])
+    assert verifier.waiting == [(content_id.hex(), author)], "it is graded as its author's"

@@ -268,6 +268,19 @@ def test_false_offers_are_charged_when_the_groups_come() -> None:
     assert pair.receiver.book.is_quarantined(ALICE.peer_id)
 
 
+@pytest.mark.parametrize("changed", [{"content_id": bytes(16)}, {}], ids=["falsely", "as its own"])
+def test_a_false_offer_does_not_suppress_another_author_s_group(changed: dict[str, object]) -> None:
+    """In a room: the offerer is charged, the group comes as its author's, and the author's own offer is as it was."""
+    pair = Pair()
+    thief, group = Identity.generate(), group_of()
+    pair.author.hold(group.record)
+    pair.receiver.pull(OfferedGroup(thief.peer_id, offer_of(group, **changed)), 5.0)
+    groups, refused = pair.receiver.receive()
+    assert (groups, refused) == ([(group.content_id, group.group)], {})
+    book = pair.receiver.book
+    assert book.stats()[thief.peer_id].dropped == {"false_offer": 1} and not book.stats()[ALICE.peer_id].dropped
+
+
 def test_a_flood_of_offers_is_limited_like_one_of_groups() -> None:
     pair = Pair()
     pair.receiver.book._settings = SafetySettings(groups_per_min=100)
@@ -305,14 +318,15 @@ class Pulling(Swarm):
     """A node that chooses records on offer."""
 
     def pull(self, author: Identity, number: int, patience_s: float = 30.0, held: bool = True) -> bytes:
-        assert self.member.run.manifest is not None
-        run_id = self.member.run.manifest.run_id
-        group = group_of(number, author, run_id)
+        group = group_of(number, author, self.run_id)
         if held:
             self.records[record_id(group.record)] = group.record
-        self.member.records.pull(OfferedGroup(author.peer_id, offer_of(group)), patience_s)
-        self.member.records.queue_pulls()
+        self.choose(OfferedGroup(author.peer_id, offer_of(group)), patience_s)
         return group.record
+
+    def choose(self, offered: OfferedGroup, patience_s: float = 30.0) -> None:
+        self.member.records.pull(offered, patience_s)
+        self.member.records.queue_pulls()
 
     def run(self, done: Callable[[], bool]) -> None:
         async def pulling() -> None:
@@ -344,6 +358,34 @@ def test_records_on_offer_come_from_their_author_even_if_it_is_not_connected(swa
     swarm.run(lambda: swarm.arrived() == 9)
     assert set(swarm.asked) == {author.peer_id}
     assert all(swarm.member.records.store.get(record_id(record)) for record in records), "for others to fetch"
+
+
+@pytest.mark.parametrize("changed", [{"content_id": bytes(16)}, {}], ids=["falsely", "as its own"])
+def test_a_false_offer_costs_its_author_and_brings_the_group_of_another(
+    swarm: Pulling, changed: dict[str, object]
+) -> None:
+    author, thief = Identity.generate(), Identity.generate()
+    swarm.member.records.trust({author.peer_id})
+    group = group_of(0, author, swarm.run_id)
+    swarm.records[record_id(group.record)] = group.record
+    swarm.choose(OfferedGroup(thief.peer_id, offer_of(group, **changed)))
+    swarm.choose(OfferedGroup(author.peer_id, offer_of(group)))
+    swarm.run(lambda: swarm.arrived() == 1)
+    assert [each.record for each in swarm.member.records.inbox.drain() if isinstance(each, VerifiedGroup)] == [
+        group.record
+    ]
+    assert swarm.member.complaints.take() == [(thief.peer_id, Reason.FALSE_OFFER)]
+    store = swarm.member.records.store
+    assert store.get(record_id(group.record)) == group.record and set(store._by_owner) == {author.peer_id}
+
+
+@pytest.mark.parametrize("record", [bytes(500), seal(ALICE, RUN, "group", make_group(RUN, ALICE.peer_id))])
+def test_noise_on_offer_is_charged_to_who_offered_it(swarm: Pulling, record: bytes) -> None:
+    thief = Identity.generate()
+    swarm.records[record_id(record)] = record
+    swarm.choose(OfferedGroup(thief.peer_id, offer_of(group_of(), record_id=record_id(record), num_bytes=len(record))))
+    swarm.run(lambda: swarm.arrived() == 1)
+    assert swarm.member.complaints.take() == [(thief.peer_id, Reason.BAD_GIFT)]
 
 
 def test_another_holder_serves_what_the_author_does_not(swarm: Pulling) -> None:

@@ -14,6 +14,7 @@ from swarm.net.membership.own_entry import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
+from swarm.reasons import Reason
 from swarm.types import RefusedRecord
 
 from .records import drained, make_group, sealed_manifest
@@ -82,3 +83,17 @@ def test_what_is_not_signed_is_refused_but_by_gossip_and_not_held(member: Member
         assert member.records.store.has_seen(record_id(junk)), "not asked for again"
     assert member.records.inbox.drain() == [] and len(member.records.store) == 0
     assert member.counters.snapshot()["refused_repairs"] == 2
+
+
+def test_altered_copies_of_a_record_are_refused_and_charged_to_the_helper(member: Member) -> None:
+    """Whoever heard a record could make any number of others of it: its signature does not cover the envelope."""
+    record = _record(ALICE)
+    member.records.receive_repaired(MALLORY.peer_id, record, 3.0)
+    for number in range(9):
+        # A field given twice: the last one counts.
+        altered = b"\x84\xaeschema_version" + bytes([number]) + record[1:]
+        assert altered[-len(record) + 1 :] == record[1:]
+        with pytest.raises(PeerUnreachable, match="no honest peer holds"):
+            member.records.receive_repaired(MALLORY.peer_id, altered, 3.0)
+    assert drained(member.records.inbox) == [record] and len(member.records.store) == 1
+    assert member.complaints.take() == [(MALLORY.peer_id, Reason.BAD_GIFT)] * 9

@@ -17,11 +17,14 @@ from swarm.net.membership import upkeep as upkeep_module
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.records.envelope import seal_payload
 from swarm.net.records.identity import Identity
-from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, LargeRequest, announce
+from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, Download, LargeRequest, announce
 from swarm.net.records.record_store import record_id
+from swarm.net.records.wire import Announcement, seal
+from swarm.reasons import Reason
 
-from .records import fast_settings, make_identity, sealed_manifest
+from .records import fast_settings, make_group, make_identity, sealed_manifest
 
 
 class Swarm:
@@ -58,15 +61,21 @@ class Swarm:
         finally:
             self.giving.remove(peer_id)
 
-    def announce(self, announcer: Identity, count: int) -> list[bytes]:
+    @property
+    def run_id(self) -> str:
         assert self.member.run.manifest is not None
+        return self.member.run.manifest.run_id
+
+    def announce(self, announcer: Identity, count: int) -> list[bytes]:
         records = [os.urandom(1_200_000) for _ in range(count)]
+        self.announce_all(announcer, records)
+        return records
+
+    def announce_all(self, announcer: Identity, records: list[bytes]) -> None:
+        """Announce these, and hold them."""
         for record in records:
             self.records[record_id(record)] = record
-            self.member.records.receive_gossip(
-                announcer.peer_id, announce(announcer, self.member.run.manifest.run_id, record)
-            )
-        return records
+            self.member.records.receive_gossip(announcer.peer_id, announce(announcer, self.run_id, record))
 
     def arrive(self, records: list[bytes]) -> None:
         """Wait until these have been fetched, and nothing else."""
@@ -111,6 +120,61 @@ def test_slow_holders_are_given_up_for_others_told_of_and_left_alone(swarm: Swar
     sent += swarm.announce(alice, 2)
     swarm.arrive(sent)
     assert all(swarm.asked.count(peer_id) == 1 for peer_id in swarm.slow), "once slow, not asked again for a while"
-    complaints = swarm.member.complaints.take()
+    complaints = [each for each in swarm.member.complaints.take() if each[1] != "bad_gift"]
     assert sorted(complaints) == sorted((peer_id, "slow_holder") for peer_id in swarm.slow)
     assert swarm.member.complaints.take() == [] and swarm.member.counters.snapshot()["slow_holder"] == len(swarm.slow)
+
+
+def test_announced_noise_is_charged_to_its_announcer(swarm: Swarm) -> None:
+    """Whoever gave it: the announcer signed the digests that it agrees with."""
+    mallory, victim, holder = Identity.generate(), Identity.generate(), Identity.generate().peer_id
+    swarm.member.peers.in_run = frozenset({holder})
+    forged = bytearray(seal(victim, swarm.run_id, "group", make_group(swarm.run_id, victim.peer_id)))
+    forged[-1] ^= 1
+    elsewhere = seal(mallory, "other-run", "group", make_group("other-run", mallory.peer_id))
+    made = seal(victim, swarm.run_id, "group", make_group(swarm.run_id, victim.peer_id, -1))
+    records = [os.urandom(1_200_000), bytes(forged), elsewhere, made]
+    swarm.announce_all(mallory, records)
+    swarm.arrive(records)
+    assert set(swarm.asked) == {holder}
+    assert swarm.member.complaints.take() == [(mallory.peer_id, Reason.BAD_GIFT)] * len(records)
+
+
+def test_chunks_that_are_not_the_announced_record_are_charged_to_its_announcer(swarm: Swarm) -> None:
+    mallory, record = Identity.generate(), os.urandom(1_000)
+    announced = Announcement(swarm.run_id, mallory.peer_id, bytes(16), len(record), (record_id(record),))
+    download = Download(announced)
+    download.feed(record)
+    with pytest.raises(PeerUnreachable):
+        swarm.member.records.receive_fetched(download)
+    assert swarm.member.complaints.take() == [(mallory.peer_id, Reason.BAD_GIFT)]
+
+
+def test_a_holder_of_false_chunks_gets_no_announcer_blamed(swarm: Swarm) -> None:
+    alice, mallory, honest = Identity.generate(), Identity.generate().peer_id, Identity.generate().peer_id
+    record = seal(alice, swarm.run_id, "group", make_group(swarm.run_id, alice.peer_id))
+    swarm.member.peers.in_run = frozenset({mallory})
+    swarm.announce_all(alice, [record])
+    asked = swarm.ask
+
+    async def ask(peer_id: str, *request: object):  # type: ignore[no-untyped-def]
+        if peer_id == mallory:
+            swarm.member.peers.in_run = frozenset({mallory, honest})
+            yield os.urandom(len(record))
+        else:
+            async for chunk in asked(peer_id, *request):  # type: ignore[arg-type]
+                yield chunk
+
+    swarm.upkeep._ask = ask  # type: ignore[assignment]
+    swarm.arrive([record])
+    assert swarm.asked == [honest] and swarm.member.counters.snapshot()["holders_failed"] >= 1
+    assert swarm.member.complaints.take() == []
+
+
+def test_a_record_of_a_later_kind_is_charged_to_nobody(swarm: Swarm) -> None:
+    alice = Identity.generate()
+    swarm.member.peers.in_run = frozenset({alice.peer_id})
+    record = seal_payload(alice, swarm.run_id, "video", b"later")
+    swarm.announce_all(alice, [record])
+    swarm.arrive([record])
+    assert swarm.member.complaints.take() == []

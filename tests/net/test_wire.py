@@ -121,6 +121,34 @@ def test_nothing_unsigned_travels_in_an_envelope() -> None:
     assert reason(msgspec.msgpack.encode(fields | {"more": 1})) == "malformed"
 
 
+def _other_encodings(record: bytes) -> dict[str, bytes]:
+    """The same envelope, as other encoders might write it."""
+    envelope, _ = parts(record)
+    version, body = b"\xaeschema_version", msgspec.msgpack.encode({"body": envelope.body})[1:]
+    signature = msgspec.msgpack.encode({"signature": envelope.signature})[1:]
+    return {
+        "reordered": b"\x83" + body + version + b"\x02" + signature,
+        "repeated": b"\x84" + version + b"\x07" + version + b"\x02" + body + signature,
+        "wide number": b"\x83" + version + b"\xcc\x02" + body + signature,
+        "wide map": b"\xde\x00\x03" + record[1:],
+        "wide name": b"\x83\xd9\x0e" + record[2:],
+        "wide bytes": b"\x83" + version + b"\x02" + body + b"\xa9signature\xc5\x00\x40" + envelope.signature,
+        "as text": b"\x83"
+        + version
+        + b"\x02\xa4body"
+        + b"\xdb"
+        + len(envelope.body).to_bytes(4, "big")
+        + envelope.body,
+        "more after it": record + b"\x00",
+    }
+
+
+def test_an_envelope_has_one_encoding() -> None:
+    for what, altered in _other_encodings(SEALED).items():
+        assert reason(altered) == "malformed", what
+    assert msgspec.msgpack.encode(parts(SEALED)[0]) == SEALED
+
+
 def test_wrong_run() -> None:
     assert reason(seal(ALICE, "other", "group", replace(GROUP, run_id="other"))) == "wrong_run"
     assert reason(seal(ALICE, RUN, "group", replace(GROUP, run_id="other"))) == "wrong_run"

@@ -106,12 +106,11 @@ class EntryChecker:
         return entries
 
     def _check(self, part: int, peer_id: str, sealed: bytes, expires_at: float) -> Entry:
-        peer = open_peer_record(sealed, self._run_id, now=self._clock() - EXPIRY_GRACE_S)
-        if peer.peer_id != peer_id or part != part_of(peer_id) or expires_at != peer.expires_at:
-            raise Refusal(
-                Reason.WRONG_PEER,
-                "an entry must be in its owner's part, under its owner's peer id, with the signed expiry",
-            )
+        if part != part_of(peer_id):
+            raise Refusal(Reason.WRONG_PEER, "an entry must be in its owner's part")
+        peer = open_peer_record(sealed, self._run_id, peer_id, now=self._clock() - EXPIRY_GRACE_S)
+        if expires_at != peer.expires_at:
+            raise Refusal(Reason.WRONG_PEER, "an entry must have the signed expiry")
         return Entry(part, peer_id, sealed, expires_at)
 
 

@@ -14,12 +14,15 @@ from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.wire import open_peer_record
+from swarm.reasons import Reason
 from swarm.types import PeerRecord
 
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
+NOBODY_S_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER})
+"""Refusals of a peer's record that neither another clock, run, version nor setting explains."""
 
 
 class KnownPeers:
@@ -92,16 +95,29 @@ class KnownPeers:
 
     def read(self, sealed: bytes) -> PeerRecord | None:
         """The record of a member of this run, as it signed it; None for any other bytes, and once it has expired."""
-        assert self._run.manifest is not None
         try:
-            return open_peer_record(sealed, self._run.manifest.run_id, now=self._clock())
+            return self._open(sealed)
         except Refusal:
             return None
 
     def is_record_of(self, peer_id: str, sealed: bytes) -> bool:
-        """Whether these bytes are this member's own record."""
-        record = self.read(sealed) if self._run.manifest else None
-        return record is not None and record.peer_id == peer_id
+        """Whether these bytes are this member's own record, as this node can read it.
+
+        Raises `Refusal` for bytes that no honest peer sends as its own.
+        """
+        if self._run.manifest is None:
+            return False
+        try:
+            self._open(sealed, peer_id)
+        except Refusal as refusal:
+            if refusal.reason in NOBODY_S_OWN:
+                raise
+            return False
+        return True
+
+    def _open(self, sealed: bytes, signer: str | None = None) -> PeerRecord:
+        assert self._run.manifest is not None
+        return open_peer_record(sealed, self._run.manifest.run_id, signer, now=self._clock())
 
     def fresh(self) -> list[bytes]:
         """Signed records to pass on: connected peers first, then by latest expiry."""

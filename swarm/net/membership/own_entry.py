@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -11,8 +12,13 @@ from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import MAX_MULTIADDRS, MAX_PEER_RECORD_BYTES, MAX_PEER_RECORD_LIFE_S, seal_peer_record
-from swarm.types import MemberSummary, PeerRecord
+from swarm.net.records.wire import (
+    MAX_PEER_CONTENT_BYTES,
+    MAX_PEER_RECORD_BYTES,
+    MAX_PEER_RECORD_LIFE_S,
+    seal_peer_record,
+)
+from swarm.types import MAX_MULTIADDRS, MAX_TOLD_TASKS, MemberSummary, PeerRecord
 
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
@@ -65,7 +71,7 @@ class OwnEntry:
         """The signed entry and its expiry. Tasks are omitted if it would be too large. The run must be known."""
         record = self._record()
         sealed = seal_peer_record(self._identity, record)
-        if len(sealed) > MAX_PEER_RECORD_BYTES:
+        if len(sealed) > MAX_PEER_RECORD_BYTES or len(msgspec.msgpack.encode(record)) > MAX_PEER_CONTENT_BYTES:
             # Addresses matter more than tasks.
             sealed = seal_peer_record(self._identity, replace(record, tasks=()))
         return sealed, record.expires_at
@@ -83,7 +89,7 @@ class OwnEntry:
             self._identity.peer_id,
             (outward or self.multiaddrs())[: MAX_MULTIADDRS // 2],
             self.profile.model,
-            self.profile.tasks,
+            self.profile.tasks[:MAX_TOLD_TASKS],
             self.profile.role,
             self.profile.version,
             self._clock() + life_s,

@@ -270,23 +270,54 @@ class RecordTraffic:
 
     def receive_fetched(self, download: Download) -> None:
         """Accept a fetched record. Raises `PeerUnreachable` if it is not the announced one."""
-        assert self.run.manifest is not None
-        record, account = download.record(), download.account
+        try:
+            record = download.record()
+        except PeerUnreachable:
+            self.complaints.add(download.announcement.peer_id, Reason.BAD_GIFT)
+            raise
+        account = download.account
         if self.store.has_seen(download.announcement.record_id):
             return
         self.counters.add("fetched" if download.offered is None else "pulled")
         try:
-            sealed = read_record(record, self.settings.max_record_bytes)
-            group = open_group(check_seal(sealed, self.run.manifest.run_id), self._limits)
-            if download.offered is not None:
-                check_offer(download.offered, group)
+            group = self._open_fetched(record, download.offered)
         except Refusal as refusal:
             self.store.mark_seen(record_id(record))
             self._put_refused(record, refusal, account)
+            self._blame_promise(download.announcement.peer_id, refusal)
         else:
             on_offer = download.offered is not None
+            if group.group.peer_id != download.announcement.peer_id:
+                # Among those of whoever promised it, a flood could displace it.
+                account = self.admission.account(group.group.peer_id, self.peers.connected)
             self.store.add(group.record, listed=on_offer, owner=account, offered=on_offer)
             self._put(group, account)
+
+    def _open_fetched(self, record: bytes, offered: OfferedGroup | None) -> VerifiedGroup:
+        """The group in a record. Another's than the one who offered it is its author's all the same.
+
+        Raises `Refusal`.
+        """
+        assert self.run.manifest is not None
+        sealed = read_record(record, self.settings.max_record_bytes)
+        group = open_group(check_seal(sealed, self.run.manifest.run_id), self._limits)
+        if offered is not None:
+            try:
+                check_offer(offered, group)
+            except Refusal as refusal:
+                if group.group.peer_id == offered.peer_id:
+                    raise
+                # Refused, it would be known from now on, and its author's own offer of it in vain.
+                self.complaints.add(offered.peer_id, refusal.reason)
+        return group
+
+    def _blame_promise(self, peer_id: str, refusal: Refusal) -> None:
+        """Charge who signed the announcement or offer of a record for which no author can be charged.
+
+        The digests that it signed agree with every byte, whoever gave them, and honest nodes promise only own records.
+        """
+        if refusal.peer_id != peer_id and refusal.reason != Reason.UNKNOWN_KIND:
+            self.complaints.add(peer_id, Reason.BAD_GIFT)
 
     def withheld(self, download: Download) -> None:
         """Nobody gave a record on offer in time."""

@@ -4,7 +4,8 @@
     body      {run_id, peer_id, kind, payload, ...}
     payload   zstd-compressed MessagePack of the type that `kind` names; the frame states the size
 
-Readers ignore unknown fields in body and payload, and forward a record as the bytes that arrived. Each step below runs
+Readers ignore unknown fields in body and payload, and forward a record as the bytes that arrived. The envelope has one
+encoding: the signature does not cover it, so any other would be another record of the same body. Each step below runs
 once per record:
 
     bytes ─▶ read_record ─▶ SealedRecord ─▶ check_signature ─▶ SignedRecord ─▶ decompress ─▶ decode
@@ -115,6 +116,8 @@ def read_record(record: bytes, max_bytes: int) -> SealedRecord:
         _check_version(_stated_version(record))
         raise
     _check_version(envelope.schema_version)
+    if msgspec.msgpack.encode(envelope) != record:
+        raise Refusal(Reason.MALFORMED, "an envelope must have its three fields once, in order and in shortest form")
     body = decode(envelope.body, Body)
     if len(body.run_id) > MAX_RUN_ID_CHARS or len(body.peer_id) > MAX_PEER_ID_CHARS:
         raise Refusal(

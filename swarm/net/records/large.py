@@ -60,7 +60,7 @@ def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
 def answer_large(store: RecordStore, referrals: Referrals, remote: str, request: bytes) -> Iterator[bytes]:
     """The bytes of a held record from the requested offset, or a referral to others.
 
-    Raises `LookupError` or `msgspec.MsgspecError`.
+    Raises `LookupError`, `msgspec.MsgspecError`, or `Refusal` for an asker's record that is nobody's or another's.
     """
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = store.get(wanted.record_id)

@@ -62,7 +62,7 @@ class Referrals:
     """Who asked for which record here, and whom to name. For the network thread."""
 
     def __init__(self, is_record_of: Callable[[str, bytes], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        """`is_record_of(peer_id, sealed)`: whether these bytes are this member's signed record."""
+        """`is_record_of(peer_id, sealed)`: whether these bytes are this member's signed record. May raise `Refusal`."""
         self._is_record_of = is_record_of
         self._clock = clock
         self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
@@ -70,18 +70,18 @@ class Referrals:
     def instead(self, record_id: bytes, num_bytes: int, asker: str, sealed: bytes) -> bytes | None:
         """The referral that `asker` gets instead of a record of this size; None if it gets the record.
 
-        `sealed`: the asker's own record, by which it will be named.
+        `sealed`: the asker's own record, by which it will be named. Raises `Refusal` if it is nobody's or another's.
         """
         asked = self._asked.setdefault(record_id, _Asked())
         self._asked.move_to_end(record_id)
         if len(self._asked) > MAX_RECORDS:
             self._asked.popitem(last=False)
+        self._enter(asked, asker, sealed)
         named = self._next(asked, asker) if asked.num_sent >= SENT_ITSELF else ()
         referral = MARK + msgspec.msgpack.encode(tuple(each.sealed for each in named)) if named else None
         if referral is not None and len(referral) >= num_bytes:
             referral = None
         self._count(asked, named if referral else ())
-        self._enter(asked, asker, sealed)
         return referral
 
     def _next(self, asked: _Asked, asker: str) -> tuple[_Asker, ...]:
@@ -99,7 +99,7 @@ class Referrals:
 
     def _enter(self, asked: _Asked, asker: str, sealed: bytes) -> None:
         waits = any(each.peer_id == asker for each in asked.line)
-        # A record that cannot be read costs the asker nothing but being named.
+        # An own record that this node cannot read, as by another clock, costs the asker nothing but being named.
         if not waits and len(asked.line) < MAX_LINE and self._is_record_of(asker, sealed):
             asked.line.append(_Asker(asker, sealed, self._clock()))
 

@@ -91,9 +91,9 @@ MANIFEST_RANGES = {
 }
 """Permitted ranges of a run's settings."""
 MAX_PEER_RECORD_BYTES = 1_536
+MAX_PEER_CONTENT_BYTES = MAX_EXPANSION * MAX_PEER_RECORD_BYTES
 MAX_PEER_RECORD_LIFE_S = 300.0
 REMEMBERED_PEER_RECORDS = 4_096
-MAX_MULTIADDRS = 16
 MAX_ANNOUNCEMENT_BYTES = 16_384
 MAX_SNAPSHOT_MANIFEST_BYTES = 640 * 2**10
 """Fits into one request, and holds the digests of twice as many chunks as:"""
@@ -248,9 +248,12 @@ def is_outdated(manifest: RunManifest, known: RunManifest, *, now: float | None 
     return manifest.created_at < known.created_at <= _now(now) + MAX_CLOCK_SKEW_S
 
 
-def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) -> PeerRecord:
-    """The unexpired peer record in an envelope, signed by the peer that it describes. Raises `Refusal`."""
-    peer = _signed_peer_record(record, run_id)
+def open_peer_record(record: bytes, run_id: str, signer: str | None = None, *, now: float | None = None) -> PeerRecord:
+    """The unexpired peer record in an envelope, signed by the peer that it describes. Raises `Refusal`.
+
+    If `signer` is given, records of other peers are refused before anything is decompressed.
+    """
+    peer = _signed_peer_record(record, run_id, signer)
     if not 0 < peer.expires_at - _now(now) <= MAX_PEER_RECORD_LIFE_S:
         raise Refusal(
             Reason.CLOCK, f"a peer record must expire within {MAX_PEER_RECORD_LIFE_S:g} s, got {peer.expires_at}"
@@ -258,24 +261,31 @@ def open_peer_record(record: bytes, run_id: str, *, now: float | None = None) ->
     return peer
 
 
-# Every directory answer contains all records; the cache avoids verifying each of them again.
-@lru_cache(REMEMBERED_PEER_RECORDS)
-def _signed_peer_record(record: bytes, run_id: str) -> PeerRecord:
-    signed = _read_signed(record, "peer", MAX_PEER_RECORD_BYTES)
-    peer = decode(decompress(signed, MAX_EXPANSION * MAX_PEER_RECORD_BYTES), PeerRecord)
-    body = signed.body
-    if not peer.run_id == body.run_id == run_id:
+def _signed_peer_record(record: bytes, run_id: str, signer: str | None) -> PeerRecord:
+    sealed = read_record(record, MAX_PEER_RECORD_BYTES)
+    body = sealed.body
+    _check_signer(body, "peer", signer)
+    if body.run_id != run_id:
+        raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {body.run_id!r}")
+    _verify_peer_record(record)
+    peer = decode(decompress(SignedRecord(record, body), MAX_PEER_CONTENT_BYTES), PeerRecord)
+    if peer.run_id != run_id:
         raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {peer.run_id!r}")
     if peer.peer_id != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but is about {peer.peer_id!r}")
-    if len(peer.multiaddrs) > MAX_MULTIADDRS:
-        raise Refusal(Reason.LIMITS, f"at most {MAX_MULTIADDRS} multiaddrs, got {len(peer.multiaddrs)}")
     for name in (*filter(None, (peer.model, peer.role, peer.version, peer.name)), *peer.tasks, *peer.multiaddrs):
         if not is_name(name, MAX_NAME_CHARS):
             raise Refusal(Reason.LIMITS, f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
     if (told := peer.summary) is not None and told.correct > told.asked:
         raise Refusal(Reason.LIMITS, f"at most {told.asked} answers can be correct, got {told.correct}")
     return peer
+
+
+# Every directory answer contains all records; the cache avoids verifying each of them again. What they decode to is not
+# kept here: it can be twenty times as large.
+@lru_cache(REMEMBERED_PEER_RECORDS)
+def _verify_peer_record(record: bytes) -> None:
+    check_signature(read_record(record, MAX_PEER_RECORD_BYTES))
 
 
 def open_announcement(signed: SignedRecord, run_id: str, max_record_bytes: int) -> Announcement:
@@ -349,10 +359,14 @@ def _now(now: float | None) -> float:
 
 def _read_signed(record: bytes, kind: Kind, max_bytes: int, signer: str | None = None) -> SignedRecord:
     sealed = read_record(record, max_bytes)
-    check_kind(sealed.body, kind)
-    if signer is not None and sealed.body.peer_id != signer:
-        raise Refusal(Reason.WRONG_PEER, f"expected the signature of {signer}, got that of {sealed.body.peer_id}")
+    _check_signer(sealed.body, kind, signer)
     return check_signature(sealed)
+
+
+def _check_signer(body: Body, kind: Kind, signer: str | None) -> None:
+    check_kind(body, kind)
+    if signer is not None and body.peer_id != signer:
+        raise Refusal(Reason.WRONG_PEER, f"expected the signature of {signer}, got that of {body.peer_id}")
 
 
 def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from swarm.types import MemberSummary, PeerRecord
 
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
+MAX_ROW_CHARS = 1_024
+"""Of the names of a peer's tasks: the peers name them, and all rows together must stay below the limit."""
 
 
 class PeerRow(Struct, frozen=True):
@@ -23,6 +26,7 @@ class PeerRow(Struct, frozen=True):
     peer_id: str
     model: str = ""
     tasks: tuple[str, ...] = ()
+    """The first of them, up to `MAX_ROW_CHARS`."""
     role: str = ""
     version: str = ""
     connected: bool = False
@@ -79,7 +83,7 @@ def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, conne
     return PeerRow(
         peer_id=peer_id,
         model=record.model if record else "",
-        tasks=record.tasks if record else (),
+        tasks=_first(record.tasks) if record else (),
         role=record.role if record else "",
         version=record.version if record else "",
         connected=connected,
@@ -93,6 +97,11 @@ def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, conne
         name=record.name if record else "",
         summary=record.summary if record else None,
     )
+
+
+def _first(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    num_chars = accumulate(map(len, tasks))
+    return tuple(task for task, total in zip(tasks, num_chars, strict=True) if total <= MAX_ROW_CHARS)
 
 
 def encode_roster(roster: Roster) -> bytes:
