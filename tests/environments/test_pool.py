@@ -20,9 +20,19 @@ from msgspec.structs import replace
 from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.tiny import TINY_TASKS
-from swarm.environments.verification.messages import Draw, DrawnSeveral, DrawSeveral, in_order
+from swarm.environments.verification.messages import (
+    Draw,
+    DrawnSeveral,
+    DrawSeveral,
+    Graded,
+    GradeGroup,
+    Refused,
+    in_order,
+)
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
+from swarm.net.trust.accounts import FORFEITS
+from swarm.reasons import OF_GRADING, Reason
 from swarm.types import DatasetRef, Grade, Message, ProceduralRef, Prompt, Question, Rejection, TaskRef
 from swarm.types.media import Image
 from tests.environments.altered import alter_workers, plain_workers  # noqa: F401
@@ -243,6 +253,22 @@ def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch:
             assert eventually(lambda before=before: pool.worker_pids() != before)
         assert pool.draw(1, 0, 1) == [question]
         assert pool.counters()["restarts"] == len(RUBBISH) and pool.counters()["timeouts"] == 0
+
+
+@pytest.mark.parametrize("request_", [Draw(0, 0), GradeGroup(POISON, ("x",))])
+def test_only_the_reasons_of_grading_are_believed(request_: Draw | GradeGroup) -> None:
+    believed = {reason for reason in Reason if in_order(request_, Refused(Rejection(reason)), {"hanging": ()})}
+    assert believed == OF_GRADING and not believed & FORFEITS
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 2.1, float("inf"), float("nan")])
+def test_no_worker_can_charge_an_author_for_more_time_than_passed(seconds: float) -> None:
+    asked = GradeGroup(POISON, ("x",))
+    for claimed, believed in ((1.9, True), (seconds, False)):
+        grade = Grade("", (1.0,), claimed)
+        refusal = Rejection(Reason.QUESTION_MISMATCH, "", claimed)
+        assert in_order(asked, Graded(grade, {}), {"hanging": ()}, took_s=2.0) == believed
+        assert in_order(asked, Refused(refusal), {"hanging": ()}, took_s=2.0) == believed
 
 
 def test_a_worker_that_answers_half_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

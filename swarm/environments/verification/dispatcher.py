@@ -249,7 +249,7 @@ class Dispatcher:
         asked = worker.asked
         if (
             asked is None
-            or not in_order(asked, reply, self._starter.rewards, self._starter.shows)
+            or not in_order(asked, reply, self._starter.rewards, self._starter.shows, time.monotonic() - worker.began)
             or not self._counted(reply)
         ):
             self._lost(worker, "violations", f"it answered {message[:200]!r}")
