@@ -41,8 +41,8 @@ NO_SIGNALS_HELD = "import os\nos.kill = lambda *arguments: None\n"
 
 
 OLDER_FILTERS = {
-    "allows stacks": "seccomp._CONDITIONALLY['mmap'] = seccomp._Conditional((9, 222), (seccomp._Check(6, 33, (0, 32)),))",
-    "allows mappings to grow": "seccomp._FREELY['mremap'] = (25, 216)",
+    "allows stacks": "_CONDITIONALLY['mmap'] = seccomp._Conditional((9, 222), (seccomp._Check(6, 33, (0, 32)),))",
+    "allows mappings to grow": "_FREELY['mremap'] = (25, 216)",
 }
 
 
@@ -110,7 +110,9 @@ def test_memory_that_no_limit_counts_is_said_to_be_unbounded(
     hole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = unprotected()
-    alter_workers(f"from swarm.environments.sandbox import seccomp\n{OLDER_FILTERS[hole]}", tmp_path, monkeypatch)
+    alter_workers(
+        f"from swarm.environments.sandbox import seccomp\nseccomp.{OLDER_FILTERS[hole]}", tmp_path, monkeypatch
+    )
     assert unprotected() == {"memory": "seccomp: it does not hold", **here}
 
 
