@@ -264,6 +264,19 @@ NO_LOSS = frozenset(
 """Drops of a healthy swarm: there is nothing to learn from the group, or more arrives than updates take."""
 
 
+OF_GRADING = frozenset(
+    {
+        Reason.UNKNOWN_TASK,
+        Reason.OTHER_TASK,
+        Reason.OPTIONS_DIFFER,
+        Reason.QUESTION_MISMATCH,
+        Reason.MEDIA_MISMATCH,
+        Reason.EPISODE_MISMATCH,
+    }
+)
+"""Why grading refuses a group: the only reasons that a node believes of the process that read its texts."""
+
+
 _SENTENCES = {str(reason): reason.sentence for reason in Reason}
 
 

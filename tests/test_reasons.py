@@ -13,7 +13,7 @@ from nodes.cli import app
 from nodes.commands.reference.reasons import TITLES
 from swarm.errors import Refusal
 from swarm.net.trust.accounts import FORFEITS, OFFENCES
-from swarm.reasons import Reason, sentence
+from swarm.reasons import OF_GRADING, Reason, sentence
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import GroupCounts
 from swarm.types import Rejection
@@ -81,3 +81,17 @@ def test_a_reason_that_does_not_exist_is_not_taken_from_a_worker_but_shown_from_
         msgspec.msgpack.decode(invented, type=Rejection)
     assert sentence("copied") == Reason.COPIED.sentence
     assert "does not know" in sentence("invented")
+
+
+def test_every_reason_for_which_grading_refuses_is_believed_of_its_process() -> None:
+    """Whoever is refused for another one would pay for a process that has broken the rules."""
+    environments = ROOT / "swarm" / "environments"
+    graders = {"dispatcher.py", "pool.py"}  # they give their own reasons, in the node
+    named = {
+        Reason[node.attr]
+        for path in environments.rglob("*.py")
+        if path.name not in graders
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Reason"
+    }
+    assert named == OF_GRADING

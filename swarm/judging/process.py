@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class JudgeProcess:
     """One process; its first reply is `Ready` or `Broken`, then there is one to each list of queries."""
 
     def __init__(self, settings: JudgeSettings) -> None:
-        """Start it."""
+        """Start it. Raises `OSError`."""
         self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
@@ -52,7 +53,8 @@ class JudgeProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
             )
-        self.connection.send_bytes(encode(Setup(settings.model_dump_json().encode())))
+        with suppress(ConnectionError):  # the next `receive` detects a dead child
+            self.connection.send_bytes(encode(Setup(settings.model_dump_json().encode())))
 
     @property
     def pid(self) -> int:

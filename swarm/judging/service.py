@@ -34,6 +34,8 @@ GRACE_S = 2.0
 START_LIMIT_S = 900.0
 """Long, because a first start may download a model."""
 REST_S = (5.0, 300.0)
+MAX_FAILED_STARTS = 3
+"""Refused by the system, before the judge is said to be impossible to set up."""
 COUNTERS = ("requests", "tokens", "cached", "failures", "timeouts", "restarts")
 
 CLOSED = Rejection(Reason.JUDGE_FAILED, "the judge is closed")
@@ -164,10 +166,22 @@ class JudgeService:
 
     def _tend(self) -> None:
         """Start a process when there is none, unless the judge rests."""
-        if self._process is None and self._clock() >= self._rest_until:
+        if self._process is not None or self._clock() < self._rest_until:
+            return
+        try:
             self._process = self._start(self._settings)
-            self._ready = False
-            self._starting_until = self._clock() + START_LIMIT_S
+        except OSError as error:  # the machine may lack memory or processes for a while
+            self._not_started(error)
+            return
+        self._ready = False
+        self._starting_until = self._clock() + START_LIMIT_S
+
+    def _not_started(self, error: OSError) -> None:
+        self._count("failures", 1)
+        self._rest()
+        if self._failures >= MAX_FAILED_STARTS and not self._known.is_set():
+            self._broken = f"its process cannot be started: {error}"
+            self._known.set()
 
     def _expire(self) -> None:
         now = self._clock()

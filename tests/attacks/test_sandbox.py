@@ -197,6 +197,15 @@ PROCESSES = {
     "have namespaces of its own": "escaped = libc.unshare(0x10000000) == 0",
     "become root": "escaped = os.setuid(0) is None",
     "raise its limits": "import resource; escaped = resource.setrlimit(resource.RLIMIT_NOFILE, (9999, 9999)) is None",
+    "set its limits at all": "import resource; escaped = resource.setrlimit(resource.RLIMIT_CPU, (999, 999)) is None",
+    "set its limits from an address that looks like none in its low half": """
+        libc.mmap.restype = ctypes.c_void_p
+        place = libc.mmap(ctypes.c_void_p(1 << 32), 4096, 3, 0x22, -1, 0)
+        assert place == 1 << 32
+        ctypes.memset(place, 9, 16)
+        number = 302 if os.uname().machine == "x86_64" else 261
+        escaped = libc.syscall(number, 0, 12, ctypes.c_void_p(place), None) == 0  # RLIMIT_MSGQUEUE
+    """,
     "stay when the node is gone": "escaped = libc.prctl(1, 0, 0, 0, 0) == 0",
 }
 
@@ -262,10 +271,51 @@ def test_a_disk_cannot_be_filled(escape: Callable[..., bool]) -> None:
     """)
 
 
-@pytest.mark.parametrize("kind", ["bytearray(5 * 2**30)", "__import__('mmap').mmap(-1, 5 * 2**30)"])
+MEMORY = {
+    "on the heap": "escaped = len(bytearray(5 * 2**30))",
+    "a mapping": "import mmap; escaped = len(mmap.mmap(-1, 5 * 2**30, mmap.MAP_PRIVATE | mmap.MAP_ANON))",
+    "a stack, which no limit of memory counts": """
+        import mmap
+        escaped = len(mmap.mmap(-1, 5 * 2**30, mmap.MAP_PRIVATE | mmap.MAP_ANON | 0x100))
+    """,
+    "a mapping that becomes larger": """
+        import mmap
+        escaped = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANON).resize(8192) is None
+    """,
+    "the main thread's stack, moved and enlarged": """
+        libc.mremap.restype = ctypes.c_void_p
+        libc.getauxval.restype = ctypes.c_ulong
+        lowest = libc.getauxval(25) & ~4095  # some random bytes on the stack
+        while libc.mincore(ctypes.c_void_p(lowest - 4096), 4096, ctypes.create_string_buffer(1)) == 0:
+            lowest -= 4096
+        size = ctypes.c_size_t(5 * 2**30)
+        escaped = libc.mremap(ctypes.c_void_p(lowest), ctypes.c_size_t(4096), size, 1) != 2**64 - 1
+    """,
+    "page tables": "import mmap; escaped = len(mmap.mmap(-1, 2**37, mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ))",
+    "a longer stack": """
+        import resource
+        escaped = resource.getrlimit(resource.RLIMIT_STACK)[1] not in range(2**23 + 1)
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
 def test_memory_is_bounded(kind: str, obedient: VerificationPool, escape: Callable[..., bool]) -> None:
     unless(obedient, "memory")
-    assert not escape(f"escaped = len({kind})")
+    assert not escape(MEMORY[kind])
+
+
+def test_what_grows_is_copied_and_stays_within_the_limit(escape: Callable[..., bool]) -> None:
+    """The C library asks the kernel to enlarge large blocks; where it refuses they are copied."""
+    assert not escape("""
+        grown = bytearray(2**25)
+        for _ in range(4):
+            grown += bytes(2**25)
+        import numpy
+        array = numpy.ones(2**22)
+        array.resize(2**23, refcheck=False)
+        escaped = len(grown) != 5 * 2**25 or array.sum() != 2**22
+    """)
 
 
 def test_the_published_escape_runs_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

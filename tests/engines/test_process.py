@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -11,13 +14,15 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from swarm.engines.config import GenerationSettings
+from swarm.engines.process.duplex import Duplex
 from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import EngineError, Interrupted, SamplingError, WeightsRefused
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
-from swarm.types import Rejection, Sampling
+from swarm.types import NextTurn, Rejection, Sampling, Text
+from tests.engines import flooding_worker
 from tests.engines.models import make
 from tests.engines.play import Play
 from tests.engines.reference import teacher_forced
@@ -25,6 +30,7 @@ from tests.engines.reference import teacher_forced
 pytestmark = pytest.mark.slow
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
+LONG_S = 60.0
 SETTINGS = GenerationSettings(max_batch_sequences=8)
 
 
@@ -120,6 +126,22 @@ def test_it_can_be_stopped_in_the_middle_and_used_again(engine: ProcessEngine, a
     assert engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8), 0) == expected
 
 
+def test_it_can_be_stopped_while_the_process_reads_nothing(engine: ProcessEngine, asked: Asked) -> None:
+    expected = engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8), 0)
+    psutil.Process(engine.pid).suspend()
+    stream = Thread(target=lambda: engine.generate(["x" * 2**20] * 8, 2, Sampling(), 0), daemon=True)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("threading.excepthook", lambda raised: ended.append(raised.exc_type))
+        ended: list[type[BaseException] | None] = []
+        stream.start()
+        asked.stop = True
+        stream.join(LONG_S)
+    psutil.Process(engine.pid).resume()
+    asked.stop = False
+    assert ended == [Interrupted]
+    assert engine.generate(PROMPTS, 2, Sampling(max_new_tokens=8), 0) == expected
+
+
 def test_errors_of_sampling_come_back_by_name(engine: ProcessEngine) -> None:
     with pytest.raises(SamplingError, match="im_end"):
         engine.generate(PROMPTS, 2, Sampling(stop_tokens=("<|im_end|>",)), 0)
@@ -134,3 +156,45 @@ def test_the_end_of_the_process_is_an_error_that_says_so(engine: ProcessEngine, 
         list(stream)
     with pytest.raises(EngineError, match="exited with -9"):
         engine.swap(trained.weights, version=1)
+
+
+@pytest.fixture
+def flooding(trained: Policy, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessEngine]:
+    monkeypatch.setattr("swarm.engines.process.engine.WORKER", flooding_worker.__name__)
+    with closing(ProcessEngine(trained, PolicySettings(), SETTINGS)) as engine:
+        yield engine
+
+
+def at_length(turn: NextTurn) -> tuple[Text, ...]:
+    return (Text("x" * 2**15),)
+
+
+def test_many_long_answers_and_turns_at_once_hold_neither_side_up(flooding: ProcessEngine) -> None:
+    episodes = Play(flooding_worker.NUM_TURNS, prompts=PROMPTS * 8, shown=at_length)
+    playing = Thread(target=episodes.run, args=(flooding,), daemon=True)
+    playing.start()
+    playing.join(LONG_S)
+    assert len(episodes.answered) == flooding_worker.NUM_TURNS * episodes.num_episodes
+
+
+def test_new_weights_do_not_wait_for_whoever_reads_the_answers(flooding: ProcessEngine, trained: Policy) -> None:
+    unread = flooding.stream((), 1, Sampling(), 0, Play(flooding_worker.NUM_TURNS, prompts=PROMPTS * 8))
+    next(unread)
+    swaps = Thread(target=lambda: [flooding.swap(trained.weights, version) for version in (1, 2, 3)], daemon=True)
+    swaps.start()
+    swaps.join(LONG_S)
+    assert not swaps.is_alive()
+
+
+def test_an_end_receives_what_was_sent_before_the_other_was_closed() -> None:
+    ours, theirs = Pipe()
+    end = Duplex(ours)
+    assert end.receive(0.0) is None
+    end.send(b"x" * 2**22)
+    theirs.send_bytes(b"last")
+    theirs.close()
+    assert end.receive(LONG_S) == b"last"
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            end.receive(LONG_S)
+    end.send(b"nobody")

@@ -31,6 +31,10 @@ def graded(*rewards: float, prompt: str = "?", seconds: float = 0.0, **counts: i
     return encode(Graded(Grade(prompt, rewards, seconds), counts))
 
 
+def refused(reason: Reason, detail: str = "", seconds: float = 0.0) -> bytes:
+    return encode(Refused(Rejection(reason, detail, seconds)))
+
+
 RUBBISH: dict[str, Callable[[int, GradeGroup], object]] = {
     "no message": lambda fd, request: os.write(fd, b"\xff" * 64),
     "a message too long": lambda fd, request: os.write(fd, b"\x7f\xff\xff\xff" + b"x" * 2**16),
@@ -45,7 +49,22 @@ RUBBISH: dict[str, Callable[[int, GradeGroup], object]] = {
     "an answer to something else": lambda fd, request: write_message(fd, encode(Drawn(Question(request.ref, "?"), {}))),
     "a reason that does not exist": lambda fd, request: write_message(fd, encode(Refused(Rejection("invented")))),
     "an endless explanation": lambda fd, request: write_message(
-        fd, encode(Refused(Rejection(Reason.VERIFIER_CRASH, "x" * 2_001)))
+        fd, refused(Reason.QUESTION_MISMATCH, detail="x" * 2_001)
+    ),
+    "a fraud of the author": lambda fd, request: write_message(fd, refused(Reason.WRONG_LOGPROBS)),
+    "a time-out of its own": lambda fd, request: write_message(fd, refused(Reason.VERIFIER_TIMEOUT)),
+    "more time than passed": lambda fd, request: write_message(fd, graded(1, 1, seconds=500.0)),
+    "a refusal after more time than passed": lambda fd, request: write_message(
+        fd, refused(Reason.QUESTION_MISMATCH, seconds=500.0)
+    ),
+    "a refusal after endless time": lambda fd, request: write_message(
+        fd, refused(Reason.QUESTION_MISMATCH, seconds=float("inf"))
+    ),
+    "a refusal after no time": lambda fd, request: write_message(
+        fd, refused(Reason.QUESTION_MISMATCH, seconds=float("nan"))
+    ),
+    "a refusal before it was asked": lambda fd, request: write_message(
+        fd, refused(Reason.QUESTION_MISMATCH, seconds=-1.0)
     ),
     "failure of everything": lambda fd, request: write_message(fd, encode(Failed("give up"))),
     "that it is ready": lambda fd, request: write_message(fd, encode(Ready())),

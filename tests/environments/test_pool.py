@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain, repeat
 from pathlib import Path
 
 import psutil
@@ -20,9 +22,19 @@ from msgspec.structs import replace
 from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.tiny import TINY_TASKS
-from swarm.environments.verification.messages import Draw, DrawnSeveral, DrawSeveral, in_order
+from swarm.environments.verification.messages import (
+    Draw,
+    DrawnSeveral,
+    DrawSeveral,
+    Graded,
+    GradeGroup,
+    Refused,
+    in_order,
+)
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
+from swarm.net.trust.accounts import FORFEITS
+from swarm.reasons import OF_GRADING, Reason
 from swarm.types import DatasetRef, Grade, Message, ProceduralRef, Prompt, Question, Rejection, TaskRef
 from swarm.types.media import Image
 from tests.environments.altered import alter_workers, plain_workers  # noqa: F401
@@ -245,6 +257,22 @@ def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch:
         assert pool.counters()["restarts"] == len(RUBBISH) and pool.counters()["timeouts"] == 0
 
 
+@pytest.mark.parametrize("request_", [Draw(0, 0), GradeGroup(POISON, ("x",))])
+def test_only_the_reasons_of_grading_are_believed(request_: Draw | GradeGroup) -> None:
+    believed = {reason for reason in Reason if in_order(request_, Refused(Rejection(reason)), {"hanging": ()})}
+    assert believed == OF_GRADING and not believed & FORFEITS
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 2.1, float("inf"), float("nan")])
+def test_no_worker_can_charge_an_author_for_more_time_than_passed(seconds: float) -> None:
+    asked = GradeGroup(POISON, ("x",))
+    for claimed, believed in ((1.9, True), (seconds, False)):
+        grade = Grade("", (1.0,), claimed)
+        refusal = Rejection(Reason.QUESTION_MISMATCH, "", claimed)
+        assert in_order(asked, Graded(grade, {}), {"hanging": ()}, took_s=2.0) == believed
+        assert in_order(asked, Refused(refusal), {"hanging": ()}, took_s=2.0) == believed
+
+
 def test_a_worker_that_answers_half_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = """
     import os, sys, time
@@ -264,6 +292,56 @@ def test_a_worker_that_answers_half_holds_nobody_up(tmp_path: Path, monkeypatch:
         pool.submit("half", ref, ["stop"])
         assert isinstance(pool.grade([(ref, ["x"])])[0], Grade)
         assert len(pool.draw(1, 0, 8)) == 8 and pool.collect() == []
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, starts: Iterator[bool]) -> None:
+    """Have the system refuse the starts of processes for which there is a true."""
+
+    def popen(*arguments: object, **keywords: object) -> object:
+        if next(starts):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real(*arguments, **keywords)  # type: ignore[call-overload]
+
+    real = subprocess.Popen
+    monkeypatch.setattr("swarm.environments.verification.process.subprocess.Popen", popen)
+
+
+@pytest.mark.usefixtures("plain_workers")
+def test_a_start_that_the_system_refuses_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, chain([True, False, False, True, True], repeat(False)))
+    with closing(VerificationPool([PLAIN], VerificationSettings(workers=2, time_limit_s=600))) as pool:
+        first = pool.draw(1, 0, 1)
+        assert eventually(lambda: len(pool.worker_pids()) == 2)
+        before = pool.worker_pids()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: len(set(pool.worker_pids()) - set(before)) == 2)
+        assert pool.draw(1, 0, 1) == first
+
+
+@pytest.mark.usefixtures("plain_workers")
+def test_a_worker_for_own_questions_that_is_refused_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, chain([False, True, False, True], repeat(False)))
+    with closing(VerificationPool([PLAIN, HANGING], VerificationSettings(time_limit_s=600))) as pool:
+        first = pool.draw(1, 0, 1)
+        for _ in range(2):
+            pool.submit("poison", POISON, ["x"])
+            assert eventually(lambda: len(pool.worker_pids()) == 2)
+            assert pool.draw(1, 0, 1) == first
+            os.kill(pool.worker_pids()[1], signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("plain_workers")
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_starts_that_are_refused_again_and_again_end_the_pool(num_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.environments.verification.dispatcher.REFUSED_REST_S", 0.001)
+    refuse(monkeypatch, chain([False] * num_before, repeat(True)))
+    with closing(VerificationPool([PLAIN], VerificationSettings())) as pool:
+        if num_before:
+            pool.draw(1, 0, 1)
+            os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        with pytest.raises(TaskError, match="cannot be started: .*temporarily unavailable"):
+            pool.draw(1, 0, 1)
 
 
 @pytest.mark.usefixtures("plain_workers")

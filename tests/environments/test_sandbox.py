@@ -40,6 +40,12 @@ kernel.unshare = refuse
 NO_SIGNALS_HELD = "import os\nos.kill = lambda *arguments: None\n"
 
 
+OLDER_FILTERS = {
+    "allows stacks": "_CONDITIONALLY['mmap'] = seccomp._Conditional((9, 222), (seccomp._Check(6, 33, (0, 32)),))",
+    "allows mappings to grow": "_FREELY['mremap'] = (25, 216)",
+}
+
+
 def unprotected() -> dict[str, str]:
     """What a worker says, which must work all the same."""
     with closing(VerificationPool(TINY_TASKS[2:3], VerificationSettings())) as pool:
@@ -96,6 +102,18 @@ def test_a_system_that_is_no_linux_has_limits_and_says_the_rest(
 def test_what_is_told_is_what_was_tried_not_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alter_workers(NO_SIGNALS_HELD, tmp_path, monkeypatch)
     assert unprotected()["signals"] == "seccomp: it does not hold"
+
+
+@ON_LINUX
+@pytest.mark.parametrize("hole", OLDER_FILTERS)
+def test_memory_that_no_limit_counts_is_said_to_be_unbounded(
+    hole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = unprotected()
+    alter_workers(
+        f"from swarm.environments.sandbox import seccomp\nseccomp.{OLDER_FILTERS[hole]}", tmp_path, monkeypatch
+    )
+    assert unprotected() == {"memory": "seccomp: it does not hold", **here}
 
 
 def test_protections_in_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from swarm.judging.prompts import Sheet
 from swarm.judging.service import JudgeService
 from swarm.reasons import Reason
 from swarm.types import Rejection
-from tests.judging.fake import LONG_S, fives, service
+from tests.judging.fake import LONG_S, FakeProcess, fives, service
 from tests.judging.server import judge_server, says
 
 PART = JudgeReward(kind="judge", model="m", rubric="r")
@@ -210,6 +211,43 @@ def test_a_process_that_cannot_be_sent_to_is_replaced(monkeypatch: pytest.Monkey
         asking = Asking(judge)
         assert reason(asking.outcome("a")) == Reason.JUDGE_FAILED
         assert asking.outcome("a") == (0.5,)
+
+
+def no_more_processes() -> OSError:
+    return BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("num_refused", [1, 2, 20])
+def test_starts_that_the_system_refuses_are_tried_again(num_refused: int) -> None:
+    def dead(queries: Sequence[Query]) -> Told:
+        raise EngineCrashed("gone")
+
+    starts = iter([FakeProcess(dead), *(no_more_processes() for _ in range(num_refused)), FakeProcess(fives)])
+    judge = JudgeService(JudgeSettings(model="m"), lambda settings: started(next(starts)))
+    try:
+        asking = Asking(judge)
+        assert reason(asking.outcome("a")) == Reason.JUDGE_FAILED
+        assert asking.outcome("a") == (0.5,)
+        assert judge.counters()["judge_failures"] == num_refused + 1
+    finally:
+        judge.close()
+
+
+def started(process: FakeProcess | OSError) -> FakeProcess:
+    if isinstance(process, OSError):
+        raise process
+    return process
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_judge_that_never_starts_cannot_be_set_up() -> None:
+    judge = JudgeService(JudgeSettings(model="m"), lambda settings: started(no_more_processes()))
+    try:
+        with pytest.raises(ConfigError, match="cannot be started: .*temporarily unavailable"):
+            judge.wait_until_ready()
+    finally:
+        judge.close()
 
 
 @pytest.mark.usefixtures("restless")

@@ -13,14 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Pipe
 
-import msgspec
 import torch
 from torch import Tensor
 
 from swarm.engines.base import PolicyEngine
 from swarm.engines.config import GenerationSettings
+from swarm.engines.process.duplex import Duplex
 from swarm.engines.process.handover import map_weights, num_bytes, shared_memory
 from swarm.engines.process.messages import RAISED, Ask, End, More, Reply, Setup, Stop, Swap, decode_reply, encode
 from swarm.errors import EngineError, Interrupted, TaskError
@@ -30,6 +30,7 @@ from swarm.policy.weights import check_weights
 from swarm.protocols import Turns
 from swarm.types import Answers, Context, Sampling
 
+WORKER = "swarm.engines.process.worker"
 LOOK_UP_S = 0.1
 """Interval at which a waiting call checks for cancellation."""
 TURN_S = 0.01
@@ -57,11 +58,11 @@ class ProcessEngine(PolicyEngine):
         shapes = {name: list(weight.shape) for name, weight in policy.weights.items()}
         memory = shared_memory(num_bytes(shapes))
         self._weights = map_weights(memory, shapes)
-        self._work, work = Pipe()
+        ours, work = Pipe()
         self._control, control = Pipe()
         given = (work.fileno(), control.fileno(), memory)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "swarm.engines.process.worker", *map(str, given)],
+            [sys.executable, "-P", "-m", WORKER, *map(str, given)],
             pass_fds=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -71,8 +72,9 @@ class ProcessEngine(PolicyEngine):
         os.close(memory)
         work.close()
         control.close()
+        self._work = Duplex(ours)
         setup = Setup(policy_settings.model_dump_json().encode(), settings.model_dump_json().encode(), shapes)
-        self._send(self._work, setup)
+        self._work.send(encode(setup))
         self._hand_over(policy.weights, policy.version)
 
     @property
@@ -90,9 +92,9 @@ class ProcessEngine(PolicyEngine):
     ) -> Generator[tuple[int, Answers]]:
         """Yield each prompt's index and its G completions as soon as they are complete. See `RolloutEngine`."""
         while self._stopping:
-            self._stopping = not isinstance(self._receive(), End)
+            self._stopping = not isinstance(self._next(), End)
         num_episodes = turns.num_episodes if turns else 0
-        self._send(self._work, Ask(list(prompts), num_completions, sampling, seed, num_episodes))
+        self._work.send(encode(Ask(list(prompts), num_completions, sampling, seed, num_episodes)))
         outbox = _Outbox(turns, len(prompts)) if turns else None
         try:
             while not isinstance(reply := self._next(outbox), End):
@@ -100,7 +102,7 @@ class ProcessEngine(PolicyEngine):
                     outbox.num_unanswered -= 1
                 yield reply.index, reply.answers
         except (Interrupted, GeneratorExit, TaskError):
-            self._send(self._work, Stop())
+            self._work.send(encode(Stop()))
             self._stopping = True
             raise
         if reply.error:
@@ -109,7 +111,10 @@ class ProcessEngine(PolicyEngine):
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Use other weights from the next decode step on; any thread may call it. See `StreamingEngine`."""
         check_weights(self._policy, weights)
-        self._recv(self._control)  # until then the other process may still copy the previous weights
+        try:
+            self._control.recv_bytes()  # until then the other process may still copy the previous weights
+        except (EOFError, ConnectionError) as error:
+            raise self._gone() from error
         self._hand_over(weights, version)
 
     def close(self) -> None:
@@ -121,31 +126,23 @@ class ProcessEngine(PolicyEngine):
     def _hand_over(self, weights: Mapping[str, Tensor], version: int) -> None:
         for name, place in self._weights.items():
             place.copy_(weights[name])
-        self._send(self._control, Swap(version))
-
-    def _next(self, outbox: _Outbox | None) -> Reply:
-        while not self._cancelled():
-            if outbox and (more := outbox.news()):
-                self._send(self._work, more)
-            if self._work.poll(TURN_S if outbox else LOOK_UP_S):
-                return self._receive()
-        raise Interrupted("generation was cancelled")
-
-    def _receive(self) -> Reply:
-        reply: Reply = decode_reply(self._recv(self._work))
-        return reply
-
-    def _send(self, connection: Connection, message: msgspec.Struct) -> None:
         try:
-            connection.send_bytes(encode(message))
+            self._control.send_bytes(encode(Swap(version)))
         except ConnectionError as error:
             raise self._gone() from error
 
-    def _recv(self, connection: Connection) -> bytes:
-        try:
-            return connection.recv_bytes()
-        except (EOFError, ConnectionError) as error:
-            raise self._gone() from error
+    def _next(self, outbox: _Outbox | None = None) -> Reply:
+        while not self._cancelled():
+            if outbox and (more := outbox.news()):
+                self._work.send(encode(more))
+            try:
+                message = self._work.receive(TURN_S if outbox else LOOK_UP_S)
+            except EOFError as error:
+                raise self._gone() from error
+            if message is not None:
+                reply: Reply = decode_reply(message)
+                return reply
+        raise Interrupted("generation was cancelled")
 
     def _gone(self) -> EngineError:
         return EngineError(

@@ -35,6 +35,10 @@ PROTECTIONS = {
 MAX_OPEN_FILES = 256
 MAX_FILE_BYTES = 2**16
 """Bytes of a worker's standard error, its only writable file."""
+MAX_STACK_BYTES = 2**23
+"""Of the main thread, whose stack no limit of memory counts. Linux's default."""
+MAX_ADDRESS_BYTES = 2**36
+"""Of address space, because the page tables count nowhere, a 512th of it. Libraries reserve a few GiB."""
 
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom")
@@ -76,6 +80,8 @@ class Confinement:
 
     def seal(self) -> None:
         """Permanently refuse every system call except those for computing and reading."""
+        _limit(resource.RLIMIT_STACK, MAX_STACK_BYTES)
+        _limit(resource.RLIMIT_AS, MAX_ADDRESS_BYTES)
         _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
         _limit(resource.RLIMIT_NPROC, 0)
         if sys.platform == "linux":
@@ -91,7 +97,7 @@ class Confinement:
             "network": (_can(_open_socket, socket.AF_INET) or _can(_open_socket, socket.AF_UNIX), "seccomp"),
             "processes": (_can(_start_program) or _can(_fork), "seccomp"),
             "signals": (_can(os.kill, os.getppid(), 0), "seccomp"),
-            "memory": (_can(_map, mmap.MAP_PRIVATE, memory_limit_bytes) or _can(_map, mmap.MAP_SHARED, 1), "seccomp"),
+            "memory": (_exceeds_memory(memory_limit_bytes), "seccomp"),
         }
         return {
             what: f"{layer}: {self._missing.get(layer, 'it does not hold')}"
@@ -170,9 +176,21 @@ def _open_socket(family: int) -> None:
             opened.connect(("127.0.0.1", 9))
 
 
-def _map(sharing: int, size: int) -> None:
-    """The memory limit covers private memory, but not memory that could be shared."""
-    mmap.mmap(-1, size, sharing | mmap.MAP_ANON).close()
+def _exceeds_memory(limit_bytes: int) -> bool:
+    """Whether the limit does not hold, or there is memory that it does not count: shared memory and stacks."""
+    private = _can(_map, mmap.MAP_PRIVATE, limit_bytes)
+    uncounted = _can(_map, mmap.MAP_SHARED, 1) or _can(_map, mmap.MAP_PRIVATE | seccomp.MAP_GROWSDOWN, 1)
+    return private or uncounted or _can(_enlarge)
+
+
+def _map(kind: int, size: int) -> None:
+    mmap.mmap(-1, size, kind | mmap.MAP_ANON).close()
+
+
+def _enlarge() -> None:
+    """Enlarge a mapping, which could be the stack."""
+    with mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANON) as mapped:
+        mapped.resize(2 * mmap.PAGESIZE)
 
 
 def _start_program() -> None:

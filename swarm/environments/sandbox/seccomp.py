@@ -26,6 +26,7 @@ _ERRNO = 0x0005_0000
 # classic BPF: load a word, bitwise and with a constant, compare with a constant, return
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_INSTRUCTION = struct.Struct("=HBBI")
 _FIRST_UNKNOWN = 463
 """Kernels up to 6.10 use call numbers below this."""
 
@@ -49,7 +50,6 @@ _FREELY = {
     "writev": (20, 66),
     "access": (21, None),
     "sched_yield": (24, 124),
-    "mremap": (25, 216),
     "mincore": (27, 232),
     "madvise": (28, 233),
     "dup": (32, 23),
@@ -99,13 +99,20 @@ _FREELY = {
 }
 
 
-class _Conditional(NamedTuple):
-    """A call that is allowed when the low half of one argument, masked, has one of the listed values."""
+class _Check(NamedTuple):
+    """Half an argument, masked, must have one of the listed values."""
 
-    numbers: tuple[int | None, int | None]
-    argument: int
+    half: int
+    """0 and 1 are the low and the high half of the first argument, 2 and 3 those of the second, ..."""
     mask: int
     values: tuple[int, ...]
+
+
+class _Conditional(NamedTuple):
+    """A call that is allowed when all checks pass."""
+
+    numbers: tuple[int | None, int | None]
+    checks: tuple[_Check, ...]
 
 
 _ALL_BITS = 0xFFFF_FFFF
@@ -113,18 +120,23 @@ _TMPFILE = 0o20_000_000
 _CHANGING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | _TMPFILE
 _F_DUPFD_CLOEXEC = 1030
 _TCGETS, _FIOCLEX, _FIONREAD = 0x5401, 0x5451, 0x541B
+MAP_GROWSDOWN = 0x100
 _DESCRIPTORS_OWN = (fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL, _F_DUPFD_CLOEXEC)
 
+_UNCOUNTED = mmap.MAP_SHARED | mmap.MAP_ANON | MAP_GROWSDOWN
+
 _CONDITIONALLY = {
-    "open": _Conditional((2, None), 1, _CHANGING, (0,)),
-    "openat": _Conditional((257, 56), 2, _CHANGING, (0,)),
+    "open": _Conditional((2, None), (_Check(2, _CHANGING, (0,)),)),
+    "openat": _Conditional((257, 56), (_Check(4, _CHANGING, (0,)),)),
     # not F_SETOWN and F_SETSIG, which send signals to others
-    "fcntl": _Conditional((72, 25), 1, _ALL_BITS, _DESCRIPTORS_OWN),
+    "fcntl": _Conditional((72, 25), (_Check(2, _ALL_BITS, _DESCRIPTORS_OWN),)),
     # needed to open files; no terminals, no file attributes
-    "ioctl": _Conditional((16, 29), 1, _ALL_BITS, (_TCGETS, _FIOCLEX, _FIONREAD)),
-    # RLIMIT_DATA does not count shared anonymous memory
-    "mmap": _Conditional((9, 222), 3, mmap.MAP_SHARED | mmap.MAP_ANON, (0, mmap.MAP_SHARED, mmap.MAP_ANON)),
-    "prlimit64": _Conditional((302, 261), 0, _ALL_BITS, (0,)),
+    "ioctl": _Conditional((16, 29), (_Check(2, _ALL_BITS, (_TCGETS, _FIOCLEX, _FIONREAD)),)),
+    # RLIMIT_DATA counts neither shared anonymous memory nor stacks; `mremap`, which could enlarge the stack that is
+    # there, is not in these lists, and the C library copies instead
+    "mmap": _Conditional((9, 222), (_Check(6, _UNCOUNTED, (0, mmap.MAP_SHARED, mmap.MAP_ANON)),)),
+    # this process's limits can be read, not set: the pointer to new ones must be null
+    "prlimit64": _Conditional((302, 261), tuple(_Check(half, _ALL_BITS, (0,)) for half in (0, 4, 5))),
 }
 
 _MACHINES = {"x86_64": (0, 0xC000_003E, 317), "aarch64": (1, 0xC000_00B7, 277)}
@@ -145,7 +157,7 @@ def seal() -> None:
     column, architecture, number = _MACHINES[platform.machine()]
     content = _program(column, architecture)
     instructions = ctypes.create_string_buffer(content, len(content))
-    program = _Program(len(content) // 8, ctypes.addressof(instructions))
+    program = _Program(len(content) // _INSTRUCTION.size, ctypes.addressof(instructions))
     if kernel.syscall(number, _SET_MODE_FILTER, _ON_ALL_THREADS, kernel.pointer(program)):
         raise OSError("a thread could not be bound")
 
@@ -164,18 +176,26 @@ def _program(column: int, architecture: int) -> bytes:
             code += [_instruction(_EQUAL, number, 0, 1), _allow()]
     for call in _CONDITIONALLY.values():
         if (number := call.numbers[column]) is not None:
-            checks = [
-                _instruction(_LOAD, _ARGUMENTS_AT + 8 * call.argument),
-                _instruction(_AND, call.mask),
-                *(part for value in call.values for part in (_instruction(_EQUAL, value, 0, 1), _allow())),
-                _refuse(errno.EPERM),
-            ]
-            code += [_instruction(_EQUAL, number, 0, len(checks)), *checks]
+            checks = b"".join(map(_require, call.checks)) + _allow()
+            code += [_instruction(_EQUAL, number, 0, len(checks) // _INSTRUCTION.size), checks]
     return b"".join([*code, _refuse(errno.EPERM)])
 
 
+def _require(check: _Check) -> bytes:
+    """Go on after these instructions if the check passes, else refuse."""
+    num_values = len(check.values)
+    return b"".join(
+        [
+            _instruction(_LOAD, _ARGUMENTS_AT + 4 * check.half),
+            _instruction(_AND, check.mask),
+            *(_instruction(_EQUAL, value, num_values - place) for place, value in enumerate(check.values)),
+            _refuse(errno.EPERM),
+        ]
+    )
+
+
 def _instruction(code: int, constant: int, when_true: int = 0, when_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, when_true, when_false, constant)
+    return _INSTRUCTION.pack(code, when_true, when_false, constant)
 
 
 def _allow() -> bytes:

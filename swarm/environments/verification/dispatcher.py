@@ -8,6 +8,7 @@ import selectors
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import closing, suppress
 from socket import socketpair
 from typing import Literal
@@ -40,6 +41,10 @@ from swarm.types import Rejection
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3
+MAX_REFUSED_STARTS = 8
+"""In a row, of which the system allows none: about a minute, as it may lack memory or processes for a while."""
+REFUSED_REST_S = 0.5
+"""After the first of them; each further one doubles it."""
 WAKE_UPS = 4_096
 """Taken at once; further ones wake the thread again."""
 MAX_COUNTERS = 64
@@ -68,6 +73,11 @@ class Dispatcher:
         for end in (self._wake_reader, self._wake_writer):
             end.setblocking(False)
         self._workers: list[WorkerProcess] = []
+        self._unstarted: deque[Callable[[], None]] = deque()
+        """Starts that are due as soon as there is no rest."""
+        self._refusals = 0
+        """In a row."""
+        self._rest_until = -math.inf
         self._reserved: WorkerProcess | None = None
         """The worker that serves own jobs only."""
         self._patience = Patience()
@@ -131,12 +141,11 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            self._begin()
+            self._unstarted.append(self._begin)
             while not self._closing and self._failure is None:
+                self._start_due()
                 self._hand_out()
                 self._listen()
-        except OSError as error:
-            self._failure = TaskError(f"verification workers cannot be started: {error}")
         finally:
             self._shut_down()
 
@@ -149,12 +158,43 @@ class Dispatcher:
             self._start_graders()
 
     def _start_graders(self) -> None:
-        for _ in range(self._settings.workers):
-            self._keep(self._starter.grader())
+        self._unstarted.extend([self._start_grader] * self._settings.workers)
 
-    def _keep(self, worker: WorkerProcess, instead_of: WorkerProcess | None = None) -> None:
+    def _start_grader(self) -> None:
+        self._keep(self._starter.grader())
+
+    def _start_reserved(self) -> None:
+        reserved = self._starter.grader()
+        self._reserved = reserved
+        self._keep(reserved)
+
+    def _start_due(self) -> None:
+        while self._unstarted and self._failure is None and self._rest_until <= time.monotonic():
+            if self._starts(self._unstarted[0]):
+                self._unstarted.popleft()
+
+    def _starts(self, start: Callable[[], None]) -> bool:
+        """Whether the system lets a process start; otherwise there is a rest, and after several the pool ends."""
+        try:
+            start()
+        except OSError as error:
+            logger.warning("a verification worker cannot be started: %s", error)
+            self._refusals += 1
+            if self._refusals < (MAX_REFUSED_STARTS if self._was_ready else MAX_FAILED_STARTS):
+                self._rest_until = time.monotonic() + REFUSED_REST_S * 2.0 ** (self._refusals - 1)
+            else:
+                self._failure = TaskError(f"verification workers cannot be started: {error}")
+            return False
+        self._refusals = 0
+        return True
+
+    def _keep(self, worker: WorkerProcess) -> None:
         with self._lock:
-            self._workers = [*(other for other in self._workers if other is not instead_of), worker]
+            self._workers = [*self._workers, worker]
+
+    def _remove(self, worker: WorkerProcess) -> None:
+        with self._lock:
+            self._workers = [other for other in self._workers if other is not worker]
 
     def _hand_out(self) -> None:
         for worker in self._workers:
@@ -163,8 +203,7 @@ class Dispatcher:
         now = time.monotonic()
         if self._patience_ends() <= now:
             self._patience.note_reserved(now)
-            self._reserved = self._starter.grader()
-            self._keep(self._reserved)
+            self._starts(self._start_reserved)
         elif self._reservation_ends() <= now:
             self._release()
 
@@ -178,8 +217,7 @@ class Dispatcher:
         """End the worker for own jobs to free its memory."""
         released, self._reserved = self._reserved, None
         assert released is not None
-        with self._lock:
-            self._workers = [worker for worker in self._workers if worker is not released]
+        self._remove(released)
         released.kill()
 
     def _reservation_ends(self) -> float:
@@ -191,7 +229,8 @@ class Dispatcher:
         """Time to start a worker for own jobs; infinity when none is needed."""
         if not self._is_held_up():
             return math.inf
-        return self._patience.ends_at(max(worker.began for worker in self._workers), self._own_since())
+        ends_at = self._patience.ends_at(max(worker.began for worker in self._workers), self._own_since())
+        return max(ends_at, self._rest_until)
 
     def _is_held_up(self) -> bool:
         """Whether foreign groups occupy every worker and none serves own jobs."""
@@ -216,6 +255,7 @@ class Dispatcher:
         """Wait for a wake-up, a reply or a deadline, and handle it."""
         deadline = min([worker.deadline for worker in self._workers if worker.asked is not None], default=math.inf)
         deadline = min(deadline, self._patience_ends(), self._reservation_ends())
+        deadline = min(deadline, self._rest_until if self._unstarted else math.inf)
         timeout = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
         with closing(selectors.PollSelector()) as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
@@ -249,7 +289,7 @@ class Dispatcher:
         asked = worker.asked
         if (
             asked is None
-            or not in_order(asked, reply, self._starter.rewards, self._starter.shows)
+            or not in_order(asked, reply, self._starter.rewards, self._starter.shows, time.monotonic() - worker.began)
             or not self._counted(reply)
         ):
             self._lost(worker, "violations", f"it answered {message[:200]!r}")
@@ -311,15 +351,12 @@ class Dispatcher:
         self._replace(worker)
 
     def _replace(self, worker: WorkerProcess) -> None:
-        if isinstance(worker.request, Prepare):
-            with self._lock:
-                self._workers = []
-            self._begin()
-            return
-        replacement = self._starter.grader()
+        self._remove(worker)
         if worker is self._reserved:
-            self._reserved = replacement
-        self._keep(replacement, instead_of=worker)
+            self._reserved = None
+            self._starts(self._start_reserved)
+        else:
+            self._unstarted.append(self._begin if isinstance(worker.request, Prepare) else self._start_grader)
 
     def _count(self, what: str) -> None:
         with self._lock:

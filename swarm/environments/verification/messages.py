@@ -11,6 +11,7 @@ import msgspec
 
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
+from swarm.reasons import OF_GRADING
 from swarm.types import (
     MAX_TURNS,
     Actions,
@@ -172,11 +173,12 @@ def in_order(
     reply: Reply,
     tasks: Mapping[str, Collection[str]],
     shows: Mapping[str, Collection[Modality]] = MappingProxyType({}),
+    took_s: float = math.inf,
 ) -> bool:
     """Whether an intact worker could send this reply in a run with these tasks and names of their rewards.
 
-    `shows` are the media that each task has besides text. Foreign text may have taken over the worker; wrong rewards
-    are then all that it can cause.
+    `shows` are the media that each task has besides text; `took_s` is the time between request and reply. Foreign text
+    may have taken over the worker; wrong results of grading are then all that it can cause.
     """
     match request, reply:
         case Prepare(), Prepared(stored, unprepared):
@@ -192,17 +194,23 @@ def in_order(
             return len(questions) <= count and askable and bounded and _plausible(counts)
         case GradeGroup(ref, texts), Graded(grade, counts):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
-            timed = math.isfinite(grade.seconds) and grade.seconds >= 0.0
+            timed = _timed(grade.seconds, took_s)
             bounded = prompt_problem(grade.prompt) is None and observed_problem(grade) is None
             shown = _shows_only((*media_of(grade.prompt), *_observed(grade)), shows.get(ref.task, ()))
             adds_up = _adds_up(grade, tasks.get(ref.task, ()))
             follows = _follows(grade, texts)
             return fair and timed and bounded and shown and follows and adds_up and _plausible(counts)
         case ((Draw() | GradeGroup()), Refused(rejection)):
-            return len(rejection.detail) <= MAX_DETAIL_CHARS
+            bounded = len(rejection.detail) <= MAX_DETAIL_CHARS and _timed(rejection.seconds, took_s)
+            return bounded and rejection.reason in OF_GRADING
         case ((Setup() | Draw()), Failed()):
             return True
     return False
+
+
+def _timed(seconds: float, took_s: float) -> bool:
+    """Whether a worker can have graded for so long: the seconds are charged to the group's sender."""
+    return math.isfinite(seconds) and 0.0 <= seconds <= took_s
 
 
 def _is_askable(question: Question, tasks: Collection[str], shows: Mapping[str, Collection[Modality]]) -> bool:

@@ -94,7 +94,7 @@ class WorkerProcess:
         code = self.process.wait()
         self.channel.close()
         words = b""
-        with suppress(FileNotFoundError):  # already killed
+        with suppress(OSError):  # already killed, or no more files can be opened
             words = self._stderr.read_bytes()[-_LAST_WORDS_BYTES:].strip()
             self._stderr.unlink()
         shutil.rmtree(self._room, ignore_errors=True)
