@@ -53,14 +53,18 @@ class MemoryRun:
             )
         self.hub = MemoryHub()
         self.guests: list[Guest] = []
-        self.nodes: list[PeerNode] = []
-        self._joined_at: list[int] = []
-        """Turns before each of them."""
+        self._joined: list[tuple[PeerNode, int]] = []
+        """Each with the turns before it."""
         self._waiting = deque(sorted(members, key=lambda member: member.joins_at))
         self._stop = stop
         self._clock = clock
         self._sealed: bytes | None = None
         self._verifiers: dict[str, TaskVerifier] = {}
+
+    @property
+    def nodes(self) -> list[PeerNode]:
+        """Those that have joined."""
+        return [node for node, _ in self._joined]
 
     @property
     def done(self) -> bool:
@@ -72,12 +76,11 @@ class MemoryRun:
         while self._waiting and self._waiting[0].joins_at <= number:
             member = self._waiting.popleft()
             node = self._join(member.config)
-            self.nodes.append(node)
-            self._joined_at.append(member.joins_at)
+            self._joined.append((node, member.joins_at))
             node.begin()
         for guest in self.guests:
             guest()
-        for node, joined_at in zip(self.nodes, self._joined_at, strict=True):
+        for node, joined_at in self._joined:
             # After a stop within a turn, nodes that have taken it wait for the others.
             if not node.done and joined_at + node.round <= number:
                 node.step()

@@ -240,16 +240,6 @@ def test_every_dataset_is_recalled_in_another_process_and_scores_its_own_answer(
     assert {ref.task for ref, (_, oracle) in zip(refs, pairs, strict=True) if oracle is None} == set(NO_ORACLE)
 
 
-def test_the_library_is_imported_without_matplotlib_which_stays_importable() -> None:
-    code = (
-        "import sys; from swarm.environments.sources.library import create_dataset\n"
-        "assert create_dataset('game_of_life', size=1)[0]['question']\n"
-        "assert not any(name.startswith(('matplotlib', 'mpl_toolkits')) for name in sys.modules)\n"
-        "import matplotlib; assert matplotlib.__version__"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 IMPORTED = """
 import sys
 from swarm.environments.sources.library import DATASETS, create_dataset, load
