@@ -193,15 +193,15 @@ class Policy:
         """Token ids of other policies' completions under this tokenizer.
 
         A call of the tokenizer takes longer than reading a short text, hence several at once. Text that spells a
-        special token stays text: a foreign completion must not end a turn early.
+        special token stays text: a foreign completion must not end a turn early. One that ended itself ends as this
+        policy's turns do by its chat template, which may be another token than ends a text.
         """
         if not completions:
             return []
         texts = [completion.text for completion in completions]
         encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        end = [self.tokenizer.eos_token_id]
         return [
-            [*ids, *end] if completion.finish_reason == "stop" else list(ids)
+            [*ids, self._conversations.end] if completion.finish_reason == "stop" else list(ids)
             for ids, completion in zip(encoded, completions, strict=True)
         ]
 

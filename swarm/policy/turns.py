@@ -147,6 +147,20 @@ class Conversations:
             return False
 
     @cached_property
+    def end(self) -> int:
+        """The token that ends a turn: what the template puts behind an answer if that stops generation, else the
+        tokenizer's end token, which chat models keep for the end of a text."""
+        eos: int = self._tokenizer.eos_token_id
+        if not self._tokenizer.chat_template:
+            return eos
+        try:
+            before, _ = self._read_template()
+        except PolicyError:  # answers of one turn need no episodes
+            return eos
+        first = self._plain(before.lstrip())[:1]
+        return first[0] if first and first[0] in self._stop_ids else eos
+
+    @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         """Tokens before and behind the observation."""
         before, behind = self._read_template() if self._tokenizer.chat_template else (WITHOUT_TEMPLATE,) * 2
