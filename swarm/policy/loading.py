@@ -20,7 +20,7 @@ from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, TINY_SEES, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.experts import cast_experts
+from swarm.policy.experts.casting import cast_experts
 from swarm.policy.gate import WeightGate
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.media.ids import joined

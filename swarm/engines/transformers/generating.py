@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from swarm.policy.experts import are_cast
+from swarm.policy.experts.casting import are_cast
 from swarm.policy.loading import Policy
 from swarm.policy.routing import Routers
 
@@ -24,10 +24,9 @@ LINEAR = (nn.Linear, Conv1D)
 """Layers whose weight and bias autocast casts, whatever their input."""
 
 
-def is_cast(module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether each pass in `dtype` casts the parameters of this module itself."""
-    parameters = module.parameters(recurse=False)
-    return (type(module) in LINEAR or are_cast(module)) and any(each.dtype is not dtype for each in parameters)
+def is_cast(module: nn.Module) -> bool:
+    """Whether each pass in half precision casts the parameters of this module itself, unless they have its type."""
+    return type(module) in LINEAR or are_cast(module)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
     twin: PreTrainedModel = _sharing_tensors(policy.model)
     casts = []
     for name, trained in policy.model.named_modules():
-        if not is_cast(trained, policy.dtype):
+        if not is_cast(trained) or all(each.dtype is policy.dtype for each in trained.parameters(recurse=False)):
             continue
         layer = twin.get_submodule(name)
         for part, value in list(layer.named_parameters(recurse=False)):
