@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from msgspec.structs import replace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.utils import chat_template_utils
 
 from swarm.errors import PolicyError
+from swarm.policy import turns
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config
 from swarm.training.rows import sampled_row, text_rows
@@ -151,6 +155,23 @@ def test_system_text_that_a_template_leaves_out_is_said_by_the_user() -> None:
     own = (Message("system", "Be long."), Message("user", "Guess!"))
     for prompt, read in (("Guess!", "Be brief.\n\nGuess!"), (own, "Be long.\n\nGuess!")):
         assert policy.tokenizer.decode(policy.encode_prompt(prompt), skip_special_tokens=False) == f"<turn>{read}<end>"
+
+
+DATED = (
+    "\n  {%- macro today() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}\n  {% if strftime_now is defined %}"
+    "<|start|>It is {{ today() }}, {{ strftime_now(format='%A, %B %-d, %Y') }}, {{ strftime_now('%Y-%m-%d') }}, 100%."
+    "{% endif %}\n" + TEMPLATES["llama"][0]
+)
+
+
+def test_a_template_writes_the_same_day_on_every_node_and_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3, SmolLM3 and gpt-oss do: what was sampled before midnight would be read otherwise after it."""
+    policy = policy_with(DATED, "<|eot|>")
+    read = policy.encode_prompt("Guess!")
+    assert "26 Jul 2024, Friday, July 26, 2024, 2024-07-26, 100%." in policy.decode(read)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: turns.DATE))
+    chat = [{"role": "user", "content": "Guess!"}]
+    assert read == policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
 
 def test_an_observation_cannot_speak_for_the_policy() -> None:
