@@ -20,6 +20,7 @@ from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
 from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, TINY_SEES, PolicySettings, default_prompt, local_name
 from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.experts.casting import cast_experts
 from swarm.policy.gate import WeightGate
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.media.ids import joined
@@ -77,6 +78,7 @@ class Policy:
         self.name = name
         self.model = model.eval()  # dropout would make sampled and trained log-probabilities differ
         give_float32_logits(self.model)
+        cast_experts(self.model)
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.dtype = dtype
@@ -193,15 +195,15 @@ class Policy:
         """Token ids of other policies' completions under this tokenizer.
 
         A call of the tokenizer takes longer than reading a short text, hence several at once. Text that spells a
-        special token stays text: a foreign completion must not end a turn early.
+        special token stays text: a foreign completion must not end a turn early. One that ended itself ends as this
+        policy's turns do by its chat template, which may be another token than ends a text.
         """
         if not completions:
             return []
         texts = [completion.text for completion in completions]
         encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        end = [self.tokenizer.eos_token_id]
         return [
-            [*ids, *end] if completion.finish_reason == "stop" else list(ids)
+            [*ids, self._conversations.end] if completion.finish_reason == "stop" else list(ids)
             for ids, completion in zip(encoded, completions, strict=True)
         ]
 

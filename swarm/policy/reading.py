@@ -21,6 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from swarm.errors import PolicyError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+UNREADABLE = (OSError, ValueError, KeyError, ImportError)
+"""What transformers raises for files that it cannot read, or not without another package."""
 NAMED = 3
 """Most wrong tensors that a message lists."""
 
@@ -35,10 +37,11 @@ def read_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         config = AutoConfig.from_pretrained(source, **options)
+        _check_whole_precision(source, config)
         model, found = model_class(config).from_pretrained(
             source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (*UNREADABLE, SafetensorError) as error:
         raise PolicyError(f"cannot load model {source!r}: {error}") from error
     # transformers would initialize such tensors at random and continue.
     if missing := sorted(found["missing_keys"]):
@@ -76,16 +79,30 @@ def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTr
     try:
         with torch.device("meta"):
             return empty_model(config, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
 
 
 def read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
-    """The model's `config.json`. Raises `PolicyError`."""
+    """The model's `config.json`. Raises `PolicyError`, also for a model that cannot be trained because of it."""
     try:
-        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+    except UNREADABLE as error:
         raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
+    _check_whole_precision(source, config)
+    return config
+
+
+def _check_whole_precision(source: str, config: PreTrainedConfig) -> None:
+    """Raises `PolicyError` for quantised weights: codes have no gradients, and mean nothing without their scales."""
+    for part in (config, config.get_text_config()):
+        if stored := getattr(part, "quantization_config", None):
+            method = (stored if isinstance(stored, dict) else vars(stored)).get("quant_method", "unknown")
+            raise PolicyError(
+                f"policy.model must have weights in full precision, got {source!r}, whose config.json says "
+                f"quantization_config with quant_method {getattr(method, 'value', method)!r}: choose the model that it "
+                "was made from; --policy.lora.rank 16 --policy.lora.frozen_dtype nf4 stores that in 4 bits here"
+            )
 
 
 def _check_files(directory: Path) -> None:

@@ -7,7 +7,8 @@ as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 SYSTEM, QUESTION, ANSWER, OBSERVATION = "SYSTEMMARK", "QUESTIONMARK", "ANSWERMARK", "OBSERVATIONMARK"
 """They stand for texts while a template is read."""
+DATE = datetime(2024, 7, 26)
+"""Today for chat templates that write the date into the system prompt, on every node and for ever: what was sampled
+before midnight, or in another time zone, is read again at the update and in audits. Llama 3's own template takes this
+day where it has no clock."""
+CLOCK = "strftime_now"
+"""The name by which templates ask for it."""
+DIRECTIVES = ("-d", "-m", "-I", "-H", *"aAbBcdDeFhHIjmMpSTuUwWxXyYZ")
+"""Parts of a date that a template can ask for, by what follows `%`."""
 WITHOUT_TEMPLATE = "\n"
 """Before and after an observation, and around media, where there is no template."""
 
@@ -101,7 +110,27 @@ class Conversations:
             {"role": message.role, "content": message.text if content is None else content(message.parts)}
             for message in messages
         ]
-        return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        return self._by_template(turns)
+
+    def _by_template(self, turns: Sequence[Mapping[str, object]]) -> str:
+        """Raises whatever the template raises."""
+        return str(
+            self._tokenizer.apply_chat_template(
+                turns, chat_template=self._template, add_generation_prompt=True, tokenize=False
+            )
+        )
+
+    @cached_property
+    def _template(self) -> str:
+        """The tokenizer's template, in which it is always the same day.
+
+        transformers gives templates a clock and lets nobody replace it, but a template's own macro comes first.
+        """
+        template: str = self._tokenizer.get_chat_template()
+        if CLOCK not in template:
+            return template
+        parts = "".join(f"|replace('%{each}', '{DATE.strftime(f'%{each}')}')" for each in DIRECTIVES)
+        return f"{{% macro {CLOCK}(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n{template}"
 
     def _as_parts(self, parts: Sequence[Shown]) -> list[dict[str, str]]:
         assert self._reader is not None
@@ -129,11 +158,7 @@ class Conversations:
         kind, *_ = self._reader.kinds
         parts = [{"type": kind}, {"type": "text", "text": QUESTION}]
         try:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
-                )
-            )
+            text = self._by_template([{"role": "user", "content": parts}])
         except (TemplateError, TypeError):
             return False
         return text.count(self._reader.token(kind)) == 1 and text.count(QUESTION) == 1 and "{" not in text
@@ -145,6 +170,20 @@ class Conversations:
             return SYSTEM in self._rendered([Message("system", SYSTEM), Message("user", QUESTION)])
         except TemplateError:
             return False
+
+    @cached_property
+    def end(self) -> int:
+        """The token that ends a turn: what the template puts behind an answer if that stops generation, else the
+        tokenizer's end token, which chat models keep for the end of a text."""
+        eos: int = self._tokenizer.eos_token_id
+        if not self._tokenizer.chat_template:
+            return eos
+        try:
+            before, _ = self._read_template()
+        except PolicyError:  # answers of one turn need no episodes
+            return eos
+        first = self._plain(before.lstrip())[:1]
+        return first[0] if first and first[0] in self._stop_ids else eos
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
@@ -169,11 +208,7 @@ class Conversations:
         if not (self._tokenizer.chat_template and self._takes_parts):
             return WITHOUT_TEMPLATE, WITHOUT_TEMPLATE
         parts = [{"type": "text", "text": QUESTION}, {"type": kind}, {"type": "text", "text": OBSERVATION}]
-        text = str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
-            )
-        )
+        text = self._by_template([{"role": "user", "content": parts}])
         within = text.partition(QUESTION)[2].partition(OBSERVATION)[0]
         before, _, behind = within.partition(self._reader.token(kind))
         return before, behind

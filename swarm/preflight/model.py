@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -29,9 +29,11 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from swarm.engines.transformers.generating import is_cast
 from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.config import LoraSettings
+from swarm.policy.experts.casting import cast_experts
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
@@ -80,7 +82,7 @@ class ModelSize(Struct, frozen=True):
     frozen_bytes: int
     """Weights beside the trained ones."""
     copied: int
-    """Weights that are not stored in the type of forward passes, nor in few bits."""
+    """Numbers in matrices that are not stored in the type of forward passes, nor in few bits: a tied head is one."""
     vocabulary: int
     hidden: int
     dtype: torch.dtype
@@ -106,7 +108,7 @@ class ModelSize(Struct, frozen=True):
 
     @property
     def copied_bytes(self) -> int:
-        """The copy for generation in this process: what is not stored in the type of forward passes, in it."""
+        """The copy for generation in this process: matrices that are not stored in the type of passes, in it."""
         return self.copied * self.dtype.itemsize if self.dtype.itemsize < torch.float32.itemsize else 0
 
 
@@ -138,7 +140,7 @@ def measure(
         parameters=parameters,
         trained=trained,
         frozen_bytes=frozen * stored.itemsize + sum(map(_bytes_of_codes, rounded)),
-        copied=trained + (0 if stored is dtype else frozen),
+        copied=sum(weight.numel() for weight in _cast(whole) if weight.requires_grad or stored is not dtype),
         vocabulary=head.shape[0],
         hidden=head.shape[1],
         dtype=dtype,
@@ -151,6 +153,11 @@ def measure(
         return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored))
     except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
         return structs.replace(size, problem=_in_words(error))
+
+
+def _cast(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
+    """What the model that generates has in the type of forward passes, if it is stored in another."""
+    return (weight for module in model.modules() if is_cast(module) for weight in module.parameters(recurse=False))
 
 
 def _bytes_of_codes(layer: FrozenLinear) -> int:
@@ -232,6 +239,19 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self._alive.pop(key)
 
 
+class GroupedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Grouped products of tensors without content in any type: torch's own code for these knows bfloat16 alone."""
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operation."""
+        if function is not torch.ops.aten._grouped_mm.default:
+            return function(*args, **(kwargs or {}))
+        rows, weights, *_ = args  # [S, K] and [E, K, N]
+        return rows.new_empty(rows.shape[0], weights.shape[-1])
+
+
 def _measure_passes(config: PreTrainedConfig, lora: LoraSettings, dtype: torch.dtype, stored: torch.dtype) -> PassSize:
     """By passes of one and two rows through models of one and two layers."""
     num_layers = config.get_text_config().num_hidden_layers
@@ -239,7 +259,7 @@ def _measure_passes(config: PreTrainedConfig, lora: LoraSettings, dtype: torch.d
     cached: list[int] = []
     for layers in (1, 2):
         model = _build(_with_layers(config, layers), lora, stored)
-        with FakeTensorMode():
+        with FakeTensorMode(), GroupedProducts():  # type: ignore[no-untyped-call]
             _give_fake_memory(model)
             for rows in (1, 2):
                 for checkpointed in (False, True):
@@ -295,6 +315,7 @@ def _build(
     with torch.device("meta"), no_init_weights():
         model = empty_model(config, dtype=stored)
         model.tie_weights()
+        cast_experts(model)
         if has_encoder(config) and not trains_encoder:
             freeze_encoder(model)
         if lora.rank:

@@ -94,6 +94,17 @@ def test_only_matrices_are_copied_and_the_cache_has_their_type() -> None:
     assert engine._decoder.bytes_per_token == exact._decoder.bytes_per_token / 2
 
 
+def test_experts_are_copied_too() -> None:
+    policy = _half(make("qwen3_moe"))
+    engine, before = _generate(policy)
+    copied = dict(_copy_of(engine).named_parameters())
+    experts = [name for name in copied if ".experts." in name]
+    assert len(experts) == 4 and {copied[name].dtype for name in experts} == {torch.bfloat16}
+    swap_weights(policy, {name: -value if ".experts." in name else value for name, value in policy.weights.items()}, 1)
+    after = engine.generate(PROMPTS, 2, SAMPLING, seed=3)
+    assert after == _generate(policy)[1] != before
+
+
 def test_in_float32_the_trained_model_generates() -> None:
     policy = random_policy()
     engine, _ = _generate(policy)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from msgspec.structs import replace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.utils import chat_template_utils
 
 from swarm.errors import PolicyError
+from swarm.policy import turns
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config
-from swarm.types import Message, Past, Step, Text
+from swarm.training.rows import sampled_row, text_rows
+from swarm.types import Completion, Message, Past, Step, Text
+from tests.example_groups import graded
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -43,8 +50,10 @@ TEMPLATES = {
 MARKS = ("<|im_start|>", "<|im_end|>", "<|begin|>", "<|start|>", "<|end|>", "<|eot|>", "<bos>", "<turn>", "<end>")
 
 
-def policy_with(template: str | None, end: str, system_prompt: str | None = None) -> Policy:
-    """Its tokenizer joins 1 and 2 into one token, which a policy may also sample one by one."""
+def policy_with(
+    template: str | None, end: str, system_prompt: str | None = None, stops: tuple[str, ...] = ()
+) -> Policy:
+    """Its tokenizer joins 1 and 2 into one token, which a policy may also sample one by one; `stops` end turns, too."""
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12"]
     inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[("1", "2")]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -52,7 +61,7 @@ def policy_with(template: str | None, end: str, system_prompt: str | None = None
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end, extra_special_tokens=list(MARKS))
     tokenizer.chat_template = template
     config = tiny_config()
-    config.vocab_size, config.eos_token_id = len(tokenizer), tokenizer.eos_token_id
+    config.vocab_size, config.eos_token_id = len(tokenizer), tokenizer.convert_tokens_to_ids([end, *stops])
     torch.manual_seed(0)
     return Policy("chat", Qwen3ForCausalLM(config), tokenizer, system_prompt)
 
@@ -101,12 +110,68 @@ def test_two_turns_are_the_ids_of_the_whole_conversation(style: str, system: str
     assert policy.encode(past) == whole
 
 
+@pytest.mark.parametrize(
+    ("template", "stops", "end"),
+    [
+        (TEMPLATES["gemma"][0], ("<end>",), "<end>"),
+        (TEMPLATES["gemma"][0].replace("<end>", "\n<end>"), ("<end>",), "<end>"),
+        (TEMPLATES["gemma"][0].replace("<end>\n", ""), ("<turn>",), "<turn>"),  # GLM-4: the next turn ends it
+        (TEMPLATES["gemma"][0], (), "<|eot|>"),  # gpt-oss: the template ends past answers with another token
+        ("{{ raise_exception('one question only') }}", ("<end>",), "<|eot|>"),
+        (None, ("<end>",), "<|eot|>"),
+    ],
+)
+def test_the_turns_of_others_end_as_the_template_ends_them(
+    template: str | None, stops: tuple[str, ...], end: str
+) -> None:
+    policy = policy_with(template, "<|eot|>", stops=stops)
+    (stopped, cut) = policy.encode_completions([Completion("1", "stop"), Completion("1", "length")])
+    assert policy.tokenizer.convert_ids_to_tokens(stopped) == ["1", end]
+    assert policy.tokenizer.convert_ids_to_tokens(cut) == ["1"]
+
+
+def test_a_completion_read_as_text_has_the_tokens_that_it_was_sampled_as() -> None:
+    """Of its own model: else every honest group would look improbable to whoever checks it."""
+    policy = policy_with(TEMPLATES["gemma"][0], "<|eot|>", stops=("<end>",))
+    said = (*policy.tokenizer.encode("12", add_special_tokens=False), policy.tokenizer.convert_tokens_to_ids("<end>"))
+    group = graded()
+    completion = Completion("12", "stop", said, (-0.1, -0.1))
+    group = replace(group, group=replace(group.group, completions=(completion,)))
+    (read,) = text_rows(policy, [], group, [0])
+    assert read.completion == sampled_row(policy, [], group, 0).completion
+    step = Step(tuple(policy.encode_completions([completion])[0]), (Text("higher"),))
+    conversation = [("user", "Guess!"), ("assistant", "12"), ("user", "higher")]
+    expected = policy.tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in conversation],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert policy.tokenizer.decode(policy.encode(Past("Guess!", (step,)))) == expected
+
+
 def test_system_text_that_a_template_leaves_out_is_said_by_the_user() -> None:
     template = "{% for m in messages %}{% if m.role == 'user' %}<turn>{{ m.content }}<end>{% endif %}{% endfor %}"
     policy = policy_with(template, "<end>", "Be brief.")
     own = (Message("system", "Be long."), Message("user", "Guess!"))
     for prompt, read in (("Guess!", "Be brief.\n\nGuess!"), (own, "Be long.\n\nGuess!")):
         assert policy.tokenizer.decode(policy.encode_prompt(prompt), skip_special_tokens=False) == f"<turn>{read}<end>"
+
+
+DATED = (
+    "\n  {%- macro today() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}\n  {% if strftime_now is defined %}"
+    "<|start|>It is {{ today() }}, {{ strftime_now(format='%A, %B %-d, %Y') }}, {{ strftime_now('%Y-%m-%d') }}, 100%."
+    "{% endif %}\n" + TEMPLATES["llama"][0]
+)
+
+
+def test_a_template_writes_the_same_day_on_every_node_and_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3, SmolLM3 and gpt-oss do: what was sampled before midnight would be read otherwise after it."""
+    policy = policy_with(DATED, "<|eot|>")
+    read = policy.encode_prompt("Guess!")
+    assert "26 Jul 2024, Friday, July 26, 2024, 2024-07-26, 100%." in policy.decode(read)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: turns.DATE))
+    chat = [{"role": "user", "content": "Guess!"}]
+    assert read == policy.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
 
 def test_an_observation_cannot_speak_for_the_policy() -> None:

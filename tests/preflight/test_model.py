@@ -9,16 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
+from swarm.engines.transformers.generating import GeneratingModel
 from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.frozen.layers import frozen_layers
+from swarm.policy.loading import Policy
 from swarm.policy.scoring.head import selected_logprobs
 from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
 from swarm.preflight.page import MODELS
 from swarm.training.layers import TrainingLayers
-from tests.engines.models import ARCHITECTURES, make
+from tests.engines.models import ARCHITECTURES, make, make_published
 
 MIB = 2**20
 ROWS, WIDTH = 10, 12
@@ -77,7 +80,7 @@ def test_weights_gradients_and_states_are_counted_exactly(architecture: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_activations_are_what_a_pass_saves(architecture: str, dtype: torch.dtype) -> None:
     model = _deeper(architecture)
     passes = _size(model, dtype).passes
@@ -85,9 +88,42 @@ def test_activations_are_what_a_pass_saves(architecture: str, dtype: torch.dtype
     assert passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, dtype), rel=0.1)
 
 
-def test_code_that_depends_on_values_is_said_to_be_left_out() -> None:
-    size = _size(_deeper("qwen3_moe"))
-    assert size.passes is not None or size.problem
+def test_code_that_depends_on_values_is_said_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: torch.nn.Module, hidden: Tensor) -> Tensor:
+        return hidden if hidden.sum() > 0 else -hidden
+
+    monkeypatch.setattr(Qwen2MLP, "forward", forward)
+    size = _size(_deeper("qwen2"))
+    assert size.passes is None and "DataDependent" in size.problem
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixtral", "untied qwen2"])
+def test_the_copy_that_generates_is_counted_exactly(architecture: str, rank: int) -> None:
+    if architecture == "untied qwen2":
+        plain = make("qwen2")
+        plain.model.config.tie_word_embeddings = False
+        policy = Policy("untied", type(plain.model)(plain.model.config), plain.tokenizer, None)
+    else:
+        policy = make_published(architecture) if architecture == "mixtral" else make(architecture)
+    lora, config = LoraSettings(rank=rank), policy.model.config
+    if rank:
+        pytest.importorskip("peft", reason="needs the extra lora")
+        policy.model.to(torch.bfloat16)
+        policy.adapters = Adapters(policy.model, lora)
+    policy.dtype = torch.bfloat16
+    generating = GeneratingModel(policy)
+    generating.refresh()
+    own = {id(tensor) for tensor in policy.model.parameters()}
+    copied = sum(each.nbytes for each in generating.model.parameters() if id(each) not in own)
+    assert measure(config, lora, lambda _: torch.bfloat16).copied_bytes == copied
+
+
+def test_experts_print_nothing_while_they_are_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        passes = _size(_deeper("qwen3_moe"), dtype).passes
+        assert passes is not None and passes.cached_per_token > 0
+    assert "BF16" not in capfd.readouterr().err
 
 
 def test_a_model_that_cannot_be_built_is_a_clear_error() -> None:

@@ -16,11 +16,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from swarm.policy.experts.casting import are_cast
 from swarm.policy.loading import Policy
 from swarm.policy.routing import Routers
 
 LINEAR = (nn.Linear, Conv1D)
 """Layers whose weight and bias autocast casts, whatever their input."""
+
+
+def is_cast(module: nn.Module) -> bool:
+    """Whether each pass in half precision casts the parameters of this module itself, unless they have its type."""
+    return type(module) in LINEAR or are_cast(module)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class _Cast:
 
     def refresh(self) -> None:
         """Cast the present weights."""
-        for name, copied in self.copied.named_parameters():
+        for name, copied in self.copied.named_parameters(recurse=False):
             copied.copy_(self.trained.get_parameter(name))
 
 
@@ -64,14 +70,14 @@ class GeneratingModel:
 
 
 def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
-    """A second model with linear layers of its own, still empty; other tensors are those of the first."""
+    """A second model with matrices of its own, still empty; other tensors are those of the first."""
     twin: PreTrainedModel = _sharing_tensors(policy.model)
     casts = []
     for name, trained in policy.model.named_modules():
-        if type(trained) not in LINEAR or trained.get_parameter("weight").dtype is policy.dtype:
+        if not is_cast(trained) or all(each.dtype is policy.dtype for each in trained.parameters(recurse=False)):
             continue
         layer = twin.get_submodule(name)
-        for part, value in list(layer.named_parameters()):
+        for part, value in list(layer.named_parameters(recurse=False)):
             setattr(layer, part, nn.Parameter(torch.empty_like(value, dtype=policy.dtype), requires_grad=False))
         casts.append(_Cast(trained, layer))
     return twin, casts

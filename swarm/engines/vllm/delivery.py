@@ -67,9 +67,9 @@ class Delivery:
 
     def _buffer(self) -> transfer.GpuBuffer | None:
         """None where memory cannot be shared, or there is none left."""
-        weights, dtype = trained_weights(self._policy), self._policy.compute_dtype
+        needed = transfer.buffer_bytes(trained_weights(self._policy, outlined=True))
         try:
-            return transfer.GpuBuffer(transfer.buffer_bytes(weights, dtype), self._policy.device)
+            return transfer.GpuBuffer(needed, self._policy.device)
         except RuntimeError as error:
             self._share_no_more(error)
             return None
@@ -79,7 +79,7 @@ class Delivery:
         try:
             with policy.gate.use():
                 state = state_of(policy)
-                for piece in transfer.pieces(buffer, trained_weights(policy), policy.compute_dtype):
+                for piece in transfer.pieces(buffer, trained_weights(policy)):
                     ask(lambda call, piece=piece: Piece(call, piece))  # type: ignore[misc]
             ask(lambda call: Load(call, None, state.version, kv == "recompute", adapters=False))
         except EngineCrashed:

@@ -6,9 +6,11 @@ Weights on the GPU that vLLM is on need no files: see `transfer.py`.
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
@@ -21,11 +23,23 @@ from transformers.core_model_loading import revert_weight_conversion
 from swarm.errors import EngineError
 from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
+from swarm.policy.media.encoder import is_encoder_trained
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS_FILE = "model.safetensors"
 OTHER_FILES_BYTES = 2**25
 """Room beside the weights for the tokenizer, the configuration and the process's log."""
+LAYER = re.compile(r".*?\.\d+\.")
+"""Begins the names of a layer's weights."""
+NAMES_IN_VLLM = {
+    "PhimoeForCausalLM": "PhiMoEForCausalLM",
+    "LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration",
+}
+"""Models that vLLM and their published configurations spell otherwise than transformers' classes. The published
+spelling itself is lost once transformers has saved a model."""
+
+Handed = tuple[str, torch.Tensor, torch.dtype]
+"""A tensor by its name in the model, and the type in which vLLM gets it."""
 
 
 class State(Struct, frozen=True):
@@ -46,7 +60,7 @@ def make_work_directory(policy: Policy) -> Path:
 
     Docker gives a container 64 MiB of shared memory. Raises `EngineError` when there is no room anywhere.
     """
-    needed = sum(weight.numel() for _, weight in _base(policy)) * policy.compute_dtype.itemsize
+    needed = sum(weight.numel() * dtype.itemsize for _, weight, dtype in _base(policy))
     places = [place for place in (SHARED_MEMORY, Path(gettempdir())) if place.is_dir()]
     free = {place: shutil.disk_usage(place).free for place in places}
     for place in places:
@@ -71,7 +85,8 @@ def model_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
     """
     directory = work / "model"
     config = copy.deepcopy(policy.model.config)
-    config.architectures = [type(policy.model).__name__]
+    name = type(policy.model).__name__
+    config.architectures = [NAMES_IN_VLLM.get(name, name)]
     config.save_pretrained(directory)
     policy.tokenizer.save_pretrained(directory)
     with policy.gate.use():
@@ -100,38 +115,68 @@ def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
         shutil.rmtree(directory)
 
 
-def trained_weights(policy: Policy) -> dict[str, torch.Tensor]:
-    """The weights that training changes, by the names that vLLM reads, as they are."""
-    return _as_published(policy, {name: value.detach() for name, value in _changing(policy)})
+def trained_weights(policy: Policy, outlined: bool = False) -> Iterator[Handed]:
+    """The weights that training changes and the buffers beside them, as they are; `outlined`: without content."""
+    for dtype, handed in groupby(_changing(policy), lambda each: each[2]):
+        values = ((name, value.detach()) for name, value, _ in handed)
+        outlines = ((name, value.to("meta") if outlined else value) for name, value in values)
+        yield from ((name, value, dtype) for name, value in _as_published(policy, outlines))
 
 
-def _base(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's parameters by their names without adapters; matrices of few bits are computed one after the other."""
+def _base(policy: Policy) -> Iterator[Handed]:
+    """All of the model without adapters; matrices of few bits are computed one after the other."""
     for name, parameter in policy.model.named_parameters():
         if ".lora_" not in name:
-            yield name.replace(".base_layer.", "."), parameter
+            yield name.replace(".base_layer.", "."), parameter, policy.compute_dtype
     for name, layer in frozen_layers(policy.model):
-        yield f"{name.removesuffix('.base_layer')}.weight", layer.weight
+        yield f"{name.removesuffix('.base_layer')}.weight", layer.weight, policy.compute_dtype
+    yield from _buffers(policy, policy.model.named_modules())
 
 
-def _changing(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights but those of an encoder, which stay as they are."""
+def _changing(policy: Policy) -> Iterator[Handed]:
+    """All weights but those of an encoder that stay as they are. Buffers do not change, but vLLM empties a layer before
+    it loads it again, and has none after a deep sleep."""
     for name, value in policy.weights.items():
         if value.requires_grad or policy.media is None:
-            yield name, value
+            yield name, value, policy.compute_dtype
+    modules = policy.model.named_modules()
+    if policy.media is not None and not is_encoder_trained(policy.model):
+        language = {id(module) for module in policy.model.get_decoder().modules()}
+        modules = ((name, module) for name, module in modules if id(module) in language)
+    yield from _buffers(policy, modules)
 
 
-def _write(policy: Policy, directory: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+def _buffers(policy: Policy, modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[Handed]:
+    """What files hold beside parameters, in its own type, as it is in files: choices of experts hang on it.
+
+    Without `state_dict`, which would shard gathered weights again.
+    """
+    unsaved = policy.model._keys_to_ignore_on_save or ()
+    for prefix, module in modules:
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set and name not in unsaved:
+                yield name.replace(".base_layer.", "."), buffer, buffer.dtype
+
+
+def _write(policy: Policy, directory: Path, weights: Iterable[Handed]) -> None:
     """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
-    dtype = policy.compute_dtype
-    rounded = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights}
+    rounded = ((name, value.detach().to("cpu", dtype)) for name, value, dtype in weights)
+    published = {name: value.contiguous() for name, value in _as_published(policy, rounded)}
     try:
-        save_file(_as_published(policy, rounded), directory / WEIGHTS_FILE)
+        save_file(published, directory / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         free = {directory: shutil.disk_usage(directory).free}
         raise EngineError(f"{_no_room('weights', free)} ({error})") from error
 
 
-def _as_published(policy: Policy, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By their names in published files, which vLLM knows: transformers has others for some families that see."""
-    return weights if policy.media is None else revert_weight_conversion(policy.model, weights)
+def _as_published(policy: Policy, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """By their names in published files, which vLLM knows: transformers has others, and joins experts.
+
+    Layer by layer, because joined ones are copied.
+    """
+    layers: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in weights:
+        found = LAYER.match(name)
+        layers.setdefault(found[0] if found else "", {})[name] = value
+    for prefix in list(layers):
+        yield from revert_weight_conversion(policy.model, layers.pop(prefix)).items()

@@ -7,7 +7,8 @@ That is vLLM's own transfer, with its backend `ipc` and packed pieces. Its code 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -40,22 +41,24 @@ class GpuBuffer:
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
-def buffer_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
-    """Of a buffer for pieces of these weights in this type."""
-    sizes = [value.numel() * dtype.itemsize for value in weights.values()]
+def buffer_bytes(weights: Iterable[tuple[str, Tensor, torch.dtype]]) -> int:
+    """Of a buffer for pieces of these weights, each in the type beside it."""
+    sizes = [value.numel() * dtype.itemsize for _, value, dtype in weights]
     return max(min(sum(sizes), BUFFER_BYTES), *sizes)
 
 
-def pieces(buffer: GpuBuffer, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[Packed]:
-    """Fill the buffer with as many weights as it holds, in their order; the next piece takes the place of the last."""
-    room = len(buffer.content) // dtype.itemsize
-    packed: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        if sum(each.numel() for each in packed.values()) + value.numel() > room:
-            yield _filled(buffer, packed, dtype)
-            packed = {}
-        packed[name] = value
-    yield _filled(buffer, packed, dtype)
+def pieces(buffer: GpuBuffer, weights: Iterable[tuple[str, Tensor, torch.dtype]]) -> Iterator[Packed]:
+    """Fill the buffer with as many weights of one type as it holds, in their order; the next piece takes the place of
+    the last."""
+    for dtype, alike in groupby(weights, lambda each: each[2]):
+        room = len(buffer.content) // dtype.itemsize
+        packed: dict[str, Tensor] = {}
+        for name, value, _ in alike:
+            if sum(each.numel() for each in packed.values()) + value.numel() > room:
+                yield _filled(buffer, packed, dtype)
+                packed = {}
+            packed[name] = value
+        yield _filled(buffer, packed, dtype)
 
 
 def _filled(buffer: GpuBuffer, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Packed:
