@@ -379,7 +379,11 @@ def test_a_false_offer_costs_its_author_and_brings_the_group_of_another(
     assert store.get(record_id(group.record)) == group.record and set(store._by_owner) == {author.peer_id}
 
 
-@pytest.mark.parametrize("record", [bytes(500), seal(ALICE, RUN, "group", make_group(RUN, ALICE.peer_id))])
+@pytest.mark.parametrize(
+    "record",
+    [bytes(500), seal(ALICE, RUN, "group", make_group(RUN, ALICE.peer_id))],
+    ids=["no record", "of another run"],
+)
 def test_noise_on_offer_is_charged_to_who_offered_it(swarm: Pulling, record: bytes) -> None:
     thief = Identity.generate()
     swarm.records[record_id(record)] = record
