@@ -1,4 +1,4 @@
-"""Turns Ctrl-C and SIGTERM into a stop request, obeyed where the state is consistent."""
+"""Turns Ctrl-C, SIGTERM and a closed terminal into a stop request, obeyed where the state is consistent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopRequest:
     """Set by the first signal; the second ends the process at once."""
 
     def __init__(self, supervised: bool = False) -> None:
-        """Handle SIGINT and SIGTERM from now on.
+        """Handle SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP from now on.
 
         Main thread only. `supervised`: the end of standard input is a stop request, too. The parent holds the other end
         of the pipe, and the kernel closes it however the parent dies.
@@ -28,12 +28,18 @@ class StopRequest:
         self._asked = False
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._on_signal)
         if supervised:
             threading.Thread(target=_end_with_stdin, name="supervision", daemon=True).start()
 
     def __call__(self) -> bool:
         """Whether to stop."""
         return self._asked
+
+    def ask(self) -> None:
+        """Stop, as a signal asks."""
+        self._asked = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._asked:

@@ -50,6 +50,7 @@ from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
 from swarm.yaml_file import UNREADABLE, YamlFile
 
 ENVIRONMENT_PREFIX = "SWARM_"
+TEST_PREFIX = "SWARM_TEST_"
 
 CONFIG_VERSION = 1
 """Rises when a field is renamed, removed or gets another meaning; a configuration of another version is refused."""
@@ -275,12 +276,17 @@ def _chosen_model(layers: Iterable[Values]) -> str:
 
 
 def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """`SWARM_MIX__LOCAL=3` names `mix.local`; other variables with the prefix are an error, as in a file."""
-    return [
-        (name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."), value)
-        for name, value in environment.items()
-        if name.startswith(ENVIRONMENT_PREFIX)
-    ]
+    """`SWARM_MIX__LOCAL=3` names `mix.local`; other variables with the prefix are an error, as in a file.
+
+    Those for tests are none of a node's.
+    """
+    pairs = []
+    for name, value in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(TEST_PREFIX):
+            path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            _kind_of(path, f"the variable {name}")
+            pairs.append((path, value))
+    return pairs
 
 
 def _nest(pairs: Iterable[tuple[str, str]], origin: str) -> Values:

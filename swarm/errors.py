@@ -56,6 +56,10 @@ class PeerUnreachable(TransportError):
     """A request to one peer failed or timed out."""
 
 
+class OtherRun(PeerUnreachable):
+    """All peers that were asked are in another run than the one wanted."""
+
+
 class DirectoryError(TransportError):
     """This query to the directory of peers failed."""
 

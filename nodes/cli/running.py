@@ -316,12 +316,13 @@ def sweep(
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
     from nodes.commands.running.sweep import SweepOptions
     from nodes.commands.running.sweep import sweep as run
+    from nodes.simulation.mixes import named
     from swarm.machine import num_cores
 
     options = SweepOptions(
         file=config,
         fields=extra_fields(context),
-        mixes=tuple(dict.fromkeys(mix or DEFAULT_MIXES)),
+        mixes=named(mix or DEFAULT_MIXES),
         num_seeds=seeds,
         peers=peers,
         rounds=rounds,

@@ -335,8 +335,8 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
         node.begin()
         while not (node.done or stop()):
             running.step()
-            if plain is not None:
-                _print_plain(plain, history, running.config.telemetry.log_every_rounds)
+            if plain is not None and not _is_told(plain, history, running.config.telemetry.log_every_rounds):
+                stop.ask()
     except Interrupted:
         pass  # `stop` is set as well
     except TransportError as error:
@@ -349,7 +349,7 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
         reason, code = "interrupted", exits.INTERRUPTED
     node.end(reason)
     if plain is not None:
-        _print_plain(plain, history, 1)
+        _is_told(plain, history, 1)
     return exits.INTERRUPTED if stop() else code
 
 
@@ -387,6 +387,15 @@ class _NetworkWatch:
 def _without_numbers(detail: str) -> str:
     """Ignore numbers, so that a countdown is not a change."""
     return "".join(char for char in detail if not char.isdigit())
+
+
+def _is_told(console: Console, history: PeerHistory, every: int) -> bool:
+    """Print new events; whether anybody still reads them."""
+    try:
+        _print_plain(console, history, every)
+    except SystemExit:  # rich's answer to a closed pipe; from now on it prints nothing
+        return False
+    return True
 
 
 def _print_plain(console: Console, history: PeerHistory, every: int) -> None:

@@ -33,7 +33,7 @@ from swarm.environments.specs import (
     to_specs,
     why_left_out,
 )
-from swarm.errors import ConfigError, PeerUnreachable, Refusal, TaskError
+from swarm.errors import ConfigError, OtherRun, PeerUnreachable, Refusal, TaskError
 from swarm.files import replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -278,7 +278,8 @@ def remembered(out: Path) -> bytes | None:
 def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     """The sealed manifest of the bootstraps' run; None when there are none or none answers.
 
-    Raises `ConfigError` for a bootstrap address without a peer id.
+    Raises `ConfigError` for a bootstrap address without a peer id, and when all are in another run than
+    `network.run_id`.
     """
     bootstraps = Bootstraps(settings.bootstrap)
     for entry, problem in bootstraps.look_up().items():
@@ -290,6 +291,10 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     console.print(f"asking {asked} for the run, at most {ASK_TIMEOUT_S:g} s", highlight=False)
     try:
         return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
+    except OtherRun as error:
+        raise ConfigError(
+            f"network.run_id is {settings.run_id}, but the members asked are in another: {error}"
+        ) from error
     except PeerUnreachable as error:
         warn(f"{error}; training alone until one answers", console)
         return None

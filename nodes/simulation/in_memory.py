@@ -81,8 +81,9 @@ class MemoryRun:
         for guest in self.guests:
             guest()
         for node, joined_at in self._joined:
-            # After a stop within a turn, nodes that have taken it wait for the others.
-            if not node.done and joined_at + node.round <= number:
+            # After a stop within a turn, nodes that have taken it wait for the others. A paused one makes no round: all
+            # wait for it, since a pause must not change what a swarm learns.
+            while not node.done and joined_at + node.round <= number:
                 node.step()
                 # Or every node keeps what its update took: a fifth of a swarm's memory with SmolLM2.
                 return_free_memory()

@@ -35,6 +35,11 @@ def as_fields(values: Values) -> list[tuple[str, str]]:
     return fields
 
 
+def named(mixes: Sequence[str]) -> tuple[str, ...]:
+    """Each mix once, by its usual name: `04/4` is `4/4`."""
+    return tuple(dict.fromkeys(re.sub(r"\d+", lambda digits: str(int(digits[0])), mix) for mix in mixes))
+
+
 def mix_configs(
     mixes: Sequence[str], file: Path | None, environment: Mapping[str, str], fields: Fields = ()
 ) -> dict[str, NodeConfig]:

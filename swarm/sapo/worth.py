@@ -213,14 +213,15 @@ class WorthEstimator:
 
     def _estimate(self) -> SwarmWorth:
         rounds = len(self.rounds)
-        if sum(each.sums.compared for each in self.rounds) < MIN_ROUNDS:
-            return SwarmWorth(rounds)
+        compared = int(sum(each.sums.compared for each in self.rounds))
+        if compared < MIN_ROUNDS:
+            return SwarmWorth(rounds, compared=compared)
         sums = Sums(*self._drawn([each.sums for each in self.rounds]).T)
         with np.errstate(divide="ignore", invalid="ignore"):
             own = np.where(sums.own > 0, sums.own / sums.compared, np.nan)
             each = _known(sums.cross / sums.compared / own)
             found = _known(_progress_together(sums, own) / _progress_alone(sums, own), MAX_HELP_WIDTH)
-            return SwarmWorth(rounds, found, each, self._senders(own))
+            return SwarmWorth(rounds, found, each, self._senders(own), compared)
 
     def _senders(self, own: Array) -> dict[str, Estimate]:
         groups = Counter[str]()

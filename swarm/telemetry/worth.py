@@ -16,7 +16,8 @@ CLEAR_WIDTH = 1.0
 def in_words(worth: SwarmWorth) -> str:
     """The answer to "does the swarm help me?", in a sentence; see `docs/operate.md`."""
     if worth.help is None:
-        return f"whether the swarm helps is {NOT_KNOWN} ({worth.rounds} rounds measured)"
+        compared = f"{worth.compared} of them with own and others' groups"
+        return f"whether the swarm helps is {NOT_KNOWN} ({worth.rounds} rounds measured, {compared})"
     each = "" if worth.each is None else f"others' groups are worth {figures(worth.each)} of your own each; "
     return f"{each}{verdict(worth.help)}: {figures(worth.help)} times the progress alone"
 

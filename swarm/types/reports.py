@@ -35,6 +35,8 @@ class SwarmWorth(Struct, frozen=True):
     """Worth of an external group, in own groups."""
     senders: dict[str, Estimate] = {}
     """The same by the group's author, of those that are known well enough."""
+    compared: int = 0
+    """Of the rounds, those with own and others' groups in the update."""
 
 
 complete(globals())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from nodes.commands.measuring.checkpoints import export_checkpoint
-from tests.nodes.processes import LOOPBACK, Swarm, address_of, gone, summary, swarm, until
+from swarm.telemetry.history import PeerHistory
+from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, gone, summary, swarm, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -124,6 +128,37 @@ def test_an_unreachable_bootstrap_means_alone_until_it_appears(tmp_path: Path, s
     assert address_of(again).split("/p2p/")[1] == address.split("/p2p/")[1], "the same identity"
     until(lambda: peer.history().latest.alone_since is None, peer, "company")
     assert peer.stop() == 130
+
+
+def test_a_member_of_another_run_is_not_joined(tmp_path: Path, stack: ExitStack) -> None:
+    address = address_of(_bootstrap(stack, tmp_path / "b"))
+    lost = _join(stack, tmp_path / "peer", address, "--network.run_id=elsewhere-0123456789abcdef0123")
+    assert lost.wait() == 2
+    assert "network.run_id is elsewhere-" in lost.text() and lost.round() == 0
+
+
+def test_a_closed_terminal_stops_a_node_as_ctrl_c_does(tmp_path: Path, stack: ExitStack) -> None:
+    peer = _join(stack, tmp_path / "peer")
+    until(lambda: peer.round() >= 3, peer, "rounds")
+    assert peer.stop(signal.SIGHUP) == 130
+    end = peer.history().end
+    assert end is not None and end.reason == "interrupted" and (peer.out / "checkpoints").is_dir()
+
+
+def test_when_nobody_reads_its_output_any_more_a_node_stops_in_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nodes.cli", "join", "--out", str(tmp_path), *LOOPBACK]
+    with subprocess.Popen(
+        [*command, "--evaluation.num_questions=0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as node:
+        assert node.stdout is not None and node.stderr is not None
+        for line in node.stdout:
+            if "round 3" in line:
+                break
+        node.stdout.close()
+        assert node.wait(DEADLINE_S) == 130
+        assert "Traceback" not in node.stderr.read()
+    end = PeerHistory.read(tmp_path / "metrics.jsonl").end
+    assert end is not None and end.reason == "interrupted" and any((tmp_path / "checkpoints").iterdir())
 
 
 def test_models_tokenizers_and_task_lists_may_differ(tmp_path: Path, stack: ExitStack) -> None:

@@ -44,7 +44,7 @@ def test_workers_are_read_and_bad_ones_refused() -> None:
     one, other = parse_workers(["2x1.5@0.4*0.5"])
     assert (one.rate, one.price, one.availability) == (1.5, 0.4, 0.5) and one.name != other.name
     assert parse_workers(["3"]) == (Worker("3 #0", 3.0),)
-    for bad in ("", "x3", "8xq", "1@-1", "-1", "1*2", "inf", "1e999", "nan"):
+    for bad in ("", "x3", "0x1", "8xq", "1@-1", "-1", "1*2", "inf", "1e999", "nan"):
         with pytest.raises(ConfigError, match="--worker must be"):
             parse_workers([bad])
 

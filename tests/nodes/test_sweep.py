@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from benchmarks.common.children import until
 from nodes.cli.arguments import repeat_option
 from nodes.commands.running import sweep as command
 from nodes.commands.running.sweep import SweepOptions, sweep, sweep_cells
@@ -34,8 +37,10 @@ from nodes.simulation.mixes import as_fields, mix_configs
 from nodes.simulation.schedule import run_cells
 from swarm.config import load_config
 from swarm.errors import ConfigError
+from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.comparison.outcome import NodeOutcome, SwarmOutcome
 from swarm.telemetry.comparison.table import stops_in_words
+from swarm.telemetry.history import PeerHistory
 
 SMALL = [
     ("generation.questions_per_round", "2"),
@@ -193,6 +198,30 @@ def test_after_a_stop_no_node_is_ahead_by_more_than_a_round(finished: SweepOptio
         assert made["late"] == 5 or max(made.values()) - min(made.values()) <= 1
         assert abs(made["peer-1"] - made["peer-2"]) <= 1
     assert set(made.values()) == {ROUNDS}
+
+
+@pytest.mark.slow
+def test_while_one_node_is_paused_the_others_of_its_swarm_wait(finished: SweepOptions, tmp_path: Path) -> None:
+    (cell,) = sweep_cells(replace(finished, mixes=("1/1",), rounds=8))
+    stores = [CellStore(tmp_path / name) for name in ("whole", "paused")]
+    other, peer = (stores[1].folder / cell.name / name / "metrics.jsonl" for name in ("peer-1", "peer-2"))
+    ahead: list[int] = []
+
+    def pause() -> None:
+        assert until(lambda: PeerHistory.read(peer).latest is not None, 300.0, 0.02)
+        ask(peer.parent, AskedPause())
+        assert until(lambda: PeerHistory.read(peer).pause is not None, 300.0, 0.02)
+        time.sleep(1.0)
+        ahead.append(len(PeerHistory.read(other).rounds) - len(PeerHistory.read(peer).rounds))
+        withdraw(peer.parent)
+
+    pausing = threading.Thread(target=pause)
+    pausing.start()
+    assert [run_cells([cell], store, 1, _never, QUIET) for store in stores] == [0, 0]
+    pausing.join()
+    assert ahead == [1]
+    (whole,), (paused,) = (store.results([cell]) for store in stores)
+    assert _without_time(whole) == _without_time(paused), "a pause changes no result"
 
 
 @pytest.mark.slow

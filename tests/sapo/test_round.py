@@ -35,7 +35,6 @@ from swarm.types import (
     RolloutGroup,
     RunManifest,
     Sampling,
-    SwarmWorth,
     TaskRef,
     UpdateReport,
 )
@@ -216,7 +215,7 @@ def test_a_measured_round_knows_its_groups_and_others_are_left_alone() -> None:
         one.run_round()
         report = two.run_round()
     assert sketcher.begun == 2
-    assert report.worth == SwarmWorth(rounds=2)
+    assert report.worth is not None and report.worth.rounds == 2
     assert [set(measured.senders) for measured in estimator.rounds] == [{one.peer_id}] * 2
     assert estimator.rounds[0].sums.alone_inverse == 1 / 3, "three of six own questions had a good answer"
     assert "worth/cost_s" in report.figures

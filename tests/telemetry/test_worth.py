@@ -25,7 +25,7 @@ HELPS = SwarmWorth(
 HURTS = SwarmWorth(60, Estimate(0.5, 0.3, 0.7), Estimate(-0.2, -0.4, 0.1))
 UNCLEAR = SwarmWorth(60, Estimate(1.0, 0.8, 1.2), Estimate(1.0, 0.7, 1.3))
 OPEN = SwarmWorth(20, help=Estimate(1.4, 0.7, 2.2))
-UNKNOWN = SwarmWorth(3)
+UNKNOWN = SwarmWorth(3, compared=2)
 
 
 def _histories(folder: Path, *found: SwarmWorth | None) -> list[PeerHistory]:
@@ -48,7 +48,7 @@ def test_words_follow_the_interval_not_the_value() -> None:
     assert "the swarm does not help you: 0.5 (0.3 to 0.7)" in in_words(HURTS)
     assert "the swarm makes no clear difference to you" in in_words(UNCLEAR)
     assert "whether the swarm helps you is not clear yet: 1.4 (0.7 to 2.2)" in in_words(OPEN)
-    assert in_words(UNKNOWN) == "whether the swarm helps is not known yet (3 rounds measured)"
+    assert in_words(UNKNOWN).endswith("not known yet (3 rounds measured, 2 of them with own and others' groups)")
 
 
 def test_a_metrics_file_keeps_it() -> None:

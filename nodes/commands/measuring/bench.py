@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ BENCHMARKS = (
 
 
 def bench(name: str | None, arguments: Sequence[str]) -> int:
-    """Run a benchmark with its own options, or list all without a name; returns the exit code.
+    """Become a benchmark with its own options, or list all without a name; returns the exit code.
 
     Raises `ConfigError` for an unknown name.
     """
@@ -49,13 +48,9 @@ def bench(name: str | None, arguments: Sequence[str]) -> int:
         raise ConfigError(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # The terminal's signal reaches it, too; it stops its nodes and exits.
-            continue
+    sys.stdout.flush()
+    # In place of this process: a signal to it is one to the benchmark, which stops its nodes.
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
 
 
 def _listed() -> str:

@@ -79,7 +79,9 @@ def parse_workers(texts: Sequence[str]) -> tuple[Worker, ...]:
                 raise ValueError
             count, rate, price, availability = (float(part) if part else None for part in found.groups())
             worker = Worker("", rate or 0.0, price or 0.0, 1.0 if availability is None else availability)
-            if not (0 < worker.rate < math.inf and 0 <= worker.price < math.inf and 0 <= worker.availability <= 1):
+            if count == 0 or not (
+                0 < worker.rate < math.inf and 0 <= worker.price < math.inf and 0 <= worker.availability <= 1
+            ):
                 raise ValueError
         except ValueError:
             raise ConfigError(
@@ -133,7 +135,7 @@ def _table(plan: CapacityPlan) -> Table:
     if rate > 0:
         table.add_row("learner waits", f"{bubble_ratio(demand, rate):.1%} of its time")
         table.add_row("a step", f"{step_s(demand, rate):.4g} s")
-        table.add_row("costs", f"{cost_per_step(demand, plan.active, plan.learner_price):.4g}")
+        table.add_row("costs", f"{cost_per_step(demand, plan.active, plan.learner_price):.4g} a step")
         table.add_row("staleness", f"at most {staleness_bound(demand, rate)} steps")
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -59,6 +60,9 @@ def try_tasks(
             closing(open_engine(choice, policy, config.policy, config.generation)) as engine,
         ):
             played = play(engine, verifier, questions, config.generation.sampling())
+        if failures := verifier.counters().get("scorer_failures", 0):
+            times = "once" if failures == 1 else f"{failures} times"
+            print(f"warning: a reward function failed {times}: such completions get reward 0", file=sys.stderr)
     if as_json:
         print(json.dumps([structs.asdict(episode) for episode in played], indent=1))
         return
