@@ -138,15 +138,23 @@ class CheckpointStore:
     def newest(self) -> Path | None:
         """The newest complete checkpoint; torn ones are logged and skipped.
 
-        Raises `CheckpointError` for another format: a fresh start in the same directory would eventually remove it.
+        Raises `CheckpointError` for another format, and where all are torn: a fresh start in the same directory would
+        remove them in the end.
         """
+        torn = None
         for path in reversed(self._all()):
             try:
                 verify(path)
             except TornCheckpoint as error:
-                logger.warning("%s; trying the one before it", error)
+                logger.warning("%s", error)
+                torn = error
             else:
                 return path
+        if torn is not None:
+            raise CheckpointError(
+                f"{torn}, and there is no complete one before it: to start over, move {self.root} away, or choose "
+                "another directory with --out"
+            )
         return None
 
     def newest_model(self) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from nodes.commands.measuring.checkpoints import export_checkpoint
 from swarm.config import NodeConfig, load_config
-from swarm.errors import ConfigError
+from swarm.errors import CheckpointError, ConfigError
 from swarm.policy.config import SYSTEM_PROMPT, LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixSettings
@@ -65,3 +67,20 @@ def test_a_model_exported_by_a_later_version_is_refused(tmp_path: Path) -> None:
         load_config(
             command_line=[("policy.model", str(tmp_path)), ("tasks", "[{kind: reasoning_gym, name: gcd, find: boxed}]")]
         )
+
+
+def test_a_full_disk_is_said_and_leaves_no_part_of_a_model(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0)
+    state = TrainingState("12D3", "tiny", 1, 1, 8, [], Ledger().snapshot(), 99)
+    CheckpointStore(tmp_path / "run").save(policy, updater, state, NodeConfig().model_dump_json())
+
+    def full(source: str, target: str, **_: object) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(28, "No space left on device", target)
+
+    monkeypatch.setattr(shutil, "copytree", partial(shutil.copytree, copy_function=full))
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    assert not (tmp_path / "model").exists()

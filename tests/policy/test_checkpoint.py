@@ -94,6 +94,14 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
             verify(torn)
 
 
+def test_where_all_are_torn_nothing_starts_over_unasked(policy: Policy, tmp_path: Path) -> None:
+    store, updater = CheckpointStore(tmp_path), _updater(policy)
+    for round_ in (1, 2):
+        (store.save(policy, updater, _state(round_), "{}") / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"round-00000001 is torn.*to start over, move"):
+        store.newest()
+
+
 def test_a_checkpoint_of_another_format_is_no_torn_one(policy: Policy, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = store.save(policy, _updater(policy), _state(1), "{}")

@@ -30,9 +30,22 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
         policy.merge()
         policy.save(directory)
     else:
-        shutil.copytree(checkpoint / MODEL, directory)
+        _copy(checkpoint / MODEL, directory)
     write_exported(directory, default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt)
     console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
+
+
+def _copy(model: Path, directory: Path) -> None:
+    """Copy a model's files; none stay where not all fit. Raises `CheckpointError`."""
+    try:
+        shutil.copytree(model, directory)
+    except (shutil.Error, OSError) as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        reasons = error.args[0] if isinstance(error, shutil.Error) else error
+        reason = reasons[0][2] if isinstance(reasons, list) else reasons
+        raise CheckpointError(
+            f"{directory} cannot be written: {reason}; free disk space, or export elsewhere"
+        ) from error
 
 
 def find_checkpoint(path: Path) -> Path:
