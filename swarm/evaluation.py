@@ -48,9 +48,10 @@ def evaluate(
 ) -> Evaluation:
     """Ask the first `num_questions` of the held-out stream `seed` once each; an episode counts as a question.
 
-    Questions and samples depend on `seed` alone, so that evaluations do not change training.
+    A small data set has fewer: a row that the stream repeats is asked once. Questions and samples depend on `seed`
+    alone, so that evaluations do not change training.
     """
-    questions = verifier.draw(seed, 0, num_questions)
+    questions = list({question.ref: question for question in verifier.draw(seed, 0, num_questions)}.values())
     games = dict(play(by_generate(engine), verifier, questions, 1, sampling, seed))
     counts: dict[str, tuple[int, int]] = {}
     samples: list[Sample] = []

@@ -6,7 +6,7 @@ from swarm.environments.tiny import TINY_SEES_TASK
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.evaluation import MAX_SAMPLE_CHARS, Evaluation, evaluate
 from swarm.telemetry.intervals import wilson_interval
-from swarm.types import HELD_OUT_STREAMS, Sampling, media_of
+from swarm.types import HELD_OUT_STREAMS, Question, Sampling, media_of
 from swarm.types.thumbnails import thumbnails
 from tests.sapo.test_round import FakeEngine, FakeVerifier
 
@@ -29,6 +29,14 @@ def test_accuracy_counts_graded_questions_only() -> None:
     assert result.tasks == {"gcd": (2, 5)}, "odd questions are answered well; number 3 could not be graded"
     assert result.accuracy == pytest.approx(0.4)
     assert Evaluation({}).accuracy is None
+
+
+def test_a_row_that_a_small_data_set_repeats_is_asked_once() -> None:
+    class Small(FakeVerifier):
+        def draw(self, seed: int, start: int, count: int) -> list[Question]:
+            return [super(Small, self).draw(seed, index % 2, 1)[0] for index in range(start, start + count)]
+
+    assert evaluate(FakeEngine(), Small(), Sampling(), 256, seed=0).tasks == {"gcd": (1, 2)}
 
 
 def test_the_first_graded_questions_are_kept_with_their_answers_shortened() -> None:
