@@ -7,7 +7,7 @@ Layers, in rising priority: defaults, defaults for the chosen model, the run's m
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
@@ -185,7 +185,7 @@ def load_config(
     if yaml_file is not None:
         own.append((str(file), yaml_file.values))
     own.append(("environment", environment_values(environment or {})))
-    own.append(("command line", _nest(command_line, "command line")))
+    own.append(("command line", _nest((*pair, "command line") for pair in command_line)))
     merged: Values = {}
     origins: dict[str, str] = {}
     preset = _preset(_chosen_model(values for _, values in own))
@@ -211,7 +211,7 @@ def _check_version(origin: str, values: Values) -> None:
 
 def environment_values(environment: Mapping[str, str]) -> Values:
     """The layer of the environment. Raises `ConfigError`."""
-    return _nest(_environment_pairs(environment), "environment")
+    return _nest(_named_fields(environment))
 
 
 def overlay(*layers: Values) -> Values:
@@ -275,24 +275,21 @@ def _chosen_model(layers: Iterable[Values]) -> str:
     return chosen
 
 
-def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+def _named_fields(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """`SWARM_MIX__LOCAL=3` names `mix.local`; other variables with the prefix are an error, as in a file.
 
     Those for tests are none of a node's.
     """
-    pairs = []
     for name, value in environment.items():
         if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(TEST_PREFIX):
             path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-            _kind_of(path, f"the variable {name}")
-            pairs.append((path, value))
-    return pairs
+            yield path, value, f"the variable {name}"
 
 
-def _nest(pairs: Iterable[tuple[str, str]], origin: str) -> Values:
-    """Nest the texts by their dotted paths; a repeated list field collects its values."""
+def _nest(fields: Iterable[tuple[str, str, str]]) -> Values:
+    """Nest (dotted path, text, where it is from); a repeated list field collects its values."""
     nested: Values = {}
-    for path, text in pairs:
+    for path, text, origin in fields:
         *parents, leaf = path.split(".")
         kind = _kind_of(path, origin)
         level = nested

@@ -1,8 +1,11 @@
-"""Files that are replaced as a whole."""
+"""Files and directories that are there as a whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -11,7 +14,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
 
     A durable file is there after a loss of power, too. Raises `OSError`; the earlier content stays.
     """
-    staging = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    staging = _partial(path)
     try:
         staging.write_bytes(content)
         if durable:
@@ -22,6 +25,30 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
         raise
     if durable:
         sync(path.parent)
+
+
+@contextmanager
+def whole_directory(final: Path) -> Iterator[Path]:
+    """A directory to make and fill within the block, which then becomes `final`, in place of an earlier one.
+
+    Raises `OSError`, and what the block raises: nothing of it stays then.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    staging = _partial(final)
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        yield staging
+        if final.exists():
+            shutil.rmtree(final)
+        staging.rename(final)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    sync(final.parent)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def sync(path: Path) -> None:

@@ -60,7 +60,7 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.history import PeerHistory, pause_in_words, suite_in_words
+from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
@@ -68,8 +68,6 @@ from swarm.telemetry.summary import swarm_summary
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
-KEPT_ROUNDS = 5_000
-"""Rounds that the live view knows."""
 
 
 class Node(Protocol):

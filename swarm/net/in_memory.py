@@ -11,7 +11,7 @@ from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.records.envelope import SignedRecord, read_record
 from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
 from swarm.net.records.mailbox import Mailbox
-from swarm.net.records.offers import OFFERS, check_offer, open_offers
+from swarm.net.records.offers import OFFERS, check_pulled, open_offers
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import MAX_LISTED
 from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
@@ -166,11 +166,9 @@ class MemoryTransport:
         if isinstance(read, RefusedRecord):
             return read
         try:
-            check_offer(offered, open_group(read, self._limits))
+            check_pulled(offered, open_group(read, self._limits), self._complain)
         except Refusal as refusal:
-            if refusal.reason != Reason.FALSE_OFFER or read.body.peer_id == offered.peer_id:
-                return refused(refusal)
-            self._complain(offered.peer_id, refusal.reason)
+            return refused(refusal)
         return read
 
     def _read(self, record: bytes, run_id: str) -> Read:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from swarm.page.node import MAX_ROUNDS, NodeReader
+from swarm.page.node import NodeReader
 from swarm.telemetry import benefit, worth
+from swarm.telemetry.history import KEPT_ROUNDS
 from swarm.types import Estimate
 
 Verdict = Literal["helps", "hurts", "open"]
@@ -37,11 +38,11 @@ BY_ESTIMATE = "The node's own estimate over its last rounds, from the gradients 
 def by_control(nodes: Sequence[NodeReader]) -> Answer | None:
     """What the nodes have gained over the control among them; None without one, or when nothing can be said.
 
-    Not beyond `MAX_ROUNDS`, because earlier rewards are forgotten then.
+    Not beyond `KEPT_ROUNDS`, because earlier rewards are forgotten then.
     """
     control = next((node.history for node in nodes if node.control), None)
     others = [node.history for node in nodes if not node.control]
-    if control is None or min((max(each.rounds, default=0) for each in (control, *others)), default=0) > MAX_ROUNDS:
+    if control is None or min((max(each.rounds, default=0) for each in (control, *others)), default=0) > KEPT_ROUNDS:
         return None
     found = benefit.benefit(others, control)
     if found is None:

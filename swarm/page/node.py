@@ -15,7 +15,7 @@ from swarm.foreign import clean
 from swarm.net.snapshot_progress import Progress, read_progress
 from swarm.net.trust.roster import ROSTER_FILE, Roster, read_roster
 from swarm.page.curves import Curve
-from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory
 from swarm.telemetry.records import (
     METRICS_FILE,
     EvaluationEvent,
@@ -26,8 +26,6 @@ from swarm.telemetry.records import (
     StartEvent,
 )
 
-MAX_ROUNDS = 5_000
-"""Rounds kept of a node, for its recent rewards and the comparison with a control."""
 MAX_NAME_CHARS = 40
 MAX_TASKS = 64
 MAX_DECISIONS = 8
@@ -62,7 +60,7 @@ class NodeReader:
         """`control`: the node learns alone for others to be compared with."""
         self.folder = folder
         self.control = control
-        self.history = PeerHistory(folder / METRICS_FILE, name, MAX_ROUNDS)
+        self.history = PeerHistory(folder / METRICS_FILE, name, KEPT_ROUNDS)
         self.roster: Roster | None = None
         self.free_bytes: int | None = None
         """On the disk of the directory."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class Routed(Tokens, Protocol):
         """Experts of prompt and completion except the last token; None when unknown."""
         ...
 
+
+R = TypeVar("R", bound=Routed)
 
 Given = Callable[[Tensor], Mapping[str, object]]
 """What a model is given of ids [B, L]."""
@@ -146,20 +148,16 @@ class _Pair(NamedTuple):
     routing: None = None
 
 
-def completion_logprobs(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    temperature: float,
-    inserts: Sequence[Sequence[Insert]] | None = None,
-    filters: Sampling | None = None,
-) -> Tensor:
-    """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end.
-
-    `inserts` [R] are the environment's tokens within the completions; `filters` as in `Scorer`.
-    """
-    pairs = map(_Pair, prompts, completions, inserts or [()] * len(prompts))
-    return Scorer(policy, temperature, Padded(policy.places), filters)(list(pairs)).logprobs
+def logprobs_by_row(
+    rows: Sequence[R], parts: Iterable[list[R]], score: Callable[[list[R]], Scores]
+) -> list[tuple[int, list[float]]]:
+    """(place among `rows`, its completion's log-probabilities) of each row in `parts`, which are scored one by one."""
+    places = {id(row): place for place, row in enumerate(rows)}
+    return [
+        (places[id(row)], values[: len(row.completion)])
+        for part in parts
+        for row, values in zip(part, score(part).logprobs[: len(part)].tolist(), strict=True)
+    ]
 
 
 class Continuation:

@@ -40,6 +40,8 @@ say little."""
 
 PIECE_BYTES = 16 * 2**20
 """Read at a time; more than the longest line."""
+KEPT_ROUNDS = 5_000
+"""Last rounds that views of running nodes keep."""
 FIRST_ROUNDS = 20
 """Kept where memory is bounded, so that the reward at first stays known."""
 

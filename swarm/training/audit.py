@@ -13,7 +13,7 @@ import torch
 from swarm.errors import OutOfMemory
 from swarm.policy.batching import Padded, by_turn
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Continuation, Scorer
+from swarm.policy.logprobs import Continuation, Scorer, logprobs_by_row
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
@@ -125,11 +125,10 @@ class SnapshotAuditor:
         return self._budget.attempt(lambda max_tokens: self._within(policy, rows, max_tokens), rows)
 
     def _within(self, policy: Policy, rows: Sequence[Row], max_tokens: int) -> list[list[float]]:
-        scorer = Scorer(policy, self._sampling.temperature, batching := Padded(policy.places), self._sampling)
-        found: dict[int, list[float]] = {}
-        for micro in batching.cut(rows, max_tokens):
-            found |= zip(map(id, micro), scorer(micro).logprobs.tolist(), strict=True)
-        return [found[id(row)] for row in rows]
+        batching = Padded(policy.places)
+        scorer = Scorer(policy, self._sampling.temperature, batching, self._sampling)
+        found = dict(logprobs_by_row(rows, batching.cut(rows, max_tokens), scorer))
+        return [found[i] for i in range(len(rows))]
 
     def _at(self, version: int) -> Policy:
         """The auditor's policy with the weights of a snapshot."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import cast
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from swarm.errors import CheckpointError, TornCheckpoint
-from swarm.files import sync
+from swarm.files import sync, whole_directory
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixState
@@ -99,25 +100,13 @@ class CheckpointStore:
         """
         final = self._path(state.round)
         healthy = [*self._well[-1:], state.round] if well else self._well
-        staging = self.root / f".{final.name}.{os.getpid()}.partial"
-        self.root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(staging, ignore_errors=True)
         weights, optimizer = snapshot(policy, updater)
-        try:
+        with written("checkpoint", final, "choose another directory with --out") as staging:
             policy.save(staging / MODEL, weights)
             torch.save(optimizer, staging / OPTIMIZER)
             (staging / STATE).write_bytes(msgspec.msgpack.encode(structs.replace(state, well=healthy)))
             (staging / CONFIG).write_text(config)
             _seal(staging)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch says a full disk as a RuntimeError
-            shutil.rmtree(staging, ignore_errors=True)
-            reason = str(error).partition("\n")[0]
-            fix = "free disk space, or choose another directory with --out"
-            raise CheckpointError(f"checkpoint {final} cannot be written: {reason}; {fix}") from error
-        if final.exists():  # the same round again, after a resume
-            shutil.rmtree(final)
-        staging.rename(final)
-        sync(self.root)
         self._well = healthy
         self._prune(final)
         return final
@@ -182,6 +171,22 @@ class CheckpointStore:
                 shutil.rmtree(path)
         for partial in self.root.glob(".round-*.partial"):  # left by a killed process
             shutil.rmtree(partial)
+
+
+@contextmanager
+def written(what: str, final: Path, instead: str) -> Iterator[Path]:
+    """A directory to make and fill within the block, which then becomes `final`; see `whole_directory`.
+
+    Raises `CheckpointError` where the disk has no room or cannot be written to: `what` names the directory, `instead`
+    says what else to do.
+    """
+    try:
+        with whole_directory(final) as staging:
+            yield staging
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch says a full disk as a RuntimeError
+        # `shutil.Error` has those of all files.
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else str(error).partition("\n")[0]
+        raise CheckpointError(f"{what} {final} cannot be written: {reason}; free disk space, or {instead}") from error
 
 
 def snapshot(policy: Policy, updater: PolicyUpdater) -> tuple[dict[str, Tensor], dict[str, object]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Scorer, Scores, choose_batching
+from swarm.policy.logprobs import Scorer, Scores, choose_batching, logprobs_by_row
 from swarm.policy.out_of_memory import TokenBudget
 from swarm.training.config import UpdateSettings
 from swarm.training.layers import TrainingLayers
@@ -94,13 +95,7 @@ class Passes:
 
     @torch.no_grad()
     def _logprobs(self, scorer: Scorer, rows: Sequence[Row], max_tokens: int) -> list[list[float]]:
-        mine: list[tuple[int, list[float]]] = []
-        places = {id(row): i for i, row in enumerate(rows)}
-        for micro in self.micro_batches(rows, max_tokens):
-            logprobs = self._score(scorer, micro).logprobs[: len(micro)].tolist()
-            mine += [
-                (places[id(row)], values[: len(row.completion)]) for row, values in zip(micro, logprobs, strict=True)
-            ]
+        mine = logprobs_by_row(rows, self.micro_batches(rows, max_tokens), partial(self._score, scorer))
         found = dict(pair for part in self._policy.ranks.gather(mine) for pair in part)
         return [found[i] for i in range(len(rows))]
 

@@ -38,6 +38,14 @@ ARCHITECTURES = ("qwen2", "llama", "gpt2", "mistral", "gemma3", "qwen3_moe")
 PUBLISHED = ("gemma4_text", "glm4_moe", "mixtral", "phimoe", "minimax_m2", "qwen3_moe", "qwen2")
 """Buffers in checkpoints, other names in checkpoints, both, other experts only, none of it."""
 WINDOW = 16
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+}
 
 
 def random_policy(head_dim: int = 16) -> Policy:
@@ -53,15 +61,7 @@ def make(architecture: str, attention: str = "sdpa") -> Policy:
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer()
     common = {"vocab_size": len(tokenizer), "initializer_range": 0.3, "eos_token_id": 1, "pad_token_id": 0}
-    shape = {
-        **common,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 512,
-    }
+    shape = {**common, **SIZES}
     mixed = ["sliding_attention", "full_attention"]
     models: dict[str, tuple[type[PreTrainedModel], object]] = {
         "qwen2": (Qwen2ForCausalLM, Qwen2Config(**shape)),
@@ -90,18 +90,7 @@ def make_published(architecture: str) -> Policy:
     """A policy whose published checkpoints have more than parameters, or other names for them; buffers are random."""
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer()
-    shape = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 512,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-    }
+    shape = {**SIZES, "vocab_size": len(tokenizer), "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 1}
     local = {"num_local_experts": 4, "num_experts_per_tok": 2}
     experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
     layers = {"global_head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": len(tokenizer)}

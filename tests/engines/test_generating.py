@@ -14,11 +14,11 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.scoring import head
 from swarm.policy.weights import swap_weights
 from swarm.types import Answers, Completion, Rejection, Sampling
 from tests.engines.models import ARCHITECTURES, make, random_policy
+from tests.policy.completions import completion_logprobs
 
 PROMPTS = ["Calculate 12 + 7.", "3 * 5", "What is the greatest common divisor of 12 and 18?"]
 SAMPLING = Sampling(max_new_tokens=8, temperature=0.7)

@@ -14,7 +14,6 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine
 from swarm.reasons import Reason
@@ -24,6 +23,7 @@ from tests import readers
 from tests.engines.models import random_policy
 from tests.engines.play import Play
 from tests.engines.test_contract import PATIENT, VLLM, tokens
+from tests.policy.completions import completion_logprobs
 
 SHORT = Sampling(max_new_tokens=8)
 

@@ -14,13 +14,13 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.policy.config import FrozenDtype
 from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import OptimizerName, UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Sampling
 from tests.engines.models import ARCHITECTURES, make
 from tests.example_groups import graded
+from tests.policy.completions import completion_logprobs
 
 pytestmark = pytest.mark.gpu
 

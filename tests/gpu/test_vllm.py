@@ -15,13 +15,13 @@ from swarm.engines.vllm import delivery, transfer
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, Sampling
 from tests.engines.models import random_policy
 from tests.example_groups import graded
+from tests.policy.completions import completion_logprobs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 

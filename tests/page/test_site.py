@@ -12,10 +12,10 @@ from nodes.commands.watching.finding import check, find
 from swarm.errors import ConfigError
 from swarm.net.snapshot_progress import PROGRESS_FILE, Progress, write_progress
 from swarm.page.curves import MAX_BINS
-from swarm.page.node import MAX_ROUNDS, NodeReader
+from swarm.page.node import NodeReader
 from swarm.page.sharing import MAX_MEMBERS
 from swarm.page.site import Site
-from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory
+from swarm.telemetry.history import FIRST_ROUNDS, KEPT_ROUNDS, PeerHistory
 from swarm.telemetry.records import METRICS_FILE, NoteEvent, encode
 from swarm.types.thumbnails import as_url, thumbnail
 from tests.page.folders import LONG, PICTURE, crowd, ending_at, events, hostile, swarm
@@ -136,7 +136,7 @@ def test_the_page_of_a_long_run_does_not_grow(tmp_path: Path) -> None:
     site.refresh()
     node.read()
     assert len(site.detail(0) or b"") < 1.2 * small
-    assert len(node.history.rounds) == FIRST_ROUNDS + MAX_ROUNDS and node.history.latest is not None
+    assert len(node.history.rounds) == FIRST_ROUNDS + KEPT_ROUNDS and node.history.latest is not None
     assert node.history.latest.round == 9_000
     assert all(not event.figures for event in node.history.series()[:-1]), "of past rounds only what is needed"
 

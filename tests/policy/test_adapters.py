@@ -16,7 +16,6 @@ from swarm.errors import CheckpointError, ConfigError, PolicyError
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings, check_peft
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore
@@ -24,6 +23,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Sampling
 from tests.example_groups import graded
+from tests.policy.completions import completion_logprobs
 
 LORA = LoraSettings(rank=4)
 PROMPT = "Calculate 12 + 7."

@@ -23,13 +23,13 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.frozen.codes import BLOCK, NF4
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Sampling
 from tests.engines.models import make
 from tests.example_groups import graded
+from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
 
 KINDS: tuple[FrozenDtype, ...] = ("int8", "nf4")

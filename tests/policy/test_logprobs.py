@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
+from tests.policy.completions import completion_logprobs
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "Calculate 1 + 1."]
 ANSWERS = ["<answer>19</answer>", "4", "<answer>2"]

@@ -10,11 +10,12 @@ import torch
 from swarm.errors import PolicyError
 from swarm.policy.batching import Packed, Padded
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Scorer, completion_logprobs
+from swarm.policy.logprobs import Scorer
 from swarm.policy.media.ids import FIRST_PLACE, TokenIds, joined, runs
 from swarm.types import Message, Text
 from swarm.types.media import Image, Video
 from tests import readers
+from tests.policy.completions import completion_logprobs
 
 
 @pytest.fixture(scope="module", params=readers.FAMILIES)

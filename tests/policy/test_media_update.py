@@ -12,13 +12,13 @@ from torch import Tensor
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
 from tests import readers
 from tests.example_groups import rollout_group
+from tests.policy.completions import completion_logprobs
 
 ANSWERS = ([30, 31, 32, 1], [40, 1], [33, 34, 35, 36, 37, 1])
 REWARDS = (1.0, 0.0, 0.25)

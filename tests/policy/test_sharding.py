@@ -29,7 +29,6 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.sharding import ShardedRanks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.snapshot import unpack
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
@@ -42,6 +41,7 @@ from swarm.types import GradedGroup, Sampling
 from tests import readers
 from tests.engines.stand_in import python_with_vllm
 from tests.example_groups import rollout_group
+from tests.policy.completions import completion_logprobs
 
 NUM_RANKS = 2
 MAX_GRAD_NORM = 0.02

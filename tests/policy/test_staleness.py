@@ -15,12 +15,12 @@ from swarm.errors import PolicyError
 from swarm.groups.expectation import log_expectation
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, UpdateReport, VersionSpan
 from tests.example_groups import rollout_group
+from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
 
 PROMPT = "Calculate 12 + 7."

@@ -18,7 +18,6 @@ from swarm.groups.episodes import joined
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.policy.out_of_memory import TokenBudget
 from swarm.policy.snapshot import Precision, pack, unpack
 from swarm.policy.weights import swap_weights
@@ -30,6 +29,7 @@ from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
 from tests.engines.play import PROMPTS, SHOWN, Play
 from tests.example_groups import rollout_group
+from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
 
 QUESTIONS = ("Calculate 12 + 7.", "What is the greatest common divisor of 12 and 18?", "Calculate 3 * 5.")

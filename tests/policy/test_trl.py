@@ -30,10 +30,11 @@ from swarm.algorithms.losses import LOSSES, LossBatch
 from swarm.algorithms.losses.base import CLIPPED
 from swarm.policy.batching import Packed
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Scorer, completion_logprobs, pad
+from swarm.policy.logprobs import Scorer, pad
 from swarm.training.config import UpdateSettings
 from swarm.training.objective import Objective
 from swarm.training.rows import Row
+from tests.policy.completions import completion_logprobs
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

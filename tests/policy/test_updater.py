@@ -10,12 +10,12 @@ import torch
 from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import completion_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
 from tests.example_groups import rollout_group
+from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
 
 PROMPT = "Calculate 12 + 7."

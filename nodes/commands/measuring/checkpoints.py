@@ -13,7 +13,7 @@ from swarm.errors import CheckpointError, ConfigError
 from swarm.policy.adapters import is_adapter_directory
 from swarm.policy.config import default_prompt, write_exported
 from swarm.policy.loading import load_policy
-from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify
+from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify, written
 
 
 def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
@@ -25,27 +25,16 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
     if directory.exists():
         raise ConfigError(f"{directory} already exists; choose a new directory")
     trained = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes()).policy
-    if is_adapter_directory(checkpoint / MODEL):
-        policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
-        policy.merge()
-        policy.save(directory)
-    else:
-        _copy(checkpoint / MODEL, directory)
-    write_exported(directory, default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt)
+    prompt = default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt
+    with written("model", directory, "export elsewhere") as staging:
+        if is_adapter_directory(checkpoint / MODEL):
+            policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
+            policy.merge()
+            policy.save(staging)
+        else:
+            shutil.copytree(checkpoint / MODEL, staging)
+        write_exported(staging, prompt)
     console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
-
-
-def _copy(model: Path, directory: Path) -> None:
-    """Copy a model's files; none stay where not all fit. Raises `CheckpointError`."""
-    try:
-        shutil.copytree(model, directory)
-    except (shutil.Error, OSError) as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        reasons = error.args[0] if isinstance(error, shutil.Error) else error
-        reason = reasons[0][2] if isinstance(reasons, list) else reasons
-        raise CheckpointError(
-            f"{directory} cannot be written: {reason}; free disk space, or export elsewhere"
-        ) from error
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -26,7 +26,7 @@ from swarm.net.records.envelope import SealedRecord, read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce, pull
 from swarm.net.records.mailbox import Mailbox
-from swarm.net.records.offers import OFFERS, check_offer, open_offers
+from swarm.net.records.offers import OFFERS, check_pulled, open_offers
 from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import (
     Announcement,
@@ -294,21 +294,12 @@ class RecordTraffic:
             self._put(group, account)
 
     def _open_fetched(self, record: bytes, offered: OfferedGroup | None) -> VerifiedGroup:
-        """The group in a record. Another's than the one who offered it is its author's all the same.
-
-        Raises `Refusal`.
-        """
+        """The group in a record. Raises `Refusal`."""
         assert self.run.manifest is not None
         sealed = read_record(record, self.settings.max_record_bytes)
         group = open_group(check_seal(sealed, self.run.manifest.run_id), self._limits)
         if offered is not None:
-            try:
-                check_offer(offered, group)
-            except Refusal as refusal:
-                if group.group.peer_id == offered.peer_id:
-                    raise
-                # Refused, it would be known from now on, and its author's own offer of it in vain.
-                self.complaints.add(offered.peer_id, refusal.reason)
+            check_pulled(offered, group, self.complaints.add)
         return group
 
     def _blame_promise(self, peer_id: str, refusal: Refusal) -> None:

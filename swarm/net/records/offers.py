@@ -9,7 +9,7 @@ An offer is a claim with a signature: a group that differs from it counts agains
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import Annotated
 
@@ -86,6 +86,20 @@ def check_offer(offered: OfferedGroup, found: VerifiedGroup) -> None:
         and math.isclose(offer.reward_std, pstdev(group.rewards), rel_tol=1e-6, abs_tol=1e-6)
     ):
         raise Refusal(Reason.FALSE_OFFER, "the group is not what its author said", offered.peer_id)
+
+
+def check_pulled(offered: OfferedGroup, found: VerifiedGroup, complain: Callable[[str, Reason], object]) -> None:
+    """Check a group that was fetched because somebody offered it.
+
+    Another author's group is its author's all the same: refused, it would be known from now on, and its author's own
+    offer of it in vain. Who offered it falsely is then complained of. Raises `Refusal` otherwise.
+    """
+    try:
+        check_offer(offered, found)
+    except Refusal as refusal:
+        if found.group.peer_id == offered.peer_id:
+            raise
+        complain(offered.peer_id, refusal.reason)
 
 
 def policy_digest(policy: PolicyId) -> bytes:
