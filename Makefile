@@ -38,7 +38,7 @@ test-wheel: $(VENV)/.installed-dev
 
 # The swarm of docker-compose.yml for real; installs and starts a Docker engine where it can and there is none.
 compose-test:
-	@$(PYTHON) .ci/compose_test.py
+	@$(PYTHON) .ci/compose
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
