@@ -10,8 +10,10 @@ from swarm.machine import num_cores
 
 MAX_ID_CHARS = 80
 
-# In the background of a script SIGINT is ignored, and so it would be by the processes that tests interrupt.
+# In the background of a script SIGINT is ignored, and SIGHUP under `nohup`: so they would be by processes that tests
+# interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A machine that is busy with something else may take any time for an example.
 settings.register_profile("busy", deadline=None)

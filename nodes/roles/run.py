@@ -292,9 +292,7 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     try:
         return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)[1]
     except OtherRun as error:
-        raise ConfigError(
-            f"network.run_id is {settings.run_id}, but the members asked are in another: {error}"
-        ) from error
+        raise ConfigError(f"network.run_id is {settings.run_id}, but {error}") from error
     except PeerUnreachable as error:
         warn(f"{error}; training alone until one answers", console)
         return None

@@ -13,7 +13,7 @@ MANIFEST_PROTOCOL = "/swarm/manifest/1"
 def no_manifest(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:
     """The error that lists every address with its failure; `refusals` are those of received manifests."""
     if refusals and len(refusals) == len(failures) and all(each.reason == Reason.WRONG_RUN for each in refusals):
-        return OtherRun("; ".join(failures))
+        return OtherRun(f"the members asked are in another run: {'; '.join(failures)}")
     split = next((refusal.detail for refusal in refusals if refusal.reason == Reason.SCHEMA_VERSION), None)
     what = (
         f"this run cannot be joined: {split}"
