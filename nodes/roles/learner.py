@@ -96,12 +96,11 @@ class LearnerNode:
         return self._shell.has_enough(self._learner.round)
 
     def begin(self) -> None:
-        """Publish the current policy; evaluate before the first step. Raises `Interrupted`."""
+        """Publish the current policy; evaluate if due. Raises `Interrupted`."""
         self._shell.begin(self._resumed_from)
         self._pausing.wait()
         self._learner.publish()
-        if self._learner.round == 0:
-            self._shell.evaluate_before(self._ranks)
+        self._shell.evaluate_at_start(self._ranks, self._learner.round)
         needed = self._config.learner.rollouts_per_step
         self.note(f"waiting for workers: a step needs {needed} of their rollouts, however long that takes")
         self._shell.start_clock()

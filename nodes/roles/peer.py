@@ -102,14 +102,13 @@ class PeerNode:
         return self._shell.has_enough(self._node.round)
 
     def begin(self) -> None:
-        """Write the start event; evaluate before the first round. Raises `Interrupted`."""
+        """Write the start event; evaluate if due. Raises `Interrupted`."""
         self._shell.begin(self._resumed_from)
         self.note(str(self._coordinator.choice), self._coordinator.choice.level)
         if self._worth is not None and self._worth.refusal is not None:
             self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         self._pausing.wait()
-        if self._node.round == 0:
-            self._shell.evaluate_before(self._coordinator)
+        self._shell.evaluate_at_start(self._coordinator, self._node.round)
         self._shell.start_clock()
 
     def step(self) -> None:

@@ -23,8 +23,10 @@ from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.pool import PooledGroup
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import (
+    METRICS_FILE,
     CheckpointEvent,
     EndEvent,
     EvaluationEvent,
@@ -191,8 +193,14 @@ class Shell:
         self._suites = NodeSuites(self._config, policy, self._metrics.write, cancelled, between)
         return self._suites
 
-    def evaluate_before(self, engine: RolloutEngine) -> None:
-        """Evaluate before the first round, suites included."""
+    def evaluate_at_start(self, engine: RolloutEngine, round: int) -> None:
+        """Evaluate before the first round, suites included; later, make up for an evaluation that was interrupted."""
+        if round == 0:
+            self._evaluate_before(engine)
+        elif self._is_due(round) and round not in PeerHistory.read(self._config.out / METRICS_FILE).evaluations:
+            self._evaluate(engine, round)
+
+    def _evaluate_before(self, engine: RolloutEngine) -> None:
         if number := self._config.evaluation.num_questions:
             most = self._sampling.max_new_tokens
             self.note(
@@ -227,14 +235,17 @@ class Shell:
 
     def do_what_is_due(self, engine: RolloutEngine, round: int, save: Callable[[], None]) -> None:
         """After a step: evaluate if due, unless the final evaluation follows, and `save` a checkpoint if due."""
-        every = self._config.evaluation.every_rounds
-        last = self.has_enough(round)
-        if every and round % every == 0 and not last:
+        if self._is_due(round):
             self._evaluate(engine, round)
         if round % self._config.checkpoint.every_rounds == 0:
             save()
         if self._suites is not None:  # after the checkpoint, because they may take long
-            self._suites.after_round(engine, round, last)
+            self._suites.after_round(engine, round, self.has_enough(round))
+
+    def _is_due(self, round: int) -> bool:
+        """Whether held-out questions are asked after `round`, which is not the last."""
+        every = self._config.evaluation.every_rounds
+        return every is not None and round % every == 0 and not self.has_enough(round)
 
     def resume(self, checkpoint: Path, state: TrainingState, model: str, held: Held, ledger: Ledger) -> None:
         """Resume with a checkpoint's received groups. Raises `CheckpointError` for another model."""

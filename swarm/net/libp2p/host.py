@@ -146,8 +146,12 @@ class Host:
         return frozenset(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
 
     def mute(self) -> frozenset[str]:
-        """Connected peers without a gossip stream: not opened yet, or lost when an earlier connection ended."""
-        return self.connected() - frozenset(str(peer) for peer in self._pubsub.peers)
+        """Connected peers without a gossip stream: not opened yet, or lost when an earlier connection ended.
+
+        py-libp2p may keep the stream of the earlier connection, and then opens none on the new one.
+        """
+        streams = self._pubsub.peers.items()
+        return self.connected() - frozenset(str(peer) for peer, stream in streams if not stream.muxed_conn.is_closed)
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
