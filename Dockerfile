@@ -44,7 +44,7 @@ COPY docs docs
 RUN /opt/venv/bin/python -m compileall -q nodes swarm \
     && XDG_CACHE_HOME=/opt/cache /opt/venv/bin/python -c "from swarm.policy.tiny import ensure_tiny; ensure_tiny()"
 
-# On GPUs, Triton compiles what vLLM and `update.compile` run when it is first used: that image keeps the compiler.
+# On GPUs, Triton compiles what `update.compile` runs when it is first used: that image keeps the compiler.
 FROM compiler AS final-cuda
 FROM ${BASE_IMAGE} AS final-cpu
 FROM final-${TORCH}

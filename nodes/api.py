@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,11 @@ class Node:
         check_start(load_config(source, None, os.environ, pairs))
         self._asked = False
         self._begun = False
+        """Whether it has started, so that it must end."""
+        self._ready = False
+        """Whether what comes before the first round is done."""
+        self._left_at = time.monotonic()
+        """When `run` returned last."""
         self._reason: EndReason | None = "interrupted"
         """How it ends; None after a failure that may have left a round half done."""
         role = replace(PEER, make=partial(make_peer, own=OwnParts(engine, updater)))
@@ -72,7 +78,8 @@ class Node:
         console = Console(quiet=quiet)
         self._running = self._open.enter_context(opened(role, source, pairs, console, self._stopped, Ranks()))
         assert isinstance(self._running.node, PeerNode)  # as `make_peer` says
-        self.policy = self._running.node.policy
+        self._peer = self._running.node
+        self.policy = self._peer.policy
         """Model and tokenizer. Change weights only within `policy.gate.change()`."""
         self.history = PeerHistory.read(self.out / METRICS_FILE, self.config.name)
         """All its rounds, evaluations and notes so far, those of earlier processes included."""
@@ -105,9 +112,10 @@ class Node:
         go on. Raises `SwarmError`.
         """
         finished: list[RoundEvent] = []
-        with self._obeying_ctrl_c(), contextlib.suppress(Interrupted):
+        first = self._peer.round
+        with self._obeying_ctrl_c(), self._timed(), contextlib.suppress(Interrupted):
             self._begin()
-            while not (self._asked or self._running.node.done or len(finished) == rounds):
+            while not (self._asked or self._peer.done or self._peer.round - first == rounds):
                 self._step()
                 for event in self.history.tail():
                     if isinstance(event, RoundEvent):
@@ -127,10 +135,10 @@ class Node:
         """
         with self._open:
             if self._begun and self._reason is not None:
-                reason = "done" if self._running.node.done and self._reason != "error" else self._reason
+                reason = "done" if self._peer.done and self._reason != "error" else self._reason
                 self._reason = None
                 self._asked = False
-                self._running.node.end(reason)
+                self._peer.end(reason)
                 self.history.tail()
 
     def __enter__(self) -> Node:
@@ -144,9 +152,10 @@ class Node:
         self.close()
 
     def _begin(self) -> None:
-        if not self._begun:
+        if not self._ready:
             self._begun = True
-            self._running.node.begin()
+            self._peer.begin()
+            self._ready = True
 
     def _step(self) -> None:
         try:
@@ -155,11 +164,20 @@ class Node:
             raise
         except SwarmError as error:
             self._reason = "error"
-            self._running.node.note(str(error), "error")
+            self._peer.note(str(error), "error")
             raise
         except BaseException:
             self._reason = None
             raise
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time within the block only, not that between two calls of `run`."""
+        self._peer.leave_out(time.monotonic() - self._left_at)
+        try:
+            yield
+        finally:
+            self._left_at = time.monotonic()
 
     def _stopped(self) -> bool:
         return self._asked

@@ -525,8 +525,13 @@ class SnapshotPublisher(Protocol):
 
         One that is superseded before it was announced may be left out.
 
-        Raises `SnapshotError` unless the version is above every earlier one, those before a restart included.
+        Raises `SnapshotError` unless the version is above every earlier one, those before a restart included, and its
+        size can be published.
         """
+        ...
+
+    def check(self) -> None:
+        """Raises `SnapshotError` if no snapshot will be published any more: no worker could go on."""
         ...
 
 

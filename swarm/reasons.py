@@ -112,6 +112,11 @@ class Reason(StrEnum):
         "Most of its completions are long, and another peer sent them for the same question at least a minute ago.",
     )
     TOO_LONG = "too_long", Subject.GROUP, "Its prompt with one of its completions does not fit this node's model."
+    TOO_MANY = (
+        "too_many",
+        Subject.GROUP,
+        "It has more completions than a group of this run may have (`generation.group_size`).",
+    )
     VERIFIER_OVERFLOW = (
         "verifier_overflow",
         Subject.GROUP,

@@ -79,7 +79,8 @@ ALLOWED = {
     "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool"} | LEDGER,
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
-    | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.groups.expectation", "swarm.sapo.mixing"}
+    | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
+    | {"swarm.groups.credit", "swarm.groups.expectation"}
     | {"swarm.sapo.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/preflight": PURE

@@ -196,6 +196,12 @@ def test_every_field_is_explained_in_the_reference() -> None:
     assert shipped.read_text() == text, "run: swarm config reference > docs/configuration.md"
 
 
+@pytest.mark.parametrize(("kind", "default"), [("reasoning_gym", "0.99"), ("dataset", "null"), ("python", "null")])
+def test_what_a_task_s_score_becomes_is_explained_with_the_default_of_its_kind(kind: str, default: str) -> None:
+    _, _, section = reference().partition(f"An item of `tasks` with `kind: {kind}`")
+    assert f"| `reward.threshold` | `{default}` |" in section.partition("\n## ")[0]
+
+
 def test_the_examples_are_valid() -> None:
     examples = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))
     assert examples

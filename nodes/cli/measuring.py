@@ -104,7 +104,7 @@ def plan(
         ),
     ],
     publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
-    max_staleness: Annotated[int | None, typer.Option(min=0, help="S: kappa becomes max(1, S - 1).")] = None,
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="S; kappa is max(1, S - 1) unless given.")] = None,
     headroom: Annotated[float, typer.Option(min=1.0, help="Multiple of the least rate to aim for.")] = 1.1,
     learner_price: Annotated[float, typer.Option(min=0.0, help="The learner's price per hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -116,7 +116,7 @@ def plan(
     from nodes.commands.measuring.plan import CapacityPlan, demand_of, parse_workers, show_plan
 
     demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
-    chosen = CapacityPlan(demand, headroom, learner_price, parse_workers(worker))
+    chosen = CapacityPlan(demand, headroom, learner_price, parse_workers(worker), max_staleness)
     raise typer.Exit(show_plan(chosen, as_json, make_console()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -44,7 +45,9 @@ OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, ch
 
 
 def make_console() -> Console:
-    """For standard output; lines are not wrapped without a terminal."""
+    """For standard output; lines are not wrapped without a terminal, and characters that it lacks are replaced."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     return Console(width=None if sys.stdout.isatty() else 160)
 
 

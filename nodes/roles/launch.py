@@ -22,6 +22,7 @@ from nodes.roles.run import (
     PEERS_FILE,
     ask_bootstraps,
     best_address,
+    check_only_learner,
     check_terms,
     left_out,
     manifest_values,
@@ -44,7 +45,16 @@ from swarm.environments.modalities import modalities
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import ConfigError, EngineError, Interrupted, NonFiniteUpdates, OutOfMemory, TaskError, TransportError
+from swarm.errors import (
+    ConfigError,
+    EngineError,
+    Interrupted,
+    NonFiniteUpdates,
+    OutOfMemory,
+    SnapshotError,
+    TaskError,
+    TransportError,
+)
 from swarm.foreign import clean, clean_lines, is_name
 from swarm.judging.opening import lacking_judge, other_judges, with_judge
 from swarm.net.backends import open_transport
@@ -68,6 +78,8 @@ from swarm.telemetry.summary import swarm_summary
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
+REPORTED_IN_DETAIL = 4_096
+"""Most rounds whose figures the report at the end reads: a node may have run for weeks."""
 
 
 class Node(Protocol):
@@ -175,7 +187,8 @@ def _launch(
         with view.shown(console) if live else contextlib.nullcontext():
             code = _rounds(running, stop, None if live else console, history)
     if report:
-        _report(config, PeerHistory.read(config.out / METRICS_FILE, config.name), console)
+        history = PeerHistory.read(config.out / METRICS_FILE, config.name, max_detailed=REPORTED_IN_DETAIL)
+        _report(config, history, console)
     return code
 
 
@@ -218,6 +231,8 @@ def opened(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
+        if manifest and role.sets_terms:
+            check_only_learner(home.identity.peer_id, manifest)
         asked = manifest_values(manifest, loaded, role.keeps_terms) if manifest else None
         loaded = load_config(file, asked, os.environ, [*overrides, ("out", str(home.out))])
         tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
@@ -340,7 +355,7 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     except TransportError as error:
         reason, code = "error", exits.NETWORK
         node.note(f"the network is permanently lost: {error}", "error")
-    except (EngineError, NonFiniteUpdates, OutOfMemory, TaskError) as error:
+    except (EngineError, NonFiniteUpdates, OutOfMemory, SnapshotError, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():
@@ -369,7 +384,10 @@ class _NetworkWatch:
         """
         if manifest is not None and not self._run_known:
             self._run_known = True
-            self._node.note(f"joined run {manifest.run_id}; tasks and mix stay unchanged until this node restarts")
+            self._node.note(
+                f"joined run {manifest.run_id}; tasks, group size and mix stay unchanged until this node restarts; "
+                f"members refuse groups of more than {manifest.group_size} completions"
+            )
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
             self._node.note(

@@ -208,6 +208,7 @@ class LearnerNode:
             keep=self._shell.samples.keep,
             trusted=config.trusted,
             cancelled=looking,
+            max_group_size=self._shell.max_group_size,
         )
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
@@ -276,6 +277,10 @@ class _Numbered:
         replace_file(self._file, json.encode(structs.asdict(Published(version))), durable=True)
         self._workforce.published(version)
         self._publisher.publish(version, snapshot)
+
+    def check(self) -> None:
+        """See `SnapshotPublisher`."""
+        self._publisher.check()
 
 
 def _train_s(report: StepReport) -> float:

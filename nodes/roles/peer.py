@@ -63,6 +63,7 @@ class PeerNode:
         self._shell = Shell(config, identity, transport, verifier, clock)
         self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         self._tokens = 0
+        self._begun = False
         self._roster_at = -math.inf
         self._speed: float | None = None
         self._sampling = config.generation.sampling()
@@ -102,14 +103,20 @@ class PeerNode:
         return self._shell.has_enough(self._node.round)
 
     def begin(self) -> None:
-        """Write the start event; evaluate if due. Raises `Interrupted`."""
-        self._shell.begin(self._resumed_from)
-        self.note(str(self._coordinator.choice), self._coordinator.choice.level)
-        if self._worth is not None and self._worth.refusal is not None:
-            self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
+        """Write the start event; evaluate if due. Raises `Interrupted`; can then be called again."""
+        if not self._begun:
+            self._begun = True
+            self._shell.begin(self._resumed_from)
+            self.note(str(self._coordinator.choice), self._coordinator.choice.level)
+            if self._worth is not None and self._worth.refusal is not None:
+                self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         self._pausing.wait()
         self._shell.evaluate_at_start(self._coordinator, self._node.round)
         self._shell.start_clock()
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count time that has just passed, in which nobody called `step`."""
+        self._shell.leave_out(seconds)
 
     def step(self) -> None:
         """One round, and due evaluations and checkpoints; a moment of a pause instead, if there is one.
@@ -220,6 +227,8 @@ class PeerNode:
             pool=Pool(config.pool, self._shell.samples.keep),
             ledger=Ledger(),
             max_staleness=config.generation.max_staleness,
+            max_group_size=self._shell.max_group_size,
+            credit=config.update.credit,
             plausibility=config.plausibility,
             watch=config.watch,
             worth=self._worth,

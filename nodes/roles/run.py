@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -14,7 +15,7 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
-from swarm.central.terms import SAMPLED, differences, make_terms
+from swarm.central.terms import NO_ADAPTERS, SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.answering import TRUSTED_TOOL
 from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, own_tool_tasks
@@ -43,7 +44,7 @@ from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
-from swarm.policy.config import public_name
+from swarm.policy.config import LoraSettings, public_name
 from swarm.types import RunManifest, TaskSpec, Terms
 from swarm.types.media import Modality
 
@@ -61,6 +62,8 @@ ASK_TIMEOUT_S = 20.0
 OF_A_MEMBER = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, *CODE_FIELDS.values()})
 """Settings of a task in which members may differ, or which are compared otherwise."""
 MAX_SHOWN_CHARS = 60
+MAX_TARGETS_CHARS = 128
+"""Longer lists of adapted layers are compared by a digest: what a manifest carries is bounded."""
 NO_TASKS = "it lists none: its founder's use tools of its own, and it trusts nobody"
 
 
@@ -108,7 +111,19 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         policy.tokenizer.chat_template if policy is not None else None,
         config.policy.lora.rounded,
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
+        _adapters(config.policy.lora),
+        policy.adapters.base if policy is not None and policy.adapters is not None else "",
     )
+
+
+def _adapters(lora: LoraSettings) -> str:
+    """What makes adapters of the same weights the same policy."""
+    if not lora.rank:
+        return NO_ADAPTERS
+    targets = " ".join(sorted(set(lora.targets))) or "all"
+    if len(targets) > MAX_TARGETS_CHARS:
+        targets = hashlib.blake2b(targets.encode(), digest_size=8).hexdigest()
+    return f"rank {lora.rank}, alpha {lora.alpha}, targets {targets}"
 
 
 def check_terms(config: NodeConfig, manifest: RunManifest) -> None:
@@ -117,6 +132,15 @@ def check_terms(config: NodeConfig, manifest: RunManifest) -> None:
         return
     if lines := list(differences(terms_of(config), manifest.terms)):
         raise ConfigError(f"run {manifest.run_id} cannot use this worker: {'; '.join(lines)}")
+
+
+def check_only_learner(peer_id: str, manifest: RunManifest) -> None:
+    """Raises `ConfigError` for a learner `peer_id` in a run that another one founded: workers sample for that one."""
+    if manifest.terms is not None and manifest.founder != peer_id:
+        raise ConfigError(
+            f"run {manifest.run_id} has a learner already, its founder {manifest.founder}: found a run of your own, "
+            "without --bootstrap and with another --out, or work for it with swarm work"
+        )
 
 
 def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, follows: bool = False) -> Values:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nodes.roles.suites import NodeSuites
 from nodes.roles.versions import versions
 from swarm.config import NodeConfig
-from swarm.errors import CheckpointError, Interrupted, SwarmError
+from swarm.errors import CheckpointError, ConfigError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
@@ -41,7 +41,7 @@ from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
-from swarm.types import MemberSummary
+from swarm.types import MemberSummary, RunManifest
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -70,7 +70,11 @@ class Shell:
         verifier: Verifier,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A shell on an open transport. Raises `ConfigError` for an unavailable sink."""
+        """A shell on an open transport.
+
+        Raises `ConfigError` for an unavailable sink, and for larger groups than those of the run.
+        """
+        _check_group_size(config, transport.manifest())
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         self.exchange = Exchange(
             transport,
@@ -102,6 +106,11 @@ class Shell:
         """Most groups of one peer in verification at a time."""
         return max(1, int(self._config.verification.queue_groups * self._config.pool.max_share_per_peer))
 
+    def max_group_size(self) -> int:
+        """Most completions of a received group: those of the run's groups. Nothing arrives before the run is known."""
+        manifest = self._transport.manifest()
+        return manifest.group_size if manifest is not None else self._config.generation.group_size
+
     def count_also(self, prefix: str, counters: Callable[[], dict[str, int]]) -> None:
         """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
         self._counted[prefix] = counters
@@ -124,6 +133,12 @@ class Shell:
     def start_clock(self) -> None:
         """Start timing the steps."""
         self._began = time.monotonic()
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count time that has just passed as time of training or of a pause."""
+        self._began += seconds
+        if self._paused_at is not None:
+            self._paused_at += seconds
 
     def made(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
@@ -178,7 +193,7 @@ class Shell:
         assert self._paused_at is not None  # `paused` was called
         paused_s = time.monotonic() - self._paused_at
         self._paused_at = None
-        self._began += paused_s
+        self.leave_out(paused_s)
         self._metrics.write(ResumeEvent(time=time.time(), paused_s=paused_s))
 
     def saved(self, round: int, path: Path) -> None:
@@ -197,8 +212,13 @@ class Shell:
         """Evaluate before the first round, suites included; later, make up for an evaluation that was interrupted."""
         if round == 0:
             self._evaluate_before(engine)
-        elif self._is_due(round) and round not in PeerHistory.read(self._config.out / METRICS_FILE).evaluations:
+        elif self._is_due(round) and not self._was_evaluated(round):
             self._evaluate(engine, round)
+
+    def _was_evaluated(self, round: int) -> bool:
+        """Whether the last evaluation, by whatever process, was after `round`."""
+        last = PeerHistory.read(self._config.out / METRICS_FILE, max_rounds=1).evaluation_after()
+        return last is not None and last.round == round
 
     def _evaluate_before(self, engine: RolloutEngine) -> None:
         if number := self._config.evaluation.num_questions:
@@ -286,6 +306,16 @@ class Shell:
         self.samples.close()
         if failure is not None:
             raise failure
+
+
+def _check_group_size(config: NodeConfig, manifest: RunManifest | None) -> None:
+    """Raises `ConfigError` when members of the run would refuse all of this node's groups."""
+    own = config.generation.group_size
+    if manifest is not None and own > manifest.group_size:
+        raise ConfigError(
+            f"generation.group_size must be at most {manifest.group_size} in run {manifest.run_id}, got {own}: members "
+            "refuse larger groups; leave it out to take the run's"
+        )
 
 
 def check_model(checkpoint: Path, state: TrainingState, model: str) -> None:

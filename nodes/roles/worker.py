@@ -28,6 +28,7 @@ from swarm.engines.choice import choose, look_for_vllm, open_engine
 from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
+from swarm.foreign import clean
 from swarm.groups.building import OwnGroups
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats
@@ -91,6 +92,8 @@ class WorkerNode:
         self._terms = terms_of(config, self._policy)
         self._learner_s: Terms | None = None
         """The learner's terms in the last note."""
+        self._problem: str | None = None
+        """Why snapshots cannot be installed, in the last note."""
         self._learner_id: str | None = None
         """Known once `begin` has found it."""
         self._feed: Subscriber
@@ -178,14 +181,13 @@ class WorkerNode:
         return self._heartbeats.orders if self._heartbeats is not None else None
 
     def _learner(self) -> str:
-        if self._transport.manifest() is None and not self._config.follow.learner:
-            self.note("waiting for a member of the run that names its learner; follow.learner does, too")
-        while (manifest := self._transport.manifest()) is None and not self._config.follow.learner:
+        if self._transport.manifest() is None:
+            self.note("waiting for a member that knows the run: a learner is followed within one")
+        while (manifest := self._transport.manifest()) is None:
             if self._cancelled():
                 raise Interrupted("stopped before the run was known")
             time.sleep(LOOK_EVERY_S)
-        founder = manifest.founder if manifest else ""
-        return self._config.follow.learner or founder
+        return self._config.follow.learner or manifest.founder
 
     def _make_follower(self) -> Follower:
         config = self._config
@@ -220,7 +222,7 @@ class WorkerNode:
     def _tell_of_learner(self) -> None:
         """Note when the learner stops answering, which other connected peers would hide, and when it answers again.
 
-        And what it must share with the learner and does not.
+        And what it must share with the learner and does not, and why the learner's snapshots do not fit.
         """
         assert self._heartbeats is not None  # there are some outside of pauses
         away = self._heartbeats.away
@@ -236,6 +238,10 @@ class WorkerNode:
             self._learner_s = orders.terms
             for line in differences(self._terms, orders.terms):
                 self.note(f"the learner cannot use what this worker samples: {line}", "warning")
+        version, problem = self._follower.snapshots.problem or (None, None)
+        if problem is not None and problem != self._problem:
+            self.note(f"the learner's version {version} cannot be installed: {clean(problem)}", "warning")
+        self._problem = problem
 
     def _has_room(self) -> bool:
         """Whether one more group can be sent without another being lost for it."""

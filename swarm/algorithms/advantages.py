@@ -1,12 +1,8 @@
-"""Group-relative advantages: [P, G] rewards in, [P, G] advantages out. A group of one has advantage 0.
-
-`turn_advantages` applies them to the turns of episodes.
-"""
+"""Group-relative advantages: [P, G] rewards in, [P, G] advantages out. A group of one has advantage 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,25 +40,6 @@ def rloo(rewards: Tensor) -> Tensor:
     if group_size < 2:
         return rewards.new_zeros(rewards.shape)
     return dr_grpo(rewards) * group_size / (group_size - 1)
-
-
-def turn_advantages(
-    rewards: Sequence[Sequence[float]], advantages: Callable[[Sequence[float]], Sequence[float]]
-) -> list[list[float]]:
-    """Advantages of returns to go: G lists of a group's turns in, and out.
-
-    A turn's return to go is the sum of the rewards from it on. It is compared, by `advantages` ([N] to [N]), with those
-    of the turns of the same number in other episodes of the group; without any, it is 0.
-
-    Source: reward to go, as in arXiv:1506.02438, section 2, without a discount; the baseline is the group's.
-    """
-    to_go = [list(accumulate(reversed(each)))[::-1] for each in rewards]
-    found: list[list[float]] = [[] for _ in rewards]
-    for turn in range(max(map(len, to_go), default=0)):
-        episodes = [k for k, returns in enumerate(to_go) if len(returns) > turn]
-        for k, advantage in zip(episodes, advantages([to_go[k][turn] for k in episodes]), strict=True):
-            found[k].append(advantage)
-    return found
 
 
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}

@@ -34,6 +34,11 @@ class ReplayBuffer:
         """Whether a group is held or in the open update."""
         return content_id in self._held or content_id in self._taken
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more group would displace another."""
+        return len(self._held) >= self._max_groups
+
     def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[Reason]:
         """Add a group while the policy is at `version`.
 

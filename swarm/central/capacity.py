@@ -93,6 +93,17 @@ def required_rate(demand: Demand) -> float | None:
     return demand.rollouts / spare_s if spare_s > 0 else None
 
 
+def rate_within(demand: Demand, max_staleness: int) -> float | None:
+    """The least rate with which `staleness_bound` is within S; None when no rate suffices."""
+    spare_s = longest_wait_s(demand, max_staleness) - demand.broadcast_s
+    return demand.rollouts / spare_s if spare_s > 0 else None
+
+
+def longest_wait_s(demand: Demand, max_staleness: int) -> float:
+    """The most seconds from a publication until R rollouts of it, with which `staleness_bound` is within S."""
+    return (max_staleness - demand.publish_every + 1) * demand.train_s
+
+
 def smallest_feasible_period(demand: Demand, rate: float) -> int | None:
     """The least kappa at which workers of this rate keep the learner busy; None when there is none."""
     spare_s = demand.train_s - demand.rollouts / rate if rate > 0 else 0.0

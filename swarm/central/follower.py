@@ -101,6 +101,8 @@ class Follower:
         self._cancelled = cancelled
         self._pause = pause
         self._position = 0
+        self._last_orders: Orders | None = None
+        """They hold while the learner is away."""
 
     @property
     def wanted(self) -> bool:
@@ -124,6 +126,7 @@ class Follower:
         seed = int(np.random.SeedSequence([plan.seed, self._position]).generate_state(1)[0])
         self._position += len(questions)
         games = play(self._engine.stream, self._verifier, questions, plan.group_size, plan.sampling, seed)
+        version = self.snapshots.version
         try:
             for index, played in games:
                 num_groups += 1
@@ -136,8 +139,9 @@ class Follower:
                     self.send()
                 if not self._goes_on():
                     break
+                version = self.snapshots.version
         except EngineError:
-            if not self.snapshots.roll_back():
+            if not self.snapshots.roll_back(version):
                 raise
         groups.ledger.generated(len(questions))
         groups.ledger.local(Reason.NOT_FINISHED, len(questions) - num_groups)
@@ -154,7 +158,11 @@ class Follower:
         return not self.lagging and self.wanted
 
     def _is_stale(self, version: int) -> bool:
-        """Whether the learner refuses tokens of this version, by its heartbeat response or its announcements."""
-        orders, announced = self._orders(), self.snapshots.announced
-        known = [newest for newest in (orders.version if orders else None, announced) if newest is not None]
-        return max(known, default=version) - version > (orders.max_staleness if orders else 0)
+        """Whether the learner refuses tokens of this version, by its heartbeat responses or its announcements.
+
+        Before its first response it judges that alone.
+        """
+        orders = self._last_orders = self._orders() or self._last_orders
+        if orders is None:
+            return False
+        return max(orders.version, self.snapshots.announced or 0) - version > orders.max_staleness

@@ -1,6 +1,7 @@
 """The learner's snapshots in a worker's engine: installed while it samples, rolled back if they cannot generate.
 
-The previous snapshot is kept until the new one has generated a token. Source: arXiv:2509.19128 (changes in flight).
+The last snapshot that has generated is kept until a newer one has generated a token. Source: arXiv:2509.19128 (changes
+in flight).
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ class SnapshotInstaller:
         self.num_installed = 0
         self.num_refused = 0
         """Snapshots that did not fit the policy or could not generate."""
+        self.problem: tuple[int, str] | None = None
+        """Version that could not be installed last, and why; None once one could."""
         self._engine = engine
         self._feed = feed
         self._read = read
         self._lock = threading.Lock()
         self._installed: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None
-        """The previous snapshot, until the installed one has generated."""
+        """The last snapshot that has generated, until the installed one has."""
 
     @property
     def version(self) -> int | None:
@@ -56,24 +59,31 @@ class SnapshotInstaller:
             weights = self._read(snapshot)
             with self._lock:
                 self._engine.swap(weights, version)
-                self._before, self._installed = self._installed, found
-        except (SnapshotError, WeightsRefused):
+                self._before, self._installed = self._before or self._installed, found
+        except (SnapshotError, WeightsRefused) as error:
             self.num_refused += 1
+            self.problem = version, str(error)
             return False
         self.num_installed += 1
+        self.problem = None
         return True
 
     def confirm(self, completions: Sequence[Completion]) -> None:
-        """Release the previous snapshot if the installed one has sampled a token of `completions`."""
+        """Release the snapshot before if the installed one has sampled a token of `completions`."""
         with self._lock:
             if self._installed and any(
                 span.version == self._installed[0] for completion in completions for span in completion.versions
             ):
                 self._before = None
 
-    def roll_back(self) -> bool:
-        """Reinstall the previous snapshot because the newest cannot generate; returns whether there was one."""
+    def roll_back(self, failed: int | None) -> bool:
+        """Reinstall the last snapshot that has generated because the version `failed` cannot.
+
+        A snapshot that was installed in the meantime stays. Returns whether there is one to go on with.
+        """
         with self._lock:
+            if self.version != failed:
+                return True
             if self._before is None:
                 return False
             version, snapshot = self._before

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Literal, Self
 
 from msgspec import Struct
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
-from swarm.errors import Interrupted
+from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.rollout_figures import rollout_figures
@@ -34,7 +34,7 @@ from swarm.reasons import Reason
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import GradedGroup, RolloutGroup, UpdateReport
+from swarm.types import MAX_COMPLETIONS, GradedGroup, RolloutGroup, UpdateReport
 
 POLL_S = 0.02
 
@@ -46,12 +46,12 @@ class LearnerSettings(Settings):
     """S: the most updates between the policy that sampled a token and the one that trains on it; 0: strictly
     on-policy."""
     publish_every: int | None = Field(None, ge=1)
-    """kappa: updates between snapshots. Default: max(1, S - 1)."""
+    """kappa: updates between snapshots, at most S + 1. Default: max(1, S - 1)."""
     rollouts_per_step: int = Field(64, ge=1)
     """R: completions per update, in whole groups with signal."""
     micro_batch_rollouts: int = Field(8, ge=1)
     """Completions per micro-batch: the learner waits for this many before it computes their gradient, except at the end
-    of an update."""
+    of an update and when the buffer is full."""
     buffer_groups: int = Field(256, ge=1)
     """Most groups that wait for an update; beyond it the oldest version leaves first."""
     precision: Literal["native", "bfloat16", "int8"] = "bfloat16"
@@ -72,6 +72,15 @@ class LearnerSettings(Settings):
     """Seconds for which a rate must be off target before the learner reacts."""
     reached_fraction: float = Field(0.9, gt=0, le=1)
     """Fraction of the active workers that must have installed a snapshot to complete its broadcast."""
+
+    @model_validator(mode="after")
+    def _check_period(self) -> Self:
+        if self.period > self.max_staleness + 1:
+            raise ValueError(
+                f"publish_every must be at most {self.max_staleness + 1} (max_staleness + 1), got {self.period}: every "
+                "worker would pause, its snapshot too old, before the next is published"
+            )
+        return self
 
     @property
     def period(self) -> int:
@@ -113,13 +122,14 @@ class Learner:
         keep: KeepSample = lambda fate, group: None,
         trusted: Collection[str] = (),
         cancelled: Callable[[], bool] = lambda: False,
+        max_group_size: Callable[[], int] = lambda: MAX_COMPLETIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A learner before its first snapshot.
 
         `delivered` is called with a worker's peer id and its number of admissible rollouts; `keep` is told what became
         of groups; `trusted` are the peers whose word counts for what their own tools said; `cancelled` is polled while
-        waiting.
+        waiting; `max_group_size` says how many completions a group may have.
         """
         self.round = 0
         """Steps made."""
@@ -139,6 +149,7 @@ class Learner:
             self._unfit,
             keep=keep,
             trusted=trusted,
+            max_completions=max_group_size,
         )
         self._delivered = delivered
         self._cancelled = cancelled
@@ -156,13 +167,18 @@ class Learner:
         self._publisher.publish(self._updater.version, snapshot)
 
     def run_step(self) -> StepReport:
-        """One update on R rollouts; waits for missing ones. Raises `Interrupted` with the buffer restored."""
+        """One update on R rollouts; waits for missing ones.
+
+        Raises `Interrupted` and `SnapshotError` with the buffer restored.
+        """
+        self._publisher.check()
         spent = Stopwatch(("wait", "receive", "update", "publish"), self._clock)
         num_rollouts = 0
         while (missing := self._settings.rollouts_per_step - num_rollouts) > 0:
             with spent("receive"):
                 self.receive()
-            if self.buffer.num_rollouts() >= min(missing, self._settings.micro_batch_rollouts):
+            enough = self.buffer.num_rollouts() >= min(missing, self._settings.micro_batch_rollouts)
+            if enough or self.buffer.is_full:  # a full buffer never holds more
                 with spent("update"):
                     groups = self.buffer.take(self._updater.version, missing)
                     self._updater.accumulate(groups)
@@ -207,10 +223,14 @@ class Learner:
         return self._updater.refusal(graded) or self._auditor.verdict(graded)
 
     def _wait(self) -> None:
-        if self._cancelled():
+        try:
+            self._publisher.check()
+            if self._cancelled():
+                raise Interrupted("stopped while waiting for rollouts")
+        except (Interrupted, SnapshotError):
             self._updater.abandon()
             self.buffer.give_back()
-            raise Interrupted("stopped while waiting for rollouts")
+            raise
         self._exchange.wait(POLL_S)
 
     def _settle(self, skipped: bool) -> list[GradedGroup]:

@@ -20,6 +20,7 @@ LOCAL = "local:"
 """Begins the public name of a model in a directory, which may be the same as one of the hub."""
 UNROUNDED = "compute"
 """The default of the setting, and like `float32` the model's own weights."""
+NO_ADAPTERS = "none"
 MAX_SHOWN_CHARS = 100
 
 
@@ -31,9 +32,11 @@ def make_terms(
     chat_template: object,
     rounded: str = "",
     processor: str = "",
+    adapters: str = NO_ADAPTERS,
+    base: str = "",
 ) -> Terms:
     """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty. `processor` is the
-    digest of what makes a model's inputs of pictures and sounds."""
+    digest of what makes a model's inputs of pictures and sounds, `base` that of the weights beneath `adapters`."""
     return Terms(
         model=model,
         temperature=sampling.temperature,
@@ -45,6 +48,8 @@ def make_terms(
         template=_digest(None if chat_template is None else str(chat_template)) if tokenizer_hash else "",
         rounded=rounded,
         processor=processor,
+        adapters=adapters,
+        base=base,
     )
 
 
@@ -60,6 +65,10 @@ def differences(worker: Terms, learner: Terms) -> Iterator[str]:
     for field in SAMPLED:
         if (own := ours[field]) != (wanted := theirs[field]):
             yield f"the learner samples with {field} {wanted}, not {own}: set --generation.{field} {wanted}"
+    if worker.adapters and learner.adapters and worker.adapters != learner.adapters:
+        yield _other_adapters(worker.adapters, learner.adapters)
+    elif worker.base and learner.base and worker.base != learner.base:
+        yield "the learner's frozen weights are another model's: get the same files of the model (policy.revision)"
     if worker.rounded != learner.rounded:
         own, wanted = (clean(each, MAX_SHOWN_CHARS) or UNROUNDED for each in (worker.rounded, learner.rounded))
         yield f"the learner's frozen weights are {wanted}, not {own}: set --policy.lora.frozen_dtype {wanted}"
@@ -69,6 +78,16 @@ def differences(worker: Terms, learner: Terms) -> Iterator[str]:
         yield "the learner's chat template is another: get the same files of the model (policy.revision)"
     if worker.processor and learner.processor and worker.processor != learner.processor:
         yield "the learner's processor reads pictures or sounds otherwise: get the same files of the model"
+
+
+def _other_adapters(own: str, wanted: str) -> str:
+    if wanted == NO_ADAPTERS:
+        return "the learner trains all weights, without adapters: set --policy.lora.rank 0"
+    own, wanted = clean(own, MAX_SHOWN_CHARS), clean(wanted, MAX_SHOWN_CHARS)
+    return (
+        f"the learner's adapters are {wanted}, not {own}: set --policy.lora.rank, --policy.lora.alpha and "
+        "--policy.lora.targets as it does"
+    )
 
 
 def _digest(text: str | None) -> str:

@@ -13,6 +13,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct, field
 
@@ -24,7 +25,9 @@ HEARTBEAT_S = 1.0
 LATE = 3.0
 """A worker counts as absent after this many heartbeat intervals without one."""
 WINDOW_S = 60.0
-"""Window for rates and availability."""
+"""Window for rates and availability. That for rates is as many of the learner's steps as take this long."""
+WINDOW_STEPS = 3
+"""But at least so many, once there are."""
 MIN_WINDOW_S = 5.0
 """Least time to measure a rate."""
 NUM_STEPS = 5
@@ -46,9 +49,11 @@ class WorkerState(Struct):
     availability: float = 1.0
     rate: float | None = None
     """Rollouts per second while active; None until measured."""
-    measured_since: float = 0.0
-    deliveries: deque[tuple[float, int]] = field(default_factory=deque)
-    """(time, rollouts) within the last `WINDOW_S`."""
+    num_delivered: int = 0
+    """Its admissible rollouts in the learner's current step."""
+    by_step: deque[tuple[float, int]] = field(default_factory=deque)
+    """(time at the end, rollouts) of the learner's steps in the window, in which it was active; the window begins at
+    the end of the first."""
     num_completions: int = 0
     """By its heartbeats, as `rewards`; neither is in a mean of rewards yet."""
     rewards: float = 0.0
@@ -76,7 +81,11 @@ class Outlook(Struct, frozen=True):
 
 class Workforce:
     """Tracks workers and selects the active ones. The network thread calls `beat`, the learner's thread everything
-    else."""
+    else.
+
+    A learner takes in nothing while it trains: what arrives then counts in its next step. So rates are measured over
+    whole steps.
+    """
 
     def __init__(self, settings: LearnerSettings, clock: Callable[[], float], terms: Terms | None = None) -> None:
         """Start without workers. `terms` are told to them."""
@@ -103,7 +112,7 @@ class Workforce:
             state = self._workers.get(peer_id)
             if state is None:
                 self._make_room(now)
-                state = self._workers[peer_id] = WorkerState(now, now, heartbeat, measured_since=now)
+                state = self._workers[peer_id] = WorkerState(now, now, heartbeat)
                 _count(state, None, heartbeat)
             else:
                 _count(state, state.heartbeat, heartbeat)
@@ -125,7 +134,7 @@ class Workforce:
         with self._lock:
             self._resting = False
             for state in self._workers.values():
-                state.measured_since, state.deliveries = self._clock(), deque()
+                _measure_anew(state)
 
     def finish(self) -> None:
         """Tell every worker that the learner has finished."""
@@ -143,7 +152,7 @@ class Workforce:
         """Count a worker's admissible rollouts; a peer without heartbeats is ignored."""
         with self._lock:
             if state := self._workers.get(peer_id):
-                state.deliveries.append((self._clock(), rollouts))
+                state.num_delivered += rollouts
                 state.num_admitted += rollouts
 
     def published(self, version: int) -> None:
@@ -222,13 +231,18 @@ class Workforce:
 
     def _measure(self, now: float) -> None:
         for state in self._workers.values():
-            while state.deliveries and now - state.deliveries[0][0] > WINDOW_S:
-                state.deliveries.popleft()
-            measured_s = min(WINDOW_S, now - state.measured_since)
-            if state.active and measured_s >= MIN_WINDOW_S:
+            if not state.active:
+                continue
+            steps = state.by_step
+            steps.append((now, state.num_delivered))
+            state.num_delivered = 0
+            while len(steps) > WINDOW_STEPS + 1 and now - steps[1][0] >= WINDOW_S:
+                steps.popleft()
+            measured_s = now - steps[0][0]
+            if measured_s >= MIN_WINDOW_S:
                 # The rate while present; availability is measured separately.
                 there_s = max(HEARTBEAT_S, measured_s * _availability(state, now))
-                state.rate = sum(rollouts for _, rollouts in state.deliveries) / there_s
+                state.rate = sum(rollouts for _, rollouts in islice(steps, 1, None)) / there_s
 
     def _demand(self) -> Demand | None:
         recent = list(self._steps)[-NUM_STEPS:]
@@ -264,8 +278,12 @@ class Workforce:
         wanted = self._workers.keys() if chosen is None else {worker.name for worker in chosen}
         for name, state in self._workers.items():
             if not state.active and name in wanted:
-                state.measured_since, state.deliveries = now, deque()
+                _measure_anew(state)
             state.active = name in wanted
+
+
+def _measure_anew(state: WorkerState) -> None:
+    state.num_delivered, state.by_step = 0, deque()
 
 
 def _count(state: WorkerState, before: Heartbeat | None, now: Heartbeat) -> None:

@@ -16,6 +16,8 @@ from swarm.types import MAX_TURNS
 
 MAX_TEMPLATE_CHARS = 16_384
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
+MAX_PROMPT_CHARS = 2**20
+"""Of a question, of several in one reply, and of the observations of a group's episodes together."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 

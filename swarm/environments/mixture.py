@@ -164,7 +164,7 @@ class TaskMixture:
                 self.counts["question_failures"] += 1
                 failures.append(str(error))
         raise TaskError(
-            f"no task could make question {index} of stream {seed}: {'; '.join(failures) or 'every task timed out'}"
+            f"no task could make question {index} of stream {seed}: {'; '.join(failures) or 'every task was skipped'}"
         )
 
     def recall(self, ref: TaskRef) -> Question:

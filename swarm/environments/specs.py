@@ -33,6 +33,9 @@ CODE = "code"
 """The setting of a specification that holds the digest of code."""
 MAX_PROBLEM_CHARS = 1_000
 
+OF_BROWSERS = frozenset({"Thumbs.db", "desktop.ini"})
+"""Files that Windows adds to folders, and does not call hidden by their names."""
+
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 """Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
 
@@ -194,15 +197,20 @@ def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
 
 
 def _digest_at(path: Path, task: str) -> str:
-    """Digest of a file, or of all files of a folder in the order of their paths. Raises `TaskError`."""
+    """Digest of a file, or of the data of a folder. Raises `TaskError`."""
     try:
         place = path.expanduser()
         if not place.exists():
             raise TaskError(f"task {task!r}: no such file or folder: {path}")
-        files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
-        return content_digest(files)
+        return content_digest(_data_files(place) if place.is_dir() else [place])
     except (OSError, RuntimeError) as error:  # RuntimeError: no home of such a user
         raise TaskError(f"task {task!r}: cannot read {path}: {error}") from error
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """The files of a folder in the order of their paths, without those that a system or an editor added."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in OF_BROWSERS]
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 def _from_spec(spec: TaskSpec, copy: Path | None, target: str | None) -> TaskConfig:

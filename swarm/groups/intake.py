@@ -22,7 +22,7 @@ from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, GradedGroup, OfferedGroup, Rejection, RolloutGroup
+from swarm.types import MAX_COMPLETIONS, Grade, GradedGroup, OfferedGroup, Rejection, RolloutGroup
 
 PULL_PATIENCE_S = 15.0
 """A chosen group that has not arrived by then counts as unusable."""
@@ -74,13 +74,15 @@ class Intake:
         trusted: Collection[str] = (),
         unreadable: Collection[str] = (),
         choice: Choice | None = None,
+        max_completions: Callable[[], int] = lambda: MAX_COMPLETIONS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
         not suit this policy; None to keep it. `teaches` says whether a group with these rewards is wanted. `keep` is
         told what became of each group that was opened. `trusted` are the peers whose word counts for what their own
         tools said. Groups of `unreadable` tasks have pictures or sounds that this policy cannot read. `choice` decides
-        which groups to grade; by default all are.
+        which groups to grade; by default all are. `max_completions` says how many a group may have: an update's means
+        are over completions, so that a larger group would be a larger part of it.
         """
         self._exchange = exchange
         self._verifier = verifier
@@ -92,6 +94,7 @@ class Intake:
         self._trusted = frozenset(trusted)
         self._unreadable = frozenset(unreadable)
         self._choice = choice or Everything()
+        self._max_completions = max_completions
         self._clock = clock
         self._waiting = Waiting(limits)
         self._pulling: dict[str, Received] = {}
@@ -152,13 +155,18 @@ class Intake:
 
     def _unwanted(self, group: RolloutGroup) -> Reason | None:
         """Why to drop a group before grading."""
-        return Reason.CANNOT_PERCEIVE if group.question.task in self._unreadable else self._needless(group)
+        if group.question.task in self._unreadable:
+            return Reason.CANNOT_PERCEIVE
+        return Reason.TOO_MANY if len(group.completions) > self._max_completions() else self._needless(group)
 
     def _note(self, offered: OfferedGroup, held: Container[str]) -> None:
-        """An offer waits if it teaches by its author's own word, and nothing is known of the group."""
-        content_id = offered.offer.content_id.hex()
+        """An offer waits if it teaches by its author's own word, is not too large, and nothing is known of the
+        group."""
+        offer = offered.offer
+        content_id = offer.content_id.hex()
         known = any(content_id in places for places in (self._waiting, self._pulling, self._grading, held))
-        if not known and offered.offer.task not in self._unreadable and self._teaches(offered.offer.rewards):
+        unwanted = offer.task in self._unreadable or offer.num_completions > self._max_completions()
+        if not known and not unwanted and self._teaches(offer.rewards):
             self._ledger.offered(1)
             self._wait(self._received(content_id, offered, OFFER_BYTES))
 

@@ -1,4 +1,4 @@
-"""Detects rewarded completions of other peers that lie far outside this policy's distribution.
+"""Detects completions of other peers that an update would raise and that lie far outside this policy's distribution.
 
 Bad completions are often improbable, rewarded ones rarely: a policy finds nearly all of its own probable, and those of
 honest peers too, because they use the format that it knows. A planted marker in front of a right answer stands out.
@@ -59,13 +59,13 @@ class Plausibility:
         low, median, high = np.quantile(own, [0.25, 0.5, 0.75])
         return float(min(low - self._settings.fence * (high - low), median - self._settings.slack_nats))
 
-    def plausible(self, completions: Sequence[Sequence[float]], rewards: Sequence[float]) -> list[bool]:
-        """Whether each completion of a received group is plausible: this policy's log-probabilities [G][T], rewards
-        [G]."""
+    def plausible(self, completions: Sequence[Sequence[float]], raised: Sequence[bool]) -> list[bool]:
+        """Whether each completion of a received group is plausible: this policy's log-probabilities [G][T], and whether
+        an update would raise any of them [G]. All others are."""
         fence = self.fence
         return [
-            not logprobs or not is_rewarded(reward, rewards) or least_probable(logprobs) >= fence
-            for logprobs, reward in zip(completions, rewards, strict=True)
+            not logprobs or not rises or least_probable(logprobs) >= fence
+            for logprobs, rises in zip(completions, raised, strict=True)
         ]
 
 

@@ -35,7 +35,7 @@ START_LIMIT_S = 900.0
 """Long, because a first start may download a model."""
 REST_S = (5.0, 300.0)
 MAX_FAILED_STARTS = 3
-"""Refused by the system, before the judge is said to be impossible to set up."""
+"""Refused by the system, or ended before the judge was ever ready, before it is said to be impossible to set up."""
 COUNTERS = ("requests", "tokens", "cached", "failures", "timeouts", "restarts")
 
 CLOSED = Rejection(Reason.JUDGE_FAILED, "the judge is closed")
@@ -110,9 +110,9 @@ class JudgeService:
 
     def wait_until_ready(self) -> None:
         """Raises `ConfigError` when the judge cannot be set up."""
-        self._known.wait(START_LIMIT_S)
-        if self._broken:
-            raise ConfigError(f"the judge cannot be set up: {self._broken}")
+        problem = self._broken if self._known.wait(START_LIMIT_S) else f"it is not ready after {START_LIMIT_S:g} s"
+        if problem:
+            raise ConfigError(f"the judge cannot be set up: {problem}")
 
     def ask(self, sheet: Sheet, finish: Finish, sender: str | None = None) -> None:
         """Get a group's rewards without waiting; `finish` is called once. `sender`: None for an own group."""
@@ -179,8 +179,12 @@ class JudgeService:
     def _not_started(self, error: OSError) -> None:
         self._count("failures", 1)
         self._rest()
+        self._give_up(f"its process cannot be started: {error}")
+
+    def _give_up(self, detail: str) -> None:
+        """After several failed starts, and none that succeeded, whoever waits for the judge is told why."""
         if self._failures >= MAX_FAILED_STARTS and not self._known.is_set():
-            self._broken = f"its process cannot be started: {error}"
+            self._broken = detail
             self._known.set()
 
     def _expire(self) -> None:
@@ -289,6 +293,7 @@ class JudgeService:
         self._count("restarts", 1)
         self._settle_all(batch.jobs if batch else (), Rejection(reason, detail))
         self._rest()
+        self._give_up(detail)
 
     def _rest(self) -> None:
         first, longest = REST_S

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Literal, TypeVar
 
 from swarm.net.addresses.dial import by_peer
 from swarm.net.config import NetworkSettings
@@ -14,6 +17,7 @@ from swarm.net.records.identity import Identity
 from swarm.types import RunManifest
 
 NetworkTransport = HivemindTransport | Libp2pTransport
+T = TypeVar("T")
 
 
 def open_transport(
@@ -42,4 +46,14 @@ def fetch_manifest(
         from swarm.net.libp2p.manifest import fetch
     else:
         from swarm.net.hivemind.manifest import fetch
-    return fetch(peers, timeout_s, run_id)
+    return _with_a_loop_of_its_own(partial(fetch, peers, timeout_s, run_id))
+
+
+def _with_a_loop_of_its_own(action: Callable[[], T]) -> T:
+    """Call what runs an event loop: in another thread where this one is running a loop, as a notebook's cells do."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return action()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(action).result()

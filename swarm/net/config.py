@@ -75,8 +75,9 @@ class NetworkSettings(Settings):
     """Largest age of records that a late or returning peer receives."""
     repair_every_s: float = Field(5.0, gt=0)
     """How often one random peer is asked for records that gossip lost."""
-    announce_every_s: float = Field(60.0, gt=0)
-    """How often this peer's record in the DHT is renewed and others' records are read."""
+    announce_every_s: float = Field(60.0, gt=0, le=100.0)
+    """How often this peer's record in the DHT is renewed and others' records are read. A record lives for at most 150
+    s, and the pauses between renewals vary by 30%."""
     daemon_processors: int = Field(2, ge=1)
     """Processors that the network daemon uses at a time; a node with hundreds of connections may need more. A relay's
     daemon uses one."""

@@ -65,11 +65,11 @@ def _failed(node: NodeReader, now: float) -> Iterator[Alert]:
 
 
 def _silent(node: NodeReader, now: float) -> Iterator[Alert]:
-    event = node.history.latest
-    if not _works(node) or event is None:
+    history = node.history
+    if not _works(node) or history.latest is None or history.alive_at is None:
         return
-    usual = node.history.seconds_per_round() or 0.0
-    silent_s = now - event.time
+    usual = history.seconds_per_round() or 0.0
+    silent_s = now - history.alive_at
     if silent_s > max(SILENT_AFTER_S, SILENT_AFTER_ROUNDS * usual):
         yield Alert(
             "silent",
@@ -95,10 +95,10 @@ def _disk(node: NodeReader, now: float) -> Iterator[Alert]:
 
 
 def _alone(node: NodeReader, now: float) -> Iterator[Alert]:
-    event = node.history.latest
-    if node.control or not _works(node) or event is None or event.alone_since is None:
+    since = node.history.alone_since
+    if node.control or not _works(node) or since is None:
         return
-    if (alone_s := now - event.alone_since) > LONELY_AFTER_S:
+    if (alone_s := now - since) > LONELY_AFTER_S:
         yield Alert(
             "alone",
             "warning",

@@ -7,7 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from swarm.page.node import NodeReader
+from swarm.foreign import clean
+from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.telemetry import benefit, worth
 from swarm.telemetry.history import KEPT_ROUNDS
 from swarm.types import Estimate
@@ -36,15 +37,25 @@ BY_ESTIMATE = "The node's own estimate over its last rounds, from the gradients 
 
 
 def by_control(nodes: Sequence[NodeReader]) -> Answer | None:
-    """What the nodes have gained over the control among them; None without one, or when nothing can be said.
+    """What the nodes have gained over the control of their demo; None without one, or when nothing can be said."""
+    found = [
+        (clean(control.folder.parent.name, MAX_NAME_CHARS), answer)
+        for control in nodes
+        if control.control and (answer := _over(control, nodes)) is not None
+    ]
+    if len(found) < 2:
+        return found[0][1] if found else None
+    words = " ".join(f"{name}: {answer.words}" for name, answer in found)
+    verdicts = {answer.verdict for _, answer in found}
+    return Answer(words, verdicts.pop() if len(verdicts) == 1 else "open", BY_CONTROL)
 
-    Not beyond `KEPT_ROUNDS`, because earlier rewards are forgotten then.
-    """
-    control = next((node.history for node in nodes if node.control), None)
-    others = [node.history for node in nodes if not node.control]
-    if control is None or min((max(each.rounds, default=0) for each in (control, *others)), default=0) > KEPT_ROUNDS:
+
+def _over(control: NodeReader, nodes: Sequence[NodeReader]) -> Answer | None:
+    """Not where a node is beyond `KEPT_ROUNDS`: its earlier rewards are forgotten."""
+    others = [node.history for node in nodes if not node.control and node.folder.parent == control.folder.parent]
+    if max(max(each.rounds, default=0) for each in (control.history, *others)) > KEPT_ROUNDS:
         return None
-    found = benefit.benefit(others, control)
+    found = benefit.benefit(others, control.history)
     if found is None:
         return None
     ratio = Estimate(found["cumulative_ratio"], found["low"], found["high"])

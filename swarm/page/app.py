@@ -71,15 +71,14 @@ class Board:
 
     async def refresh(self) -> None:
         """Read what is new, in another thread."""
-        before = self.site.overview
         try:
-            await to_thread.run_sync(self.site.refresh)
+            changed = await to_thread.run_sync(self.site.refresh)
         except Exception:
             # A directory that is removed meanwhile, a disk that fails: the page shows what it knows, and tries again.
             logger.exception("the page could not be refreshed")
             return
         async with self._refreshed:
-            self._version += self.site.overview != before
+            self._version += changed
             self._refreshed.notify_all()
 
     async def events(self, place: int) -> AsyncIterator[bytes]:

@@ -138,7 +138,8 @@ class NodeReader:
                 self.tasks.setdefault(task, Curve()).add(event.round, rewards / count)
         reward = self.curves.get("reward")
         if reward is not None and reward.recent is not None and reward.recent == reward.best:
-            self.share_at_best = self._curve(SHARE_OF_OTHERS).recent
+            share = self.curves.get(SHARE_OF_OTHERS)
+            self.share_at_best = share.recent if share is not None else None
         if event.mix is not None and not (self.decisions and _same(self.decisions[-1].mix, event.mix)):
             self.decisions.append(Decision(event.round, event.mix))
 

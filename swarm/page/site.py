@@ -60,8 +60,8 @@ class Site:
         self._details: dict[int, bytes] = {}
         """By place, since the last refresh: several pages may look at one node."""
 
-    def refresh(self) -> None:
-        """Read what is new."""
+    def refresh(self) -> bool:
+        """Read what is new; returns whether there is anything."""
         with self._lock:
             now = self._clock()
             if self._found_at is None or now - self._found_at >= FIND_EVERY_S:
@@ -69,13 +69,13 @@ class Site:
                 for found in self._find():
                     if found.folder not in self._nodes and len(self._nodes) < MAX_NODES:
                         self._nodes[found.folder] = NodeReader(found.folder, found.name, found.control)
-            for node in self._nodes.values():
-                node.read()
+            changed = any([node.read() for node in self._nodes.values()])
             if self._answered_at is None or now - self._answered_at >= ANSWER_EVERY_S:
                 self._answered_at = now
                 self._answer = by_control(self._listed()) or (self._answer if self._compared() else None)
-            self._overview = msgspec.json.encode(self._make_overview(now))
+            before, self._overview = self._overview, msgspec.json.encode(self._make_overview(now))
             self._details.clear()
+            return changed or self._overview != before
 
     @property
     def overview(self) -> bytes:
@@ -159,7 +159,8 @@ def _policy_version(node: NodeReader) -> int | None:
 
 def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
     history = node.history
-    control = next((each for each in nodes if each.control and each is not node), None)
+    controls = (each for each in nodes if each.control and each.folder.parent == node.folder.parent)
+    control = next((each for each in controls if each is not node), None)
     curves = {name: curve.points() for name, curve in node.curves.items()}
     if control is not None and "reward" in control.curves:
         curves["control"] = control.curves["reward"].points()

@@ -39,7 +39,8 @@ class Adapters:
     def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
         """New adapters, initially without effect. Raises `ConfigError` without peft, `PolicyError` for bad targets."""
         self.rank = settings.rank
-        self._base = _fingerprint(model)
+        self.base = _fingerprint(model)
+        """Digest of the frozen weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # every process that holds a part of this policy starts from the same adapters
             self._peft = insert(model, settings)
@@ -59,7 +60,7 @@ class Adapters:
         state = get_peft_model_state_dict(self._peft, state_dict=named, save_embedding_layers=False)
         save_file(state, directory / WEIGHTS_FILE, metadata={"format": "pt"})
         self._peft.peft_config["default"].save_pretrained(directory)
-        (directory / BASE_FILE).write_text(json.dumps({"fingerprint": self._base}))
+        (directory / BASE_FILE).write_text(json.dumps({"fingerprint": self.base}))
 
     def load(self, directory: Path) -> None:
         """Load what `save` wrote. Raises `CheckpointError` when it does not match these settings or this model."""
@@ -79,7 +80,7 @@ class Adapters:
         ):
             if was != now:
                 raise CheckpointError(f"{directory} was trained with policy.lora.{field} {was}, got {now}")
-        if base != self._base:
+        if base != self.base:
             raise CheckpointError(
                 f"{directory} holds adapters of another model than the loaded one: did policy.model or "
                 "policy.revision change, or the model's files?"

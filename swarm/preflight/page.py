@@ -25,8 +25,8 @@ settings: completions of 512 tokens, passes of 16,384 tokens in bfloat16 with ch
 weights, AdamW. **No figure here was measured on a GPU.** Activations agree with saved tensors measured on a CPU within
 10%; a GPU's allocator needs a few percent more.
 
-A cell has the settings with which it fits, `-` for none, and the memory needed then in GiB. After `no` stands the least
-memory that the default settings would need, with one completion at a time.
+A cell has the settings with which it fits, `-` for none, and the memory needed then in GiB. `no` is followed by the
+least memory that the default settings would need, with one completion at a time.
 
 | in a cell | set |
 | --- | --- |

@@ -8,7 +8,8 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from swarm.groups.plausibility import Plausibility, is_rewarded
+from swarm.groups.credit import Credit, raised
+from swarm.groups.plausibility import Plausibility
 from swarm.groups.signal import has_signal
 from swarm.protocols import Updater
 from swarm.sapo.mixing import Candidate
@@ -21,10 +22,11 @@ LogProbs = list[list[float]]
 class Appraisal:
     """Received groups in one round: each is scored at most once, by the policy that the update will change."""
 
-    def __init__(self, updater: Updater, plausibility: Plausibility) -> None:
-        """Nothing is scored yet."""
+    def __init__(self, updater: Updater, plausibility: Plausibility, credit: Credit = "episode") -> None:
+        """Nothing is scored yet; `credit` as in the settings of updates."""
         self._updater = updater
         self._plausibility = plausibility
+        self._credit = credit
         self._logprobs: dict[str, LogProbs] = {}
 
     def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
@@ -33,45 +35,40 @@ class Appraisal:
 
     def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
         """The groups without their implausible completions; None for those that then have no signal."""
-        return [
-            self._kept(candidate.graded, self._plausible(candidate.graded, logprobs))
-            for candidate, logprobs in zip(candidates, self._scores(candidates), strict=True)
-        ]
+        return [self._kept(candidate.graded, logprobs)[0] for candidate, logprobs in self._scored(candidates)]
 
     def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """Mean negative log-probability of each group's plausible rewarded completions, nats per token.
+        """Mean negative log-probability of the completions that each group would raise, nats per token.
 
-        None for groups that the screen refuses, or that have no such completion.
+        0 without any; None for groups that the screen refuses.
         """
-        return [
-            self._surprisal(candidate.graded, logprobs)
-            for candidate, logprobs in zip(candidates, self._scores(candidates), strict=True)
-        ]
+        return [self._surprisal(candidate.graded, logprobs) for candidate, logprobs in self._scored(candidates)]
 
-    def _scores(self, candidates: Sequence[Candidate]) -> list[LogProbs]:
+    def _scored(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, LogProbs]]:
         new = [candidate for candidate in candidates if candidate.content_id not in self._logprobs]
         if new:
             scored = self._updater.logprobs([candidate.graded for candidate in new])
             self._logprobs.update(zip((candidate.content_id for candidate in new), scored, strict=True))
-        return [self._logprobs[candidate.content_id] for candidate in candidates]
+        return [(candidate, self._logprobs[candidate.content_id]) for candidate in candidates]
 
-    def _plausible(self, graded: GradedGroup, logprobs: LogProbs) -> list[bool]:
-        return self._plausibility.plausible(logprobs, graded.rewards)
+    def _kept(self, graded: GradedGroup, logprobs: LogProbs) -> tuple[GradedGroup | None, LogProbs]:
+        """The part of a group to learn from, with its log-probabilities."""
+        # Again, as long as any are left out: without them the group's mean is lower, and other completions exceed it.
+        while not all(plausible := self._plausibility.plausible(logprobs, self._raised(graded))):
+            graded, logprobs = _only(graded, plausible), list(compress(logprobs, plausible))
+            if not has_signal(graded.rewards):
+                return None, []
+        return graded, logprobs
 
-    def _kept(self, graded: GradedGroup, plausible: Sequence[bool]) -> GradedGroup | None:
-        kept = graded if all(plausible) else _only(graded, plausible)
-        return kept if all(plausible) or has_signal(kept.rewards) else None
+    def _raised(self, graded: GradedGroup) -> list[bool]:
+        return raised(graded, self._updater.advantages, self._credit)
 
     def _surprisal(self, graded: GradedGroup, logprobs: LogProbs) -> float | None:
-        plausible = self._plausible(graded, logprobs)
-        if self._kept(graded, plausible) is None:
+        kept, logprobs = self._kept(graded, logprobs)
+        if kept is None:
             return None
-        rewarded = [
-            -fmean(tokens)
-            for tokens, reward in compress(zip(logprobs, graded.rewards, strict=True), plausible)
-            if tokens and is_rewarded(reward, graded.rewards)
-        ]
-        return fmean(rewarded) if rewarded else None
+        found = [-fmean(tokens) for tokens in compress(logprobs, self._raised(kept)) if tokens]
+        return fmean(found) if found else 0.0
 
 
 def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:

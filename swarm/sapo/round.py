@@ -25,6 +25,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import compress
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ from pydantic import Field
 from swarm.figures import values
 from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
+from swarm.groups.credit import Credit
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
@@ -113,6 +115,8 @@ class SapoNode:
         pool: Pool,
         ledger: Ledger,
         max_staleness: int = 0,
+        max_group_size: Callable[[], int] | None = None,
+        credit: Credit = "episode",
         plausibility: PlausibilitySettings | None = None,
         watch: WatchSettings | None = None,
         worth: WorthEstimator | None = None,
@@ -124,6 +128,8 @@ class SapoNode:
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own.
 
+        `max_group_size` says how many completions a received group may have; by default as many as its own groups.
+        `credit` is that of the updates.
         `keep` is told what became of own and received groups; `pool` tells it of those that leave unused. Groups of
         `unshared` tasks stay here. `trusted` are the peers whose word counts for what their own tools said. Those of
         `unreadable` tasks have pictures or sounds that the policy cannot read.
@@ -154,6 +160,7 @@ class SapoNode:
         self.watch = Watch(watch or WatchSettings())
         self._worth = worth
         self._updater = updater
+        self._credit: Credit = credit
         self._exchange = exchange
         self._keep = keep
         self._clock = clock
@@ -170,6 +177,7 @@ class SapoNode:
             trusted,
             unreadable,
             choice=self._shortlist,
+            max_completions=max_group_size or (lambda: group_size),
             clock=clock,
         )
         self._rollouts = Rollouts(
@@ -247,13 +255,15 @@ class SapoNode:
         """What decides which waiting groups to regrade now, and which of those on offer to fetch."""
         ungraded = [self._claimed(each) for each in waiting]
         pooled = self._candidates()
-        wishes = self.mixer.wishes([*pooled, *ungraded], Appraisal(self._updater, self._plausibility))
+        wishes = self.mixer.wishes([*pooled, *ungraded], self._appraisal())
+        weights = wishes.weights
         return Situation(
             waiting=ungraded,
-            weights=None if wishes.weights is None else wishes.weights[len(pooled) :],
+            weights=None if weights is None else weights[len(pooled) :],
             num_external=math.ceil(self.watch.share * wishes.num_external),
             num_choice=wishes.num_choice,
-            pooled=pooled,
+            # What is never drawn must not keep others from being graded.
+            pooled=pooled if weights is None else list(compress(pooled, weights)),
             max_pooled=self.pool.max_groups,
             round=self.round,
             author_of=self._author_of(),
@@ -312,11 +322,14 @@ class SapoNode:
             this,
             informative,
             self._candidates(),
-            Appraisal(self._updater, self._plausibility),
+            self._appraisal(),
             rng,
             share=self.watch.share,
             author_of=self._author_of(),
         )
+
+    def _appraisal(self) -> Appraisal:
+        return Appraisal(self._updater, self._plausibility, self._credit)
 
     def _candidates(self) -> list[Candidate]:
         now = self._clock()

@@ -103,21 +103,27 @@ class PeerHistory:
     resumes from round r, the lines beyond r describe a lost policy and are dropped.
     """
 
-    def __init__(self, path: Path, name: str | None = None, max_rounds: int | None = None) -> None:
+    def __init__(
+        self, path: Path, name: str | None = None, max_rounds: int | None = None, max_detailed: int | None = None
+    ) -> None:
         """`name` is used until the peer's start event gives one; default: the folder's name.
 
         With `max_rounds` memory is bounded, for readers that run for weeks: it keeps `FIRST_ROUNDS` and that many of
-        the last rounds, of all but the latest only rewards and counts, and the first and the last evaluation.
+        the last rounds, of all but the latest only rewards and counts, and the first and the last evaluation. With
+        `max_detailed` it keeps all rounds, at most so many with their figures, counters and times: every Nth.
         """
         self.path = path
         self._max_rounds = max_rounds
+        self._max_detailed = max_detailed
         self._fallback_name = name or path.parent.name
         self._forget()
 
     @classmethod
-    def read(cls, path: Path, name: str | None = None, max_rounds: int | None = None) -> PeerHistory:
+    def read(
+        cls, path: Path, name: str | None = None, max_rounds: int | None = None, max_detailed: int | None = None
+    ) -> PeerHistory:
         """The whole file; a missing file gives an empty history."""
-        history = cls(path, name, max_rounds)
+        history = cls(path, name, max_rounds, max_detailed)
         for _ in history.news():
             pass
         return history
@@ -299,7 +305,10 @@ class PeerHistory:
         """None while the process runs, according to the file."""
         self.latest: RoundEvent | None = None
         """The round that describes the node's current state."""
+        self.alive_at: float | None = None
+        """When it last started, trained, was evaluated or went on after a pause, in Unix seconds."""
         self.rounds: dict[int, RoundEvent] = {}
+        self._detailed_every = 1
         self.evaluations: dict[int, EvaluationEvent] = {}
         self.suites: dict[str, dict[int, SuiteEvent]] = {}
         """Results by suite and by the rounds trained before."""
@@ -309,7 +318,16 @@ class PeerHistory:
         self.ignored_lines = 0
         """Torn lines and events of an unknown kind."""
 
+    @property
+    def alone_since(self) -> float | None:
+        """Since when no peer is connected, in Unix seconds, as far as this process has told; None while there are."""
+        if self.latest is None or self.start is None or self.latest.time < self.start.time:
+            return None
+        return self.latest.alone_since
+
     def _take(self, event: Event) -> None:
+        if isinstance(event, StartEvent | RoundEvent | EvaluationEvent | ResumeEvent):
+            self.alive_at = event.time
         match event:
             case StartEvent():
                 self._take_start(event)
@@ -319,6 +337,8 @@ class PeerHistory:
                 self._wall_here_s = event.wall_s
                 if self._max_rounds is not None:
                     self._shorten(event.round, self._max_rounds)
+                if self._max_detailed is not None:
+                    self._thin(event.round, self._max_detailed)
             case EvaluationEvent():
                 self.evaluations[event.round] = event
                 if self._max_rounds is not None:
@@ -350,7 +370,7 @@ class PeerHistory:
             # A new run in the same folder, not a continuation.
             offset, ignored = self._offset, self.ignored_lines
             self._forget()
-            self._offset, self.ignored_lines = offset, ignored
+            self._offset, self.ignored_lines, self.alive_at = offset, ignored, event.time
         elif self.start is not None or self.latest is not None:
             crashed = self.end is None
             self.restarts += crashed
@@ -371,9 +391,24 @@ class PeerHistory:
 
     def _shorten(self, round: int, max_rounds: int) -> None:
         if (before := self.rounds.get(round - 1)) is not None:
-            self.rounds[round - 1] = structs.replace(before, figures={}, counters={}, timings={}, worth=None)
+            self.rounds[round - 1] = _bare(before)
         while len(self.rounds) > FIRST_ROUNDS + max_rounds:
             del self.rounds[next(islice(self.rounds, FIRST_ROUNDS, None))]
+
+    def _thin(self, round: int, max_detailed: int) -> None:
+        """Keep the details of every Nth round and of this one; N doubles when they are too many."""
+        before = self.rounds.get(round - 1)
+        if before is not None and before.round % self._detailed_every:
+            self.rounds[before.round] = _bare(before)
+        if len(self.rounds) > max_detailed * self._detailed_every:
+            self._detailed_every *= 2
+            for number, event in self.rounds.items():
+                if number % self._detailed_every and number != round:
+                    self.rounds[number] = _bare(event)
+
+
+def _bare(event: RoundEvent) -> RoundEvent:
+    return structs.replace(event, figures={}, counters={}, timings={}, worth=None)
 
 
 def _keep_ends(by_round: dict[int, Result]) -> None:

@@ -19,7 +19,7 @@ def percentile_interval(draws: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(correct: float, asked: float, z: float = 1.959964) -> tuple[float, float]:
     """The 95% Wilson confidence interval of the accuracy (Wilson 1927); (0, 1) without questions."""
     if asked == 0:
         return 0.0, 1.0
@@ -30,7 +30,7 @@ def wilson_interval(correct: int, asked: int, z: float = 1.959964) -> tuple[floa
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def accuracy(correct: int, asked: int) -> tuple[float, float, float] | None:
+def accuracy(correct: float, asked: float) -> tuple[float, float, float] | None:
     """An accuracy and its 95% Wilson interval; None without questions."""
     return (correct / asked, *wilson_interval(correct, asked)) if asked else None
 

@@ -350,10 +350,10 @@ def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
     if history.pause is not None:
         until = history.pause.until
         return "paused" if short or until is None else f"paused until {_clock_time(until)}"
-    if event is not None and now - event.time > SILENT_AFTER_S:
-        return f"silent {_duration(now - event.time)}"
-    if event is not None and event.alone_since is not None:
-        since = _clock_time(event.alone_since)
+    if event is not None and history.alive_at is not None and now - history.alive_at > SILENT_AFTER_S:
+        return f"silent {_duration(now - history.alive_at)}"
+    if history.alone_since is not None:
+        since = _clock_time(history.alone_since)
         return f"alone {since}" if short else f"alone since {since}"
     if history.restarts and history.start is not None and now - history.start.time < RESTART_SHOWN_S:
         return f"restart x{history.restarts}" if short else f"restarted x{history.restarts}"

@@ -250,7 +250,8 @@ Event = (
     | EndEvent
 )
 
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=float)
+"""What it does not know is a number of another library: figures of a user's updater may be numpy's."""
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 

@@ -14,7 +14,7 @@ from swarm.groups.expectation import log_expectation, mean_logprob, variance
 from swarm.training.rows import Row
 
 LOG_MAX_CLAIMED_RATIO = math.log(10.0)
-"""Bounds a sender's log-probabilities so that the importance ratio at the first step is at most 10."""
+"""Bounds a sender's log-probabilities so that the importance ratio at the first step is between 1/10 and 10."""
 
 
 def needs_receiver(row: Row, decoupled: bool, several_steps: bool, whole_groups: bool) -> bool:
@@ -63,6 +63,7 @@ def _expectation(rows: Sequence[Row], receiver: Sequence[Sequence[float] | None]
 
 
 def _bounded(claims: Sequence[float], own: Sequence[float]) -> list[float]:
-    """Without this bound, a claim of near-zero probability for a bad token would dominate the gradient: the clip is
-    one-sided."""
-    return [max(claim, mine - LOG_MAX_CLAIMED_RATIO) for claim, mine in zip(claims, own, strict=True)]
+    """Without these bounds, a bad token would dominate the gradient: with a claim of near-zero probability in the
+    objective, whose clip is one-sided, and with one of near-certainty in `update.behaviour_kl`."""
+    bound = LOG_MAX_CLAIMED_RATIO
+    return [min(max(claim, mine - bound), mine + bound) for claim, mine in zip(claims, own, strict=True)]

@@ -112,9 +112,10 @@ def _ages(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Workers' claimed log-probabilities, with the ratio bounded."""
+    """Workers' claimed log-probabilities, with the ratio bounded on both sides."""
     claimed = torch.tensor([row.claimed for row in rows], device=current.device)[:, None]
-    return torch.where(claimed, logprobs.maximum(current - LOG_MAX_CLAIMED_RATIO), logprobs)
+    bounded = logprobs.clamp(current - LOG_MAX_CLAIMED_RATIO, current + LOG_MAX_CLAIMED_RATIO)
+    return torch.where(claimed, bounded, logprobs)
 
 
 def _filled(otherwise: Tensor, rows: Sequence[Sequence[float] | None], mask: Tensor) -> Tensor:

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from swarm.algorithms.advantages import turn_advantages
+from swarm.groups.credit import Credit, credited_turns
 from swarm.groups.expectation import log_group_expectation
 from swarm.policy.batching import Insert, num_read
 from swarm.policy.loading import Policy
@@ -68,7 +67,7 @@ class RowReader:
         policy: Policy,
         mix: MixSettings,
         advantages: Callable[[Tensor], Tensor],
-        credit: Literal["episode", "turn"] = "episode",
+        credit: Credit = "episode",
     ) -> None:
         """`advantages` maps rewards [P, G] to advantages [P, G]; `credit` as in the settings of updates."""
         self._credit = credit
@@ -80,13 +79,6 @@ class RowReader:
         """The advantages of a group's rewards, [G]."""
         return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
 
-    def _turn_advantages(self, group: GradedGroup) -> list[list[float]]:
-        """Advantages for each completion's turns; none where one advantage is for all of them."""
-        everything = range(len(group.rewards))
-        if self._credit == "episode" or all(len(c.by_turn()) == 1 for c in group.group.completions):
-            return [[] for _ in everything]
-        return turn_advantages([group.turn_rewards(index) for index in everything], self.advantages)
-
     def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
         """Rows of a group that this policy sampled; `version` is its current version.
 
@@ -95,7 +87,7 @@ class RowReader:
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group)
         rows = []
-        advantages, each_turn = self.advantages(group.rewards), self._turn_advantages(group)
+        advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
         for index, completion in enumerate(group.group.completions):
             if completion.token_ids:
                 row = sampled_row(self._policy, prompt, group, index)
@@ -113,41 +105,45 @@ class RowReader:
 
     def external(self, group: GradedGroup) -> list[Row]:
         """Rows of a group that another policy sampled."""
+        expectation = _log_expectation(group.group) if self._believes(group) else math.nan
+        advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
+        return [
+            replace(
+                row,
+                advantage=self._of_others(advantages[index]),
+                turn_advantages=[self._of_others(each) for each in each_turn[index]],
+                wants_receiver=row.behaviour is None and self._mix.external_old_logprobs != "none",
+                log_expectation=expectation,
+            )
+            for index, row in enumerate(self.unweighted(group))
+            if row.completion
+        ]
+
+    def unweighted(self, group: GradedGroup) -> list[Row]:
+        """One row per completion of a group that another policy sampled, in the tokens of an update; no advantage."""
         prompt = self._policy.encode_prompt(group.prompt)
-        choice = self._mix.external_old_logprobs
-        same_tokenizer = group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
-        believed = choice == "behaviour" and same_tokenizer
-        expectation = _log_expectation(group.group) if believed else math.nan
+        believed = self._believes(group)
         by_text = [
             index
             for index, completion in enumerate(group.group.completions)
             if not (believed and self.same_tokens(completion))
         ]
         texts = dict(zip(by_text, text_rows(self._policy, prompt, group, by_text), strict=True))
-        rows = []
-        each_turn = self._turn_advantages(group)
-        for index, advantage in enumerate(self.advantages(group.rewards)):
-            row = texts[index] if index in texts else sampled_row(self._policy, prompt, group, index)
-            row = replace(
-                row,
-                advantage=self._of_others(advantage),
-                turn_advantages=[self._of_others(each) for each in each_turn[index]],
+        return [
+            replace(
+                texts[index] if index in texts else sampled_row(self._policy, prompt, group, index),
                 external=True,
-                wants_receiver=index in texts and choice != "none",
-                log_expectation=expectation,
             )
-            if row.completion:
-                rows.append(row)
-        return rows
+            for index in range(len(group.group.completions))
+        ]
+
+    def _believes(self, group: GradedGroup) -> bool:
+        """Whether the sampler's tokens and log-probabilities count."""
+        same_tokenizer = group.group.policy.tokenizer_hash == self._policy.tokenizer_hash
+        return same_tokenizer and self._mix.external_old_logprobs == "behaviour"
 
     def _of_others(self, advantage: float) -> float:
         return advantage * self._mix.external_negative_weight if advantage < 0 else advantage
-
-    def texts(self, group: GradedGroup) -> list[Row]:
-        """One row per completion, tokenized from its text, for scoring only."""
-        prompt = self._policy.encode_prompt(group.prompt)
-        everything = range(len(group.group.completions))
-        return [replace(row, external=True) for row in text_rows(self._policy, prompt, group, everything)]
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the policy has positions for the prompt with each completion, by its ids and by its text."""

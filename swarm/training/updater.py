@@ -98,8 +98,9 @@ class PolicyUpdater:
         return self._reader.fits(group)
 
     def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        """This policy's log-probabilities of other policies' completions, by group and completion."""
-        rows = [self._reader.texts(group) for group in groups]
+        """This policy's log-probabilities of other policies' completions, by group and completion, in the tokens that
+        an update would train on."""
+        rows = [self._reader.unweighted(group) for group in groups]
         with self._passes.training():
             found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
         return [[next(found) if row.completion else [] for row in each] for each in rows]

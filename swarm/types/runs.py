@@ -50,6 +50,10 @@ class Terms(Struct, frozen=True):
     """To what frozen weights beside adapters are rounded, `int8` or `nf4`; empty for neither."""
     processor: Name = ""
     """Digest of the settings of the model's processor; empty without one, and while no model is loaded."""
+    adapters: Name = ""
+    """Rank, alpha and targets, or that there are none; empty from versions that do not say."""
+    base: Name = ""
+    """Digest of the frozen weights beside adapters; empty without adapters, and while no model is loaded."""
 
 
 class RunManifest(Struct, frozen=True, omit_defaults=True):

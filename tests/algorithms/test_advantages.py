@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -43,28 +42,3 @@ def test_without_the_standard_deviation_and_with_the_others_as_baseline() -> Non
     assert advantages.rloo(rewards).tolist()[0] == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
     for advantage in advantages.ADVANTAGES.values():
         assert advantage(torch.tensor([[1.0]])).tolist() == [[0.0]]
-
-
-def test_a_turn_is_compared_with_the_same_turn_of_other_episodes() -> None:
-    def centred(returns: Sequence[float]) -> list[float]:
-        return advantages.dr_grpo(torch.tensor([returns], dtype=torch.float64))[0].tolist()
-
-    rewards = [[0.25, 0.0, 0.75], [1.0], [0.25, 0.0]]
-    found = advantages.turn_advantages(rewards, centred)
-    mean = (1 + 1 + 0.25) / 3
-    assert found == [
-        pytest.approx([1 - mean, 0.375, 0.0]),
-        pytest.approx([1 - mean]),
-        pytest.approx([0.25 - mean, -0.375]),
-    ]
-    assert advantages.turn_advantages([], centred) == []
-
-
-def test_one_reward_at_the_end_credits_all_turns_with_it() -> None:
-    def normalised(returns: Sequence[float]) -> list[float]:
-        return advantages.grpo(torch.tensor([returns], dtype=torch.float64))[0].tolist()
-
-    outcomes = [1.0, 0.0, 0.0, 1.0]
-    found = advantages.turn_advantages([[0.0, 0.0, outcome] for outcome in outcomes], normalised)
-    assert [each[0] for each in found] == pytest.approx(normalised(outcomes))
-    assert all(len(set(each)) == 1 for each in found)

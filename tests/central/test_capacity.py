@@ -17,6 +17,7 @@ from swarm.central.capacity import (
     overlaps,
     pool_rate,
     publish_every,
+    rate_within,
     required_rate,
     smallest_feasible_period,
     staleness_bound,
@@ -91,6 +92,16 @@ def test_the_default_period_keeps_the_staleness_within_the_budget(
 ) -> None:
     demand = Demand(rollouts, train_s, part * train_s, publish_every(budget))
     assert tightened_staleness_bound(demand) <= budget
+
+
+@given(DEMANDS, st.integers(0, 12))
+def test_the_rate_for_a_staleness_is_where_its_bound_begins_to_hold(demand: Demand, budget: int) -> None:
+    needed = rate_within(demand, budget)
+    if needed is None:
+        assert staleness_bound(demand, 1e5) > budget
+        return
+    assume(demand.rollouts / needed > 1e-4 * demand.train_s)  # what is less is within the tolerance
+    assert staleness_bound(demand, needed * 1.001) <= budget < staleness_bound(demand, needed * 0.999)
 
 
 def exact(workers: list[Worker], rate: float) -> float:

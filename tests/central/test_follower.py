@@ -352,3 +352,79 @@ def test_a_snapshot_that_does_not_fit_changes_nothing(snapshot: bytes) -> None:
     assert not bench.follower.snapshots.install()
     assert (bench.follower.snapshots.version, bench.follower.snapshots.num_refused) == (3, 1)
     assert bench.follower.run_batch().num_groups == 4
+
+
+def test_after_an_error_the_last_snapshot_that_has_generated_comes_back() -> None:
+    bench = Bench(max_staleness=9)
+    bench.feed.offer(3)
+    bench.follower.snapshots.install()
+    bench.follower.run_batch()
+    bench.engine.broken = {4, 5}
+    for version in (4, 5):
+        bench.feed.offer(version)
+        bench.follower.snapshots.install()
+    bench.follower.run_batch()
+    assert (bench.follower.snapshots.version, bench.engine.version) == (3, 3), "4 has never generated"
+    assert bench.follower.run_batch().num_groups == 4
+
+
+def test_a_newer_snapshot_that_came_between_an_error_and_the_way_back_stays() -> None:
+    bench = Bench(max_staleness=9)
+    bench.feed.offer(3)
+    bench.follower.snapshots.install()
+    bench.follower.run_batch()
+    bench.engine.broken = {4}
+    bench.feed.offer(4)
+    bench.follower.snapshots.install()
+    bench.engine.stream = _then(bench.engine.stream, lambda: (bench.feed.offer(5), bench.follower.snapshots.install()))
+    assert bench.follower.run_batch().num_groups == 0
+    assert (bench.follower.snapshots.version, bench.engine.version) == (5, 5)
+    assert bench.follower.run_batch().num_groups == 4
+
+
+def _then(stream: Callable[..., Iterator[tuple[int, Answers]]], act: Callable[[], object]) -> Callable[..., object]:
+    """A stream that acts when it fails, before anybody else sees the error."""
+
+    def failing(*arguments: object) -> Iterator[tuple[int, Answers]]:
+        try:
+            yield from stream(*arguments)
+        except EngineError:
+            act()
+            raise
+
+    return failing
+
+
+@pytest.mark.parametrize(("snapshot", "said"), [(b"garbage", "the snapshot cannot be read"), (b"", "of another model")])
+def test_why_a_snapshot_was_refused_is_known_until_one_fits(snapshot: bytes, said: str) -> None:
+    bench = Bench()
+    bench.engine.refused = {4}
+    bench.feed.offer(4, snapshot)
+    bench.follower.snapshots.install()
+    assert bench.follower.snapshots.problem == (4, said)
+    bench.feed.offer(5)
+    bench.follower.snapshots.install()
+    assert bench.follower.snapshots.problem is None
+
+
+def test_the_staleness_bound_is_that_of_the_last_orders_while_the_learner_is_away() -> None:
+    bench = Bench(max_staleness=2)
+    bench.feed.offer(3)
+    bench.follower.snapshots.install()
+    bench.room = 0
+    bench.pauses = [lambda: setattr(bench, "away", True)]
+    bench.follower.run_batch()
+    bench.feed.known, bench.room = 5, 1_000
+    bench.follower.send()
+    assert bench.spans == [[3, 3]], "two versions old, as the learner allows"
+    bench.feed.known = 6
+    assert bench.follower.lagging
+
+
+def test_before_the_first_orders_nothing_is_too_old_for_the_learner_judges_that_itself() -> None:
+    bench = Bench(max_staleness=2)
+    bench.away = True
+    bench.feed.offer(3)
+    bench.follower.snapshots.install()
+    bench.feed.known = 9
+    assert not bench.follower.lagging and not bench.follower.wanted

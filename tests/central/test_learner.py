@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from swarm.central.learner import Learner, LearnerSettings
-from swarm.errors import Interrupted
+from swarm.config import load_config
+from swarm.errors import ConfigError, Interrupted, SnapshotError
 from swarm.groups.versions import oldest_version
 from swarm.types import (
     Completion,
@@ -140,6 +141,7 @@ class Bench:
         self.published: list[tuple[int, bytes]] = []
         self.delivered: Counter[str] = Counter()
         self.stopped = False
+        self.failure = ""
         self.learner = Learner(
             settings=LearnerSettings(**{"rollouts_per_step": 2 * SIZE, **settings}),
             max_pending_per_peer=100,
@@ -155,6 +157,10 @@ class Bench:
 
     def publish(self, version: int, snapshot: bytes) -> None:
         self.published.append((version, snapshot))
+
+    def check(self) -> None:
+        if self.failure:
+            raise SnapshotError(self.failure)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -257,6 +263,25 @@ def test_a_stop_in_the_middle_of_an_update_loses_no_group() -> None:
     assert bench.learner.ledger.snapshot()["used_external"] == 2 and bench.balanced()
 
 
+def test_a_learner_whose_snapshots_reach_nobody_waits_for_nothing() -> None:
+    bench = Bench(micro_batch_rollouts=SIZE)
+    bench.exchange.inbox = [sent(1, 0)]
+    bench.exchange.wait = fail_meanwhile(bench)  # type: ignore[method-assign]
+    for _ in range(2):  # while it waits, and before a step
+        with pytest.raises(SnapshotError, match="the disk is gone"):
+            bench.learner.run_step()
+        assert bench.updater.open == [] and bench.learner.buffer.num_unused() == 1
+
+
+def fail_meanwhile(bench: Bench) -> Callable[[float], bool]:
+    def wait(timeout_s: float) -> bool:
+        assert not bench.failure, "it waits no longer"
+        bench.failure = "the disk is gone"
+        return False
+
+    return wait
+
+
 def test_an_update_that_was_not_taken_changes_no_version_and_publishes_nothing() -> None:
     bench = Bench(max_staleness=0)
     bench.updater.skip = True
@@ -272,3 +297,36 @@ def test_a_bounded_buffer_keeps_the_freshest() -> None:
     bench.updater.version = 0
     bench.learner.receive()
     assert bench.dropped == {"buffer_full": 3} and bench.balanced()
+
+
+def test_a_buffer_smaller_than_a_micro_batch_is_trained_on_when_it_is_full() -> None:
+    bench = Bench(buffer_groups=2, micro_batch_rollouts=4 * SIZE, rollouts_per_step=4 * SIZE)
+    groups = [sent(index, 0) for index in range(4)]
+
+    def wait(timeout_s: float) -> bool:
+        bench.stopped = not groups  # rather than wait for ever
+        bench.exchange.inbox += groups[:1]
+        del groups[:1]
+        return True
+
+    bench.exchange.wait = wait
+    bench.learner.run_step()
+    assert bench.updater.updates == [[2, 2]] and bench.dropped == {} and bench.balanced()
+
+
+@pytest.mark.parametrize(("max_staleness", "period"), [(0, 2), (3, 5)])
+def test_a_period_in_which_every_worker_would_pause_is_refused(max_staleness: int, period: int) -> None:
+    values = {"max_staleness": max_staleness, "publish_every": period}
+    with pytest.raises(ConfigError, match=f"publish_every must be at most {max_staleness + 1}.*got {period}"):
+        load_config(None, {"learner": values})
+
+
+def test_with_the_longest_period_that_is_accepted_workers_within_the_budget_keep_the_learner_going() -> None:
+    bench = Bench(max_staleness=3, publish_every=4)
+    bench.learner.publish()
+    for step in range(12):
+        newest = bench.published[-1][0]
+        assert bench.updater.version - newest <= 3, "a worker with the newest snapshot does not pause"
+        bench.exchange.inbox = [sent(10 * step + k, newest) for k in range(2)]
+        bench.learner.run_step()
+    assert [version for version, _ in bench.published] == [0, 4, 8, 12]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from swarm.central.terms import differences, make_terms
+from swarm.central.terms import NO_ADAPTERS, differences, make_terms
 from swarm.types import Sampling, Terms
 
 LEARNER = make_terms("Qwen/Qwen2.5-0.5B", Sampling(temperature=0.8), "Be brief.", "hash", "{{ template }}")
@@ -40,6 +40,43 @@ def test_each_difference_is_a_line_that_says_what_to_do(terms: Terms, line: str)
 def test_a_worker_whose_frozen_weights_are_not_rounded_as_the_learners_is_told_to() -> None:
     (said,) = differences(worker(), replace(LEARNER, rounded="nf4"))
     assert said.endswith("weights are nf4, not compute: set --policy.lora.frozen_dtype nf4")
+
+
+WITH_ADAPTERS = replace(LEARNER, adapters="rank 4, alpha 8, targets q_proj v_proj", base="digest")
+
+
+@pytest.mark.parametrize(
+    ("terms", "learner", "line"),
+    [
+        (
+            replace(WITH_ADAPTERS, adapters=NO_ADAPTERS, base=""),
+            WITH_ADAPTERS,
+            "the learner's adapters are rank 4, alpha 8, targets q_proj v_proj, not none: set --policy.lora.rank, "
+            "--policy.lora.alpha and --policy.lora.targets as it does",
+        ),
+        (
+            replace(WITH_ADAPTERS, adapters="rank 4, alpha 32, targets q_proj v_proj"),
+            WITH_ADAPTERS,
+            "adapters are rank 4, alpha 8, targets q_proj v_proj, not rank 4, alpha 32, targets q_proj v_proj",
+        ),
+        (WITH_ADAPTERS, replace(LEARNER, adapters=NO_ADAPTERS), "adapters: set --policy.lora.rank 0"),
+        (
+            replace(WITH_ADAPTERS, base="other"),
+            WITH_ADAPTERS,
+            "frozen weights are another model's: get the same files of the model (policy.revision)",
+        ),
+    ],
+)
+def test_other_adapters_and_other_weights_beneath_them_are_a_difference(
+    terms: Terms, learner: Terms, line: str
+) -> None:
+    (said,) = differences(terms, learner)
+    assert line in said
+
+
+def test_adapters_of_a_version_that_does_not_say_are_no_difference() -> None:
+    silent = replace(LEARNER, adapters="")
+    assert list(differences(WITH_ADAPTERS, silent)) == [] == list(differences(silent, WITH_ADAPTERS))
 
 
 def test_equal_terms_and_what_is_not_known_yet_are_no_difference() -> None:

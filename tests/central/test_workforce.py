@@ -55,6 +55,75 @@ def test_rates_and_times_are_measured() -> None:
     assert outlook.required_rate == pytest.approx(required_rate(Demand(100, 10.0, 1.0, 2)))
 
 
+class LongSteps:
+    """A learner that sees at the start of a step what arrived during the last one, and workers of 2 rollouts/s."""
+
+    def __init__(self, prices: dict[str, float], **settings: object) -> None:
+        self.now = 0.0
+        self.version = 0
+        self.force = Workforce(LearnerSettings(**settings), lambda: self.now)
+        self.prices = prices
+        self.active = dict.fromkeys(prices, True)
+        self.sent = dict.fromkeys(prices, 0)
+
+    def step(self, seconds: int) -> None:
+        for name in self.prices:
+            self.force.delivered(name, self.sent[name])
+            self.sent[name] = 0
+        for _ in range(seconds):
+            self.now += 1.0
+            for name, price in self.prices.items():
+                self.active[name] = self.force.beat(name, Heartbeat(0.0, self.version, 0, 0.0, price)).active
+                self.sent[name] += 2 * self.active[name]
+        self.version += 1
+        self.force.stepped(self.version, float(seconds), 0.0)
+
+    def chosen(self) -> set[str]:
+        return {name for name, active in self.active.items() if active}
+
+
+@pytest.mark.parametrize("seconds", [10, 40, 50, 70, 600])
+def test_rates_are_those_of_whole_steps_however_long_they_are(seconds: int) -> None:
+    bench = LongSteps({"a": 1.0, "b": 1.0}, act_after_s=1e9)
+    for _ in range(2):
+        bench.step(seconds)
+    for _ in range(8):
+        bench.step(seconds)
+        assert bench.force.outlook().rate == pytest.approx(4.0, rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [30, 70, 200])
+def test_with_long_steps_spare_workers_are_released_and_stay_so(seconds: int) -> None:
+    bench = LongSteps({"a": 1.0, "b": 2.0, "c": 3.0}, rollouts_per_step=seconds, act_after_s=30.0)
+    for _ in range(8):
+        bench.step(seconds)
+    for _ in range(8):
+        bench.step(seconds)
+        assert bench.chosen() == {"a"}
+
+
+def test_steps_that_become_longer_call_nobody_back() -> None:
+    bench = LongSteps({"a": 1.0, "b": 2.0, "c": 3.0}, rollouts_per_step=60, act_after_s=30.0)
+    for _ in range(8):
+        bench.step(30)
+    kept = bench.chosen()
+    for _ in range(8):
+        bench.step(70)
+        assert bench.chosen() <= kept
+    assert bench.chosen() == {"a"}
+
+
+def test_a_worker_that_comes_in_the_middle_of_a_step_is_measured_from_its_end() -> None:
+    bench = LongSteps({"a": 1.0}, act_after_s=1e9)
+    for _ in range(5):
+        bench.step(100)
+    bench.prices["late"], bench.active["late"], bench.sent["late"] = 1.0, True, 0
+    bench.step(100)
+    assert bench.force.workers()["late"].rate is None
+    bench.step(100)
+    assert bench.force.workers()["late"].rate == pytest.approx(2.0, rel=0.05)
+
+
 def test_the_cheapest_that_suffice_stay_and_only_after_a_while() -> None:
     bench = Bench({"dear": (12, 5.0), "cheap": (12, 1.0), "spare": (12, 2.0)})
     bench.run(30)

@@ -106,6 +106,12 @@ def test_numbers_as_choices_need_a_number_to_name_them() -> None:
     assert read({**row, "answer": "2"}, choices="choices")[1] == 2, "the same by number and by text"
     with pytest.raises(MalformedRow, match="does not name one"):
         read({**row, "answer": "0"}, choices="choices")
+    assert read({**row, "answer": "0"}, choices="choices", choice_labels=["0", "1", "2"])[1] == 0
+
+
+def test_what_is_the_number_or_letter_of_no_choice_is_a_text() -> None:
+    assert read({"choices": ["10", "12", "14", "16"], "answer": "12"}, choices="choices")[1] == 1
+    assert read({"choices": ["X", "Y"], "answer": "Y"}, choices="choices")[1] == 1
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_exact(answer: str, reference: str, equal: bool) -> None:
         ("none", "5", False),
         ("1e999", "1e999", False),
         ("0", "0.0", True),
+        pytest.param("9" * 320 + "%", "5", False, id="a percentage beyond floats"),
+        pytest.param("5", "9" * 320 + "%", False, id="of a percentage beyond floats"),
         ("0.0000001", "0", False),
         ("12 apples", "12", True),
         (r"1{,}000", "1000", True),

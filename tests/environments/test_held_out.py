@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
+from swarm.environments.sources.held_out import FIRST_SUBSTITUTE, HeldApart
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
+from swarm.errors import TaskError
 from swarm.net.trust.accounts import OFFENCES
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Grade, Question, TaskRef, as_text
@@ -83,16 +85,63 @@ def test_the_same_text_under_another_seed_is_held_out_too() -> None:
     assert same and all(is_held_out(mixture, question.ref) for question in same)
 
 
-def test_where_there_is_one_question_it_is_asked(tmp_path: Path) -> None:
+def test_where_there_is_one_question_it_is_asked_and_trained_on(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
         "from swarm.environments.task import Task\n\nclass One(Task):\n    text: str = ''\n"
         "    def question(self, random):\n        return self.text, '1'\n"
         "    def reward(self, question, completion, reference):\n        return 1.0\n"
     )
-    for text in "abcdefghijklmnopqrstuvwxyz":
+    for text in map(str, range(60)):
         only = PythonTask(kind="python", name="one", target=f"{tmp_path}/one.py:One", options={"text": text})
         mixture = TaskMixture([only])
-        assert mixture.question(0, 0).prompt == mixture.question(HELD_OUT_STREAMS, 0).prompt == text
+        trained, evaluated = mixture.question(0, 0), mixture.question(HELD_OUT_STREAMS, 0)
+        assert trained.prompt == evaluated.prompt == text
+        receiver = TaskMixture([only])
+        assert not is_held_out(receiver, trained.ref) and is_held_out(receiver, evaluated.ref)
+
+
+def test_a_substitute_that_no_stream_would_ask_is_held_out() -> None:
+    source, mixture = ReasoningGymSource(TINY_TASKS[1]), TaskMixture([TINY_TASKS[1]])
+    substitutes = [source._at(3, FIRST_SUBSTITUTE + index).ref for index in range(100)]
+    assert any(is_held_out(mixture, ref) for ref in substitutes)
+
+
+def test_a_question_whose_stream_fails_is_no_excuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = TaskMixture([TINY_TASKS[1]])
+    source = mixture.sources[TINY_TASKS[1].name]
+    assert isinstance(source, ReasoningGymSource)
+    make = source._at
+    ref = next(ref for ref in (make(3, index).ref for index in range(100)) if is_held_out(mixture, ref))
+
+    def failing(seed: int, index: int) -> Question:
+        if index >= FIRST_SUBSTITUTE:
+            raise TaskError("no such question")
+        return make(seed, index)
+
+    fresh = HeldApart(failing, source._bare)
+    assert fresh.is_held_out(ref)
+
+
+ASKED_OTHERWISE: dict[str, tuple[TaskConfig, TaskConfig]] = {
+    "reasoning_gym": (
+        ReasoningGymTask(name="gcd", options={"max_numbers": 2, "max_value": 30}),
+        ReasoningGymTask(
+            name="boxed", dataset="gcd", options={"max_numbers": 2, "max_value": 30}, find="boxed", tool="calculator"
+        ),
+    ),
+    "python": (
+        PythonTask(kind="python", name="halve", target=f"{OWN}:Halve", options={"largest": 200}),
+        PythonTask(kind="python", name="other", target=f"{OWN}:Halve", options={"largest": 200}, ask="Only a number."),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED_OTHERWISE)
+def test_a_suite_that_asks_for_another_form_asks_nothing_that_was_trained_on(kind: str) -> None:
+    trains, evaluates = (TaskMixture([task]) for task in ASKED_OTHERWISE[kind])
+    trained = {as_text(trains.question(3, index).prompt).split("\n")[0] for index in range(500)}
+    asked = {as_text(evaluates.question(HELD_OUT_STREAMS, index).prompt).split("\n")[0] for index in range(50)}
+    assert trained and asked and not trained & asked
 
 
 def test_a_row_is_held_out_by_its_number_whatever_drew_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from swarm.environments.answering import RewardSettings
 from swarm.environments.config import DatasetTask
+from swarm.environments.sources.columns import MalformedRow
 from swarm.environments.sources.hf_datasets import DatasetSource, _is_plain, _row, store
 from swarm.errors import Refusal, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Message, ProceduralRef
@@ -133,7 +134,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_text("x")
     (tmp_path / "torn.jsonl").write_text('{"question": "a", "answ')
     (tmp_path / "empty.csv").write_text("question,answer\n")
-    for name, message in (("rows.xlsx", "cannot read .xlsx"), ("torn.jsonl", "torn.jsonl"), ("empty.csv", "no data")):
+    (tmp_path / "nothing.jsonl").write_text("")
+    messages = {"rows.xlsx": "cannot read .xlsx", "torn.jsonl": "torn.jsonl", "empty.csv": "no data"}
+    for name, message in {**messages, "nothing.jsonl": "the file is empty"}.items():
         with pytest.raises(TaskError, match=message):
             DatasetSource(task(tmp_path / name))
 
@@ -155,6 +158,92 @@ def test_malformed_rows_are_passed_over_and_counted(tmp_path: Path) -> None:
     useless = DatasetSource(task(write(tmp_path, ".jsonl", broken)))
     with pytest.raises(TaskError, match="64 rows drawn .* were malformed"):
         useless.question(1, 1)
+
+
+def test_a_row_too_long_to_be_asked_is_passed_over(tmp_path: Path) -> None:
+    good = [{"question": f"good {n}", "answer": "#### 1"} for n in range(9)]
+    source = DatasetSource(task(write(tmp_path, ".jsonl", [*good, {"question": "x" * 2**20, "answer": "#### 1"}])))
+    assert len(DatasetSource(task(tmp_path / "rows.jsonl", ask="")).question(HELD_OUT_STREAMS, 0).prompt) == 2**20
+    long = DatasetSource(task(tmp_path / "rows.jsonl", ask="One more."))
+    with pytest.raises(TaskError, match="a question of 1048586 characters, more than 1048576"):
+        long.question(HELD_OUT_STREAMS, 0)
+    (tmp_path / "rows.jsonl").write_text((tmp_path / "rows.jsonl").read_text().replace("good 3", "x" * (2**20 + 1)))
+    source = DatasetSource(task(tmp_path / "rows.jsonl"))
+    assert {source.question(1, index).prompt for index in range(200)} == {f"good {n}" for n in range(9) if n != 3}
+    assert source.counts["malformed_rows"] > 0
+
+
+def test_an_evaluation_passes_over_any_number_of_malformed_rows_side_by_side(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": f"{n}?", "answer": f"#### {n}" if n < 1000 else "none"} for n in range(2000)
+    ]
+    source = DatasetSource(task(write(tmp_path, ".jsonl", rows)))
+    asked = {source.question(HELD_OUT_STREAMS + 5, index).ref.row for index in range(200)}  # type: ignore[union-attr]
+    assert asked <= set(range(9, 1000, 10)) and len(asked) == 100
+
+
+def test_a_match_that_fails_is_a_wrong_answer_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = DatasetSource(task(write(tmp_path, ".jsonl")))
+    ref = source.question(1, 1).ref
+    monkeypatch.setattr("swarm.environments.sources.items.matches", lambda *texts: 1 / 0)
+    assert source.score(ref, "<answer>1</answer>") == 0.0 and source.counts["scorer_failures"] == 1
+
+
+def answers(path: Path, **changes: object) -> list[tuple[str, ...] | None]:
+    """The right answers of each row of a file; None for a malformed one."""
+    source = DatasetSource(task(path, answer_pattern=None, match="exact", **changes))
+    found: list[tuple[str, ...] | None] = []
+    for row in range(len(source._rows)):
+        try:
+            found.append(source._item(row).references)
+        except MalformedRow:
+            found.append(None)
+    return found
+
+
+CELLS = ["12", "", "7.50", "007", "1e3", "None", "NA", "true", "12345678901234567890123", "2020-01-01"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("cells", [CELLS, *([cell, ""] for cell in CELLS if cell)], ids=len)
+def test_a_cell_is_the_text_that_is_written(suffix: str, cells: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, [{"question": f"{n}?", "answer": cell} for n, cell in enumerate(cells)])
+    assert answers(path) == [(cell,) if cell else None for cell in cells]
+    assert answers(tmp_path) == answers(path), "of a folder, too"
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([12, 2.5], ["12", "2.5"]),
+        ([12, None, -7], ["12", None, "-7"]),
+        (["2020-01-01", "2021-12-31"], ["2020-01-01", "2021-12-31"]),
+        (["2020-01-01T10:30:00", "2020-01-01T00:00:01"], ["2020-01-01T10:30:00", "2020-01-01T00:00:01"]),
+        ([True, False], ["True", "False"]),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_numbers_and_dates_of_a_column_are_texts_as_they_are_written(
+    values: list[object], texts: list[str | None], suffix: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, suffix, [{"question": f"{n}?", "answer": value} for n, value in enumerate(values)])
+    assert answers(path) == [None if text is None else (text,) for text in texts]
+
+
+def test_choices_in_columns_of_a_csv_file_are_named_by_letter_number_or_text(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": "4 + 8?", "a": 10, "b": 12, "letter": "B", "number": 1, "text": 12},
+        {"question": "7 + 8?", "a": 15, "b": 17, "letter": "A", "number": 0, "text": 15},
+    ]
+    path = write(tmp_path, ".csv", rows)
+    for answer in ("letter", "number", "text"):
+        settings = {"choices": ["a", "b"], "answer": answer, "answer_pattern": None, "match": "exact"}
+        source = DatasetSource(task(path, **settings))
+        assert {
+            source.score(source.question(1, n).ref, f"<answer>{12 + 3 * row}</answer>")
+            for n in range(20)
+            for row in [source.question(1, n).ref.row]
+        } == {1.0}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

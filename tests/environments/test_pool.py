@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
@@ -29,6 +30,7 @@ from swarm.environments.verification.messages import (
     Graded,
     GradeGroup,
     Refused,
+    Reply,
     in_order,
 )
 from swarm.environments.verification.pool import VerificationPool
@@ -134,8 +136,26 @@ def test_a_question_that_hangs_gives_way_to_the_next_task(pool: VerificationPool
 
 
 def test_when_every_task_hangs_drawing_is_an_error(hanging: tuple[DatasetTask, TaskRef]) -> None:
-    with closing(VerificationPool([hanging[0]], FAST)) as pool, pytest.raises(TaskError, match="every task timed out"):
+    why = "every task was skipped; the last one: over 3.0 s"
+    with closing(VerificationPool([hanging[0]], FAST)) as pool, pytest.raises(TaskError, match=why):
         pool.draw(1, 0, 1)
+
+
+@pytest.mark.usefixtures("plain_workers")
+@pytest.mark.parametrize("reason", [Reason.VERIFIER_CRASH, Reason.VERIFIER_TIMEOUT])
+def test_a_draw_that_fails_once_is_repeated(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(VerificationPool([PLAIN], VerificationSettings(time_limit_s=600))) as pool:
+        ask, asked = pool._ask, []
+
+        def failing_once(request: Draw) -> Future[Reply]:
+            asked.append(request)
+            reply: Future[Reply] = Future()
+            reply.set_result(Refused(Rejection(reason, "")))
+            return reply if len(asked) == 1 else ask(request)
+
+        monkeypatch.setattr(pool, "_ask", failing_once)
+        assert pool.draw(1, 3, 1)[0].prompt == "Say 3."
+        assert asked == [Draw(1, 3)] * 2
 
 
 def test_questions_drawn_in_rows_are_those_drawn_one_by_one(calm: VerificationPool) -> None:

@@ -255,3 +255,24 @@ print("lcm" in DATASETS, whole("gcd").__class__ is create_dataset("gcd").__class
 def test_only_the_data_sets_of_a_run_are_imported_unless_a_name_is_none_of_a_module() -> None:
     found = subprocess.run([sys.executable, "-c", IMPORTED], stdout=subprocess.PIPE, check=True, text=True)
     assert found.stdout.splitlines() == ["['composite', 'gcd'] False False", "True True", "True True"]
+
+
+def test_questions_of_codeio_are_the_same_whatever_was_asked_before(capfd: pytest.CaptureFixture[str]) -> None:
+    one, other = (ReasoningGymSource(ReasoningGymTask(name="codeio"), num_entries=1) for _ in range(2))
+    draws_from_numpy = 116
+    first = one._at(5, draws_from_numpy)
+    assert "numpy.random" in str(first.prompt)
+    for source in (one, other):
+        source._at(5, 1)
+        assert source._at(5, draws_from_numpy) == first
+
+
+def test_tasks_of_codeio_with_other_difficulties_keep_their_rows(capfd: pytest.CaptureFixture[str]) -> None:
+    easy, hard = (
+        ReasoningGymSource(ReasoningGymTask(name="codeio", options={"difficulty": level}), num_entries=1)
+        for level in (3, 8)
+    )
+    alone = [easy._at(5, index) for index in range(5)]
+    for index, question in enumerate(alone):
+        hard._at(5, index)
+        assert easy._at(5, index) == question

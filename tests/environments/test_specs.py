@@ -163,6 +163,10 @@ def test_a_folder_has_the_digest_of_its_files_wherever_it_is(tmp_path: Path) -> 
         (folder / "part" / "test.csv").write_text("question,answer\nb,2\n")
     specs = to_specs([DatasetTask(kind="dataset", name="sums", path=str(folders[0]))])
     assert len(from_specs(specs, {"sums": folders[1]})) == 1
+    for added in (".DS_Store", "part/Thumbs.db", "desktop.ini", ".ipynb_checkpoints/train-checkpoint.csv"):
+        (folders[1] / added).parent.mkdir(exist_ok=True)
+        (folders[1] / added).write_text("not data")
+    assert len(from_specs(specs, {"sums": folders[1]})) == 1, "what systems and editors add is not data"
     (folders[1] / "part" / "test.csv").write_text("question,answer\nb,3\n")
     with pytest.raises(TaskError, match="digest"):
         from_specs(specs, {"sums": folders[1]})

@@ -126,6 +126,28 @@ def test_without_a_filter_groups_without_signal_are_kept_and_earn_nothing(filter
     assert ledger.snapshot()["dropped"] == ({"zero_advantage": 1} if filtered else {})
 
 
+def test_larger_groups_than_those_of_the_run_are_neither_graded_nor_fetched() -> None:
+    exchange, verifier, ledger = FakeExchange(), SlowVerifier(), Ledger()
+    exchange.inbox = [rollout_group("greedy", 0, ("a", "b", "c")), rollout_group("honest", 1, ("a", "b"))]
+    content_ids = [bytes([number]) * 16 for number in range(3)]
+    exchange.offered = [
+        OfferedGroup("somebody", Offer(bytes(16), content_id, 3_000, "gcd", num_completions, 0.5, 0.5, bytes(8), 60))
+        for content_id, num_completions in zip(content_ids, (1, 2, 3), strict=True)
+    ]
+    intake = Intake(
+        exchange,  # type: ignore[arg-type]
+        verifier,  # type: ignore[arg-type]
+        ledger,
+        WaitingLimits(100),
+        teaches=lambda rewards: True,
+        max_completions=lambda: 2,
+    )
+    intake.receive(())
+    assert verifier.waiting == [("honest-1", "honest")]
+    assert ledger.snapshot()["dropped"] == {"too_many": 1} and exchange.reports == {("greedy", "too_many"): 1}
+    assert [each.offer.content_id for each in exchange.pulled] == content_ids[:2], "smaller ones are welcome"
+
+
 class Noting:
     """Chooses everything, and remembers what came of it."""
 

@@ -250,6 +250,56 @@ def test_a_judge_that_never_starts_cannot_be_set_up() -> None:
         judge.close()
 
 
+class DiesAtOnce(FakeProcess):
+    """Ends before it says that it is ready."""
+
+    def receive(self) -> Reply:
+        raise EngineCrashed("the process was killed by signal 9")
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_judge_whose_processes_die_before_they_are_ready_cannot_be_set_up() -> None:
+    judge = JudgeService(JudgeSettings(model="m"), lambda settings: DiesAtOnce(fives))
+    try:
+        with pytest.raises(ConfigError, match="killed by signal 9"):
+            judge.wait_until_ready()
+    finally:
+        judge.close()
+
+
+@pytest.mark.usefixtures("restless")
+def test_processes_may_die_early_once_a_judge_has_been_ready() -> None:
+    def dead(queries: Sequence[Query]) -> Told:
+        raise EngineCrashed("gone")
+
+    starts = iter([FakeProcess(dead), *(DiesAtOnce(fives) for _ in range(20)), FakeProcess(fives)])
+    judge = JudgeService(JudgeSettings(model="m"), lambda settings: next(starts))
+    try:
+        asking = Asking(judge)
+        assert reason(asking.outcome("a")) == Reason.JUDGE_FAILED
+        assert asking.outcome("b") == (0.5,)
+        judge.wait_until_ready()
+    finally:
+        judge.close()
+
+
+class Silent(FakeProcess):
+    """Never says that it is ready."""
+
+    def _say(self, reply: Reply) -> None:
+        pass
+
+
+def test_a_judge_that_is_not_ready_in_time_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "START_LIMIT_S", 0.0)
+    judge = JudgeService(JudgeSettings(model="m"), lambda settings: Silent(fives))
+    try:
+        with pytest.raises(ConfigError, match="not ready after 0 s"):
+            judge.wait_until_ready()
+    finally:
+        judge.close()
+
+
 @pytest.mark.usefixtures("restless")
 def test_a_real_process_that_is_killed_costs_what_it_was_asked() -> None:
     started: list[JudgeProcess] = []

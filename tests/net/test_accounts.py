@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarm.errors import Refusal
 from swarm.net.trust.accounts import (
@@ -376,3 +377,22 @@ def test_new_keys_do_not_push_out_who_has_standing(clock: Clock) -> None:
     for n in range(3 * MAX_TRACKED_PEERS):
         book.report(f"sybil-{n}", "informative")
     assert book.stats()["senior"].standing_s == 120 and len(book.stats()) == MAX_TRACKED_PEERS
+
+
+@pytest.mark.parametrize("back_s", [3600.0, 8 * 86_400.0])
+def test_a_clock_that_is_set_back_costs_nobody_anything(clock: Clock, back_s: float) -> None:
+    book = _book(clock)
+    for sequence in range(60):
+        clock.now += 10.0
+        assert _refused(book, "honest", sequence) is None
+        book.report("honest", "informative")
+    book.report("honest", "question_mismatch")
+    before = replace(book.stats()["honest"])
+    clock.now -= back_s
+    after = book.stats()["honest"]
+    assert (after.merit, after.offence, after.standing_s) == (before.merit, before.offence, before.standing_s)
+    book.report("honest", "informative")
+    assert after.standing_s == before.standing_s
+    assert _refused(book, "honest", 60) is None and not book.is_quarantined("honest")
+    clock.now += 600.0
+    assert book.stats()["honest"].offence == pytest.approx(before.offence / 2), "weights fade on from there"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import dialling as dialling_module
 from swarm.net.membership.dialling import (
+    ENOUGH_CHOSEN,
     ENOUGH_PEERS,
     MAX_DIALS_AT_ONCE,
     SILENT_S,
@@ -72,7 +74,7 @@ class Node:
         self.member.peers.learn([(record, b"") for record in records])
 
 
-BOOT = Identity.generate().peer_id
+BOOT, OTHER = Identity.generate().peer_id, Identity.generate().peer_id
 BOOTSTRAP = f"/ip4/10.0.0.1/tcp/1/p2p/{BOOT}"
 
 
@@ -96,9 +98,70 @@ def test_whom_to_dial_depends_on_who_is_connected(tmp_path: Path, monkeypatch: p
     assert set(node.dialling.due(some)) == {BOOT, fresh.peer_id, remembered}
     assert set(node.dialling.due(some | {BOOT})) == {fresh.peer_id, remembered}
     node.member.peers.in_run = many
+    assert set(node.dialling.due(many)) == {BOOT, fresh.peer_id}, "all these may be one that has dialled this node"
+    for peer_id in list(many)[:ENOUGH_CHOSEN]:
+        asyncio.run(node.dialling.dial(peer_id, ("/ip4/10.0.0.4/tcp/4",)))
     assert set(node.dialling.due(many)) == {BOOT}
+    node.member.peers.in_run = NOBODY
+    assert set(node.dialling.due(many)) == {BOOT, fresh.peer_id, remembered}, "strangers that are no members"
     node.learn(*(stranger() for _ in range(50)))
     assert len(node.dialling.due(NOBODY)) == MAX_DIALS_AT_ONCE
+
+
+def test_slow_dials_hold_up_no_bootstrap_and_are_not_begun_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    node.learn(*(stranger() for _ in range(50)))
+    first, *others = node.dialling.due(frozenset({BOOT}))
+    assert len(others) == MAX_DIALS_AT_ONCE - 1
+    with ExitStack() as dials:
+        for peer_id in others:
+            dials.enter_context(node.dialling.under_way(peer_id))
+        assert list(node.dialling.due(frozenset({BOOT}))) == [first], "the room that is left"
+        dials.enter_context(node.dialling.under_way(first))
+        assert list(node.dialling.due(NOBODY)) == [BOOT]
+        dials.enter_context(node.dialling.under_way(BOOT))
+        assert node.dialling.due(NOBODY) == {}
+    assert set(node.dialling.due(NOBODY)) > {BOOT}
+
+
+def test_a_peer_that_has_just_been_dialled_is_not_yet_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    with node.dialling.under_way(BOOT):
+        asyncio.run(node.dialling.dial(BOOT, ("/ip4/10.0.0.1/tcp/1",)))
+        assert node.dialling.due(NOBODY) == {}, "the session has not looked yet"
+    assert node.dialling.due(frozenset({BOOT})) == {}
+    node.clock.now += STEADY_AFTER_S + 1
+    assert node.dialling.due(frozenset({BOOT})) == {} and node.dial_due() == [BOOT], (
+        "it was never held for one that left"
+    )
+
+
+def test_a_dial_of_the_session_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch, BOOTSTRAP)
+    monkeypatch.setattr(dialling_module, "DIAL_TIMEOUT_S", 0.05)
+
+    async def hang(peer_id: str, addresses: Sequence[str]) -> None:
+        await asyncio.Event().wait()
+
+    dialling = Dialling(node.member, hang, AsyncioRuntime())
+    assert asyncio.run(dialling.dial(BOOT, ("/ip4/10.0.0.1/tcp/1",))) is False
+    assert "could not be dialled within 0.05 s" in dialling.describe()
+
+
+def test_relays_and_bootstraps_that_are_named_later_are_dialled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = tmp_path / "multiaddrs"
+    node = Node(tmp_path, monkeypatch, f"file:{addresses}")
+    peers = node.member.peers
+    dialling = Dialling(node.member, node.connect, AsyncioRuntime(), relays=lambda: peers.relays)
+    assert dialling.due(NOBODY) == {} == peers.relays
+    addresses.write_text(f"{PUBLIC_BOOTSTRAP}\n")
+    assert set(dialling.due(NOBODY)) == {BOOT} == set(peers.relays)
+    addresses.write_text(f"# with another key\n{PUBLIC_BOOTSTRAP.replace(BOOT, OTHER)}\n")
+    assert set(dialling.due(NOBODY)) == {OTHER} == set(peers.relays)
 
 
 def test_what_failed_is_told_and_tried_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import psutil
@@ -257,3 +258,37 @@ def test_a_message_that_is_too_large_is_not_waited_for(said: bytes) -> None:
 
     with pytest.raises(ValueError, match="must have at most"):
         asyncio.run(read())
+
+
+def test_mute_members_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.net.hivemind import dht
+
+    now = 0.0
+    monkeypatch.setattr(dht, "time", SimpleNamespace(monotonic=lambda: now))
+    members = [Identity.generate().peer_id for _ in range(200)]
+    honest = set(members[:3])
+    asked: list[str] = []
+    table: set[object] = set()
+
+    async def call_ping(peer: object) -> object | None:
+        asked.append(str(peer))
+        if str(peer) not in honest:
+            return None
+        table.add(peer)
+        return peer
+
+    protocol = SimpleNamespace(routing_table=table, call_ping=call_ping)
+    directory = dht.PeerDirectory(SimpleNamespace(protocol=protocol), RUN, lambda: NOW, Entries(lambda: NOW))
+    met: frozenset[str] = frozenset()
+    for _ in range(100):
+        before = len(asked)
+        met = asyncio.run(directory.add_peers(members, first=False))
+        assert len(asked) - before <= dht.MAX_STRANGERS_AT_ONCE
+        now += 2.0
+    assert met == honest
+    assert max(map(asked.count, honest)) == 1 and max(map(asked.count, members)) <= 8, "the silent less and less often"
+    now += 2 * dht.MAX_SILENT_PAUSE_S
+    honest.update(members)
+    for _ in range(10):
+        met = asyncio.run(directory.add_peers(members, first=False))
+    assert met == set(members), "they are asked again"

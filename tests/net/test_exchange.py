@@ -26,8 +26,9 @@ class Pair:
         self.far = MemoryTransport(hub, self.bob.peer_id, limits=limits)
         for transport in (self.near, self.far):
             transport.start()
-        self.sender = Exchange(self.near, self.alice, limits, clock=lambda: 1_000.0)
-        self.receiver = Exchange(self.far, self.bob, limits, clock=lambda: 1_000.0)
+        self.now = 1_000.0
+        self.sender = Exchange(self.near, self.alice, limits, clock=lambda: self.now)
+        self.receiver = Exchange(self.far, self.bob, limits, clock=lambda: self.now)
 
 
 def test_a_group_arrives_stamped_and_once() -> None:
@@ -122,6 +123,9 @@ def test_the_network_is_told_who_was_of_use(monkeypatch: pytest.MonkeyPatch) -> 
         pair.receiver.report(pair.alice.peer_id, "informative")
     pair.receiver.receive()
     assert told == [{pair.alice.peer_id}]
+    pair.now -= 500.0
+    pair.receiver.receive()
+    assert len(told) == 2, "also when the clock is set back"
 
 
 def test_a_clock_that_is_ahead_is_told_once_and_held_against_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.services import heartbeat as heartbeat_module
 from swarm.net.services.heartbeat import Heartbeats, serve_heartbeats
 from swarm.types import Heartbeat, Orders
 
@@ -62,6 +63,20 @@ def test_orders_follow_heartbeats_and_end_when_the_learner_is_gone(monkeypatch: 
         serve_heartbeats(again, beat)
         until(lambda: heartbeats.orders is not None)
         until(lambda: not heartbeats.away)
+    finally:
+        heartbeats.close()
+
+
+def test_a_learner_may_be_away_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_module, "LONGEST_BACKOFF_S", 0.0)
+    pair = Pair()
+    pair.learner.close()
+    heartbeats = Heartbeats(pair.worker, pair.identity.peer_id, lambda: Heartbeat(1.0, 3, 40, 8.0, 0.35), every_s=1.0)
+    try:
+        # At the longest pause, this is more than a day.
+        until(lambda: heartbeats._failures > 6_000)
+        serve_heartbeats(pair.enter(pair.identity.peer_id), lambda peer_id, beat: Orders(7, 2, True))
+        until(lambda: heartbeats.orders is not None)
     finally:
         heartbeats.close()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -359,19 +361,54 @@ def test_a_wildcard_is_told_as_the_addresses_of_this_machine(start: Start) -> No
     until(b.manifest, "any of them can be dialled")
 
 
+def test_other_addresses_of_this_machine_are_noticed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarm.net.libp2p import host as libp2p_host
+
+    a = start("founder", listen=("/ip4/0.0.0.0/tcp/0",))
+    for lease in ("192.168.1.5", "10.7.0.9"):
+        interfaces = {"wlan0": [SimpleNamespace(family=socket.AF_INET, address=lease)]}
+        monkeypatch.setattr(libp2p_host.psutil, "net_if_addrs", lambda interfaces=interfaces: interfaces)
+        until(lambda lease=lease: a.multiaddrs()[0].startswith(f"/ip4/{lease}/tcp/"), "it is told")
+
+
+def test_a_closed_node_leaves_no_thread(start: Start) -> None:
+    def threads() -> set[threading.Thread]:
+        return set(threading.enumerate())
+
+    before = threads()
+    a = start("founder")
+    new = threads() - before
+    assert any("_background_cleanup" in thread.name for thread in new), "py-libp2p's own"
+    a.close()
+    until(lambda: not any("_background_cleanup" in thread.name for thread in new & threads()), "they end")
+
+
+def test_peers_that_stay_in_a_state_are_told_once_each_time() -> None:
+    from swarm.net.libp2p.session import Lasting
+
+    lasting = Lasting()
+    assert lasting.longer_than(5.0, {"a", "b"}, 0.0) == lasting.longer_than(5.0, {"a", "b"}, 5.0) == frozenset()
+    assert lasting.longer_than(5.0, {"b"}, 6.0) == {"b"}
+    assert lasting.longer_than(5.0, {"a", "b"}, 7.0) == frozenset(), "both begin anew"
+    assert lasting.longer_than(5.0, {"a", "b"}, 12.5) == {"a", "b"}
+
+
 def test_the_settings_that_matter_are_in_force(start: Start) -> None:
     """The names patched are private to py-libp2p 0.8.1: on another version check `libp2p_host`, then this."""
     import libp2p.pubsub.pubsub as pubsub_module
+    from libp2p.pubsub.gossipsub import GossipSub
     from libp2p.pubsub.pubsub import Pubsub
 
-    from swarm.net.libp2p.host import _make_host, _make_router
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.gossip import GuardedRouter
+    from swarm.net.libp2p.host import _make_host
 
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096 or not start("founder").counters().get("x")
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096
-    router = _make_router()
+    router = GuardedRouter(Counters())
     assert router.protocols == ["/meshsub/1.1.0"]
     assert not (router.spam_protection_enabled or router.eclipse_protection_enabled or router.adaptive_gossip_enabled)
     network = _make_host(bytes(32), ()).get_network()
     assert set(network.upgrader.security_multistream.transports) == {"/noise"}
     assert network.retry_config.max_retries == 0
-    assert {"push_msg", "stream_handler"} <= set(vars(Pubsub))
+    assert {"push_msg", "stream_handler"} <= set(vars(Pubsub)) and "handle_rpc" in vars(GossipSub)

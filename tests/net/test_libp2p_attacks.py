@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from swarm.errors import PeerUnreachable
 from swarm.net.bandwidth import Rates
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.framing import encode_request, read_answer
+from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
@@ -132,6 +135,176 @@ def test_gossip_without_end_is_left_out_and_others_are_heard(start: Start) -> No
     record = signed(b, b"still heard")
     b.publish(record)
     until(lambda: record in drained(a), "others are heard")
+
+
+TOPIC = "swarm/run/groups"
+
+
+def control_of(rpc: Any) -> tuple[Any, dict[str, int]]:
+    """A router after the control part of an RPC by a stranger, and what was counted."""
+    import trio
+    from libp2p.peer.id import ID
+    from libp2p.pubsub.pb.rpc_pb2 import Message
+    from libp2p.pubsub.rpc_queue import RpcQueue
+
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.gossip import GuardedRouter
+
+    stranger, counters = ID.from_base58(Identity.generate().peer_id), Counters()
+    router = GuardedRouter(counters)
+    router.mesh[TOPIC] = set()
+    router.mcache.put(Message(data=bytes(1_000), topicIDs=[TOPIC], from_id=b"author", seqno=b"1"))
+    router.dialled = []
+
+    async def connect(peer: Any) -> None:
+        router.dialled.append(peer)
+
+    router.pubsub = SimpleNamespace(
+        peer_queues={stranger: RpcQueue()},
+        seen_messages=SimpleNamespace(has=lambda name: False),
+        host=SimpleNamespace(connect=connect, get_peerstore=lambda: SimpleNamespace(peer_info=lambda peer_id: peer_id)),
+        peers={},
+    )
+    trio.run(router.handle_rpc, rpc, stranger)
+    return router, counters.snapshot()
+
+
+def sent(router: Any) -> list[Any]:
+    """What is queued for the stranger."""
+    (queue,) = router.pubsub.peer_queues.values()
+    return [*queue._queue._priority, *queue._queue._non_priority]
+
+
+def test_a_message_that_is_wanted_a_thousand_times_is_sent_once() -> None:
+    from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+    rpc = RPC()
+    for _ in range(4):
+        rpc.control.iwant.add(messageIDs=[b"author1".hex().encode()] * 1_000)
+    router, counted = control_of(rpc)
+    (answer,) = sent(router)
+    assert len(answer.publish) == 1 and counted == {}
+    rpc.control.iwant.add(messageIDs=[b"author1".hex().encode()] * 1_001)
+    assert control_of(rpc)[1] == {"gossip_flood": 1}
+
+
+def test_what_a_control_message_says_of_other_topics_is_not_kept() -> None:
+    from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+    rpc = RPC()
+    for number in range(1_000):
+        rpc.control.prune.add(topicID=f"t{number}", backoff=2**31)
+        rpc.control.graft.add(topicID=f"t{number}")
+        rpc.control.ihave.add(topicID=f"t{number}", messageIDs=[b"ff"])
+    router, counted = control_of(rpc)
+    assert not (router.back_off or router.graft_flood_tracking or sent(router) or router.ihave_message_limits)
+    assert counted == {"gossip_flood": 1}
+
+
+def test_of_the_ids_that_a_peer_announces_so_many_are_asked_for() -> None:
+    from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+    rpc = RPC()
+    rpc.control.ihave.add(topicID=TOPIC, messageIDs=[f"{number:08x}".encode() for number in range(50_000)])
+    router, counted = control_of(rpc)
+    assert [len(each.messageIDs) for answer in sent(router) for each in answer.control.iwant] == [1_000]
+    assert counted == {"gossip_flood": 1}
+
+
+def test_a_peer_that_leaves_the_mesh_sends_nobody_elsewhere() -> None:
+    from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+    rpc = RPC()
+    prune = rpc.control.prune.add(topicID=TOPIC, backoff=60)
+    prune.peers.add(peerID=b"somebody")
+    router, counted = control_of(rpc)
+    assert list(router.back_off) == [TOPIC] and router.dialled == [] and counted == {}
+
+
+def test_control_messages_without_end_are_left_out() -> None:
+    import trio
+    from libp2p.peer.id import ID
+    from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+    from swarm.net.libp2p.gossip import CONTROLS_AT_ONCE
+
+    router, _ = control_of(RPC())
+    router.graft_flood_tracking.clear()
+    flooder = ID.from_base58(Identity.generate().peer_id)
+
+    async def flood() -> None:
+        for _ in range(int(2 * CONTROLS_AT_ONCE)):
+            rpc = RPC()
+            rpc.control.graft.add(topicID=TOPIC)
+            await router.handle_rpc(rpc, flooder)
+
+    trio.run(flood)
+    assert router._counters.snapshot()["gossip_flood"] > 0
+
+
+def test_a_peer_that_takes_no_bytes_is_hung_up_on_at_once() -> None:
+    import trio
+    import trio.testing
+
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.host import open_host
+
+    async def run() -> None:
+        listen = ("/ip4/127.0.0.1/tcp/0",)
+        async with (
+            open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
+            open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
+            trio.open_nursery() as nursery,
+        ):
+            await second.connect(first.peer_id, first.listening())
+            while not first.connected():
+                await trio.sleep(0.01)
+            deafen(second)
+            (connections,) = first._host.get_network().get_connections_map().values()
+            nursery.start_soon(fill, connections[0])
+            # The pipe is full.
+            await trio.testing.wait_all_tasks_blocked(0.2)
+            with trio.fail_after(30):
+                await first.drop(second.peer_id)
+                while first.connected():
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    async def fill(connection: Any) -> None:
+        with suppress(Exception):
+            while True:
+                await connection.muxed_conn._write_frame(bytes(2**16))
+
+    trio.run(run)
+
+
+def deafen(host: Any) -> None:
+    """Let the host read no more from its connections, which stay open."""
+    import trio
+
+    async def read(count: int | None = None) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    for connections in host._host.get_network().get_connections_map().values():
+        for connection in connections:
+            connection.muxed_conn.secured_conn.read = read
+
+
+def test_a_peer_that_answers_no_ping_is_hung_up_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from libp2p.stream_muxer.yamux import yamux
+
+    from swarm.net.libp2p import session
+
+    monkeypatch.setattr(yamux, "RTT_MEASURE_INTERVAL", 0.1)
+    monkeypatch.setattr(session, "UNANSWERED_AFTER_S", 2.0)
+    a = start("founder")
+    b = start("b", a.multiaddrs())
+    meets(a, b)
+    assert b._session is not None
+    monkeypatch.setattr(b._session, "_lost", lambda now: frozenset())
+    b._soon(partial(deafen, b._session._host))
+    until(lambda: a.counters().get("mute_connections"), "it is noticed")
 
 
 LOOPS = ("_dial", "_observe", "_join", "_receive_gossip", "_publish_outgoing")

@@ -334,6 +334,8 @@ class Pulling(Swarm):
             try:
                 async with asyncio.timeout(60):
                     while not done():
+                        # In a swarm somebody is always heard.
+                        self.member.records.heard()
                         await asyncio.sleep(0.001)
             finally:
                 for slot in slots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, seal_snapshot
 from swarm.net.snapshots.chunks import describe
+from swarm.net.snapshots.fetching import STUCK_AFTER_STALLS, Fetching
 from swarm.net.snapshots.messages import ASK_PROTOCOL, StatusReply, StatusRequest
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.sources import MAX_POOR_TURNS, Downloads, Pace, Source, Sources
@@ -56,6 +58,7 @@ class Peers:
             transport=self.node,
             stall_s=16.0,  # all answer at once; nothing is to depend on when
             direct=None,
+            bytes_per_s=None,
             bucket=TokenBucket(None),
             askers=self.askers,
             counters=Counters(),
@@ -95,9 +98,12 @@ def test_each_field_decides_between_sources_that_are_equal_in_those_before_it() 
 
 def test_what_may_be_expected_follows_from_the_promised_rate() -> None:
     # 4 MiB/s: half a second brings 64 chunks of 32 KiB; four pieces of 32 KiB take 1/32 s.
-    assert Pace.of(Place((), 0, 4 * 2.0**20), 2**15, 0.5) == Pace(4 * 2.0**20, silence_s=0.5, lead=64)
+    assert Pace.of(Place((), 0, 4 * 2.0**20), None, 2**15, 0.5) == Pace(4 * 2.0**20, silence_s=0.5, lead=64)
     # Nothing promised: 1/4 MiB/s, at which four pieces take half a second.
-    assert Pace.of(Place((), 0, None), 2**15, 0.1) == Pace(MIN_RATE_BYTES_PER_S, silence_s=0.5, lead=2)
+    at_least = Pace(MIN_RATE_BYTES_PER_S, silence_s=0.5, lead=2)
+    assert Pace.of(Place((), 0, None), None, 2**15, 0.1) == at_least
+    # No source can send more than this node takes.
+    assert Pace.of(Place((), 0, 4 * 2.0**20), MIN_RATE_BYTES_PER_S, 2**15, 0.1) == at_least
 
 
 def test_the_nearest_planned_source_with_a_free_place_comes_after_one_that_is_gone(peers: Peers) -> None:
@@ -156,6 +162,45 @@ def test_nothing_is_better_than_a_source_that_waits_itself(peers: Peers) -> None
     peers.hold("ahead", 40)
     sources = peers.sources("ahead", "waiting")
     assert sources.better_than("waiting") is None
+
+
+def test_a_source_that_keeps_back_the_rest_of_a_chunk_is_left_whatever_it_says(peers: Peers) -> None:
+    peers.hold("dripping", NUM_HELD)
+    peers.hold("full", NUM_HELD + 1, num_free=0)
+    peers.hold("overrun", 40, num_free=-1)
+    sources = peers.sources("dripping")
+    assert sources.better_than("dripping") is None, "it says that it waits itself"
+    assert sources.instead_of("dripping") == "full"
+    assert sources.failed == ("dripping",), "nothing has come from anybody, and yet it is reported"
+    sources.ended("dripping", 0, too_little=True)
+    assert sources.after("dripping") == "full", "it is not kept"
+
+
+def test_a_source_that_gave_nothing_in_several_turns_has_failed_even_if_nobody_gave_anything(peers: Peers) -> None:
+    sources = peers.sources("planned", "other")
+    for _ in range(MAX_POOR_TURNS):
+        sources.ended("planned", 0, too_little=True)
+    assert sources.failed == ()
+    sources.ended("planned", 0, too_little=True)
+    assert sources.failed == ("planned",)
+    sources.ended("planned", 1, too_little=True)
+    assert sources.failed == (), "it gives, if slowly"
+
+
+def test_a_version_whose_chunk_is_on_its_way_is_not_gone(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = peers.sources("source")
+    fetching = Fetching(sources._downloads, peers.stored, "whole", Place(("source",), 1, None), lambda fetching: True)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert not fetching.stuck
+    now += STUCK_AFTER_STALLS * sources.pace.silence_s + 1
+    assert fetching.stuck
+    fetching._take_in(b"x")
+    assert not fetching.stuck
+    for _ in range(100):
+        now += sources.pace.silence_s
+        fetching._take_in(b"x")
+    assert fetching.stuck, "bytes come, but no chunk"
 
 
 def test_the_planned_source_has_failed_when_nearly_everything_came_from_others(peers: Peers) -> None:

@@ -16,13 +16,14 @@ from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import upkeep as upkeep_module
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, Upkeep
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, HEARD_S, Upkeep
 from swarm.net.records.envelope import seal_payload
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, Download, LargeRequest, announce
 from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Announcement, seal
 from swarm.reasons import Reason
+from swarm.types import Offer, OfferedGroup
 
 from .records import fast_settings, make_group, make_identity, sealed_manifest
 
@@ -177,4 +178,44 @@ def test_a_record_of_a_later_kind_is_charged_to_nobody(swarm: Swarm) -> None:
     record = seal_payload(alice, swarm.run_id, "video", b"later")
     swarm.announce_all(alice, [record])
     swarm.arrive([record])
+    assert swarm.member.complaints.take() == []
+
+
+def give_up(swarm: Swarm, author: str) -> None:
+    """Choose a group on offer, and ask until the time for it is over."""
+    before = swarm.member.counters.snapshot().get("fetch_failures", 0)
+    offer = Offer(os.urandom(16), os.urandom(16), 1_000, "t", 4, 0.5, 0.5, b"12345678", 120.0)
+    swarm.member.records.pull(OfferedGroup(author, offer), 0.0)
+    swarm.member.records.queue_pulls()
+
+    async def run() -> None:
+        slot = asyncio.create_task(swarm.upkeep.pull())
+        async with asyncio.timeout(30):
+            while swarm.member.counters.snapshot().get("fetch_failures", 0) == before:
+                await asyncio.sleep(0.001)
+        slot.cancel()
+        await asyncio.gather(slot, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_who_gives_nothing_is_charged_while_others_are_heard(swarm: Swarm) -> None:
+    author, other = Identity.generate().peer_id, Identity.generate()
+    swarm.member.records.receive_gossip(other.peer_id, b"anything")
+    give_up(swarm, author)
+    assert swarm.member.complaints.take() == [(author, Reason.WITHHELD)]
+
+
+def test_nobody_is_charged_while_nobody_is_heard(swarm: Swarm) -> None:
+    author = Identity.generate().peer_id
+    give_up(swarm, author)
+    swarm.slow = {author}
+    give_up(swarm, author)
+    assert swarm.member.complaints.take() == []
+
+
+def test_one_that_was_heard_before_the_link_was_lost_does_not_count(swarm: Swarm) -> None:
+    swarm.member.records.receive_gossip(Identity.generate().peer_id, b"anything")
+    swarm.member.records.heard_at -= 2 * HEARD_S
+    give_up(swarm, Identity.generate().peer_id)
     assert swarm.member.complaints.take() == []

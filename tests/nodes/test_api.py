@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import swarm
+from nodes.roles import shell
+from swarm.errors import Interrupted
 from swarm.net.in_memory import MemoryHub
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, RoundEvent, encode
@@ -210,7 +213,9 @@ def test_a_directory_without_a_history_is_told(tmp_path: Path, read: Callable[[P
 @pytest.mark.parametrize("notebook", ["node.ipynb", "own_parts.ipynb"])
 def test_a_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path, notebook: str) -> None:
     cells = json.loads((ROOT / "examples" / notebook).read_text())["cells"]
-    code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    cells_code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    # In a running event loop, as Jupyter runs them.
+    code = f"import asyncio\nasync def run(): exec({cells_code!r}, globals())\nasyncio.run(run())"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
@@ -218,3 +223,39 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path, noteboo
     assert found.returncode == 0, found.stdout + found.stderr
     expected = {"node.ipynb": "goes on after round 10", "own_parts.ipynb": "groups were left out"}
     assert expected[notebook] in found.stdout
+
+
+@pytest.mark.network
+def test_time_between_two_calls_of_run_is_no_time_of_training(tmp_path: Path) -> None:
+    spent_s = 0.0
+    with _node(tmp_path) as node:
+        for _ in range(2):
+            began = time.monotonic()
+            (event,) = node.run(1)
+            spent_s += time.monotonic() - began
+            time.sleep(3)
+    assert 0 < event.wall_s <= spent_s
+
+
+@pytest.mark.network
+def test_an_interrupted_first_evaluation_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _node(tmp_path, evaluation__num_questions=4) as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(shell, "evaluate", lambda *arguments: (node.stop(), _interrupt()))
+            assert node.run(1) == []
+        assert [event.round for event in node.run(1)] == [1]
+    assert list(node.history.evaluations) == [0]
+    assert node.history.restarts == 0
+
+
+def _interrupt() -> None:
+    raise Interrupted("asked")
+
+
+@pytest.mark.network
+def test_as_many_rounds_are_trained_as_asked_for_when_their_file_is_lost(tmp_path: Path) -> None:
+    with _node(tmp_path) as node:
+        node.run(1)
+        (tmp_path / METRICS_FILE).unlink()
+        assert node.run(2) == []
+        assert node._peer.round == 3

@@ -18,7 +18,7 @@ from nodes.commands.watching.health import LOCK_FILE, TAIL_BYTES, check, report_
 from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
-from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, NoteEvent, RoundEvent, StartEvent, encode
+from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, NoteEvent, PauseEvent, RoundEvent, StartEvent, encode
 
 NOW = 1_800_000_000.0
 START = StartEvent(time=NOW, peer_id="12D3KooW")
@@ -174,3 +174,11 @@ def test_a_real_bootstrap_is_healthy_until_it_is_killed(tmp_path: Path) -> None:
         time.sleep(0.1)  # the daemon notices, and goes
     assert not check(out, 60, time.time()).healthy
     assert out not in running_nodes()
+
+
+def test_a_paused_peer_is_healthy_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+    note = NoteEvent(time=NOW, text="training alone")
+    out = _peer(tmp_path, START, ROUND, PauseEvent(time=NOW, why="asked"), note, silent_s=9_000)
+    assert check(out, within_s=30, now=NOW).healthy
+    _peer(tmp_path, START, ROUND, note, silent_s=31)
+    assert check(tmp_path, within_s=30, now=NOW).detail == "silent for 31 s, more than 30 s; round 7"

@@ -273,6 +273,44 @@ def test_a_worker_that_differs_is_told_what_and_so_is_its_learner(tmp_path: Path
     assert "groups of others were dropped as other_sampling: they sample with another temperature" in by_reason
 
 
+def test_a_worker_with_other_adapters_is_told_and_once_why_its_learner_s_snapshots_do_not_fit(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.values["policy"] = {"lora": {"rank": 4}}
+
+    def told(name: str, text: str) -> list[str]:
+        return [moment.text for moment in _history(run, name).moments if text in moment.text]
+
+    with run.learner(rounds=1, cancelled=lambda: bool(told("learner", "adapters"))) as node:
+        run.values["policy"] = {}
+        with run.workers("one") as (worker,):
+            node.begin()
+            with pytest.raises(Interrupted):
+                node.step()
+            until(lambda: told("one", "cannot be installed"), "the worker says so", PATIENCE_S)
+            node._updater.rise_to(1)
+            node._learner.publish()
+            until(lambda: worker._follower.snapshots.num_refused == 2, "the next does not fit either", PATIENCE_S)
+            waited_s = worker._paused_s
+            until(lambda: worker._paused_s > waited_s + 0.2, "a few steps", PATIENCE_S)
+    line = "the learner's adapters are rank 4, alpha 32, targets all, not none: set --policy.lora.rank"
+    (by_worker,) = told("one", "adapters")
+    assert by_worker.startswith(f"the learner cannot use what this worker samples: {line}")
+    (by_learner,) = told("learner", "adapters")
+    assert line in by_learner
+    (refused,) = told("one", "cannot be installed")
+    assert refused.startswith("the learner's version 0 cannot be installed: the new weights lack model.")
+
+
+def test_a_worker_of_a_named_learner_waits_for_the_run_too(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.sealed = None
+    run.values["follow"] = {"learner": run.identity.peer_id}
+    with run.workers("one") as (worker,):
+        until(lambda: any("knows the run" in m.text for m in _history(run, "one").moments), "it waits", PATIENCE_S)
+        assert worker._learner_id is None
+    assert _history(run, "one").end.reason == "interrupted"
+
+
 def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise TaskError("workers cannot be started")

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from rich.console import Console
 
 from nodes.roles.home import claim_home
-from nodes.roles.launch import _judgeable
+from nodes.roles.launch import _judgeable, opened
+from nodes.roles.learner import LEARNER
 from nodes.roles.run import (
     MANIFEST_FILE,
     best_address,
+    check_only_learner,
     check_terms,
     found_run,
     lacking_files,
@@ -25,12 +27,16 @@ from nodes.roles.run import (
     remembered,
     terms_of,
 )
+from nodes.roles.shell import Shell
 from swarm.config import NodeConfig, load_config
+from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
+from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
-from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
+from swarm.policy.distributed.ranks import Ranks
+from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec, Terms
 from tests.net.records import of_version
 
 
@@ -47,6 +53,20 @@ def test_whoever_joins_with_nothing_but_the_manifest_can_train_its_mix(tmp_path:
     assert joined.mix == founder.mix
     assert joined.tasks == founder.tasks
     assert joined.generation.group_size == 5
+
+
+def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path) -> None:
+    founder = _config(tmp_path, ("generation.group_size", "4"))
+    identity = Identity.generate()
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity))
+    verifier = InlineVerifier(founder.tasks)
+    for size in ("2", "4"):
+        shell = Shell(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
+        assert shell.max_group_size() == 4, "of others' groups, whatever its own are"
+    with pytest.raises(ConfigError, match="at most 4 in run .*, got 8: members refuse larger groups"):
+        Shell(_config(tmp_path, ("generation.group_size", "8")), identity, transport, verifier)
+    alone = MemoryTransport(MemoryHub(), identity.peer_id)
+    assert Shell(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier).max_group_size() == 8
 
 
 def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tmp_path: Path) -> None:
@@ -299,19 +319,58 @@ def test_a_worker_takes_the_learner_s_sampling_from_the_manifest(tmp_path: Path)
         ("generation.top_p", "0.9", "set --generation.top_p 1.0"),
         ("policy.system_prompt", "Be brief.", "set the same policy.system_prompt"),
         ("policy.lora.frozen_dtype", "nf4", "set --policy.lora.frozen_dtype compute"),
+        ("policy.lora.alpha", "8", "rank 4, alpha 32, targets all, not rank 4, alpha 8, targets all: set"),
+        ("policy.lora.targets", "[q_proj]", "alpha 32, targets all, not rank 4, alpha 32, targets q_proj: set"),
+        ("policy.lora.rank", "0", "rank 4, alpha 32, targets all, not none: set --policy.lora.rank, --policy.lora"),
     ],
 )
 def test_a_worker_that_differs_does_not_start_and_says_what_to_do(
     tmp_path: Path, option: str, value: str, advice: str
 ) -> None:
-    manifest = _learner_s_run(_config(tmp_path))
     adapters = ("policy.lora.rank", "4")
+    manifest = _learner_s_run(_config(tmp_path, adapters))
     worker = _config(tmp_path, adapters, (option, value))
     with pytest.raises(ConfigError, match=f"cannot use this worker: .*{advice}"):
         check_terms(worker, manifest)
     check_terms(worker, open_manifest(found_run(_config(tmp_path), Identity.generate())))
     elsewhere = _config(tmp_path, adapters, (option, value), ("follow.learner", "another"))
     check_terms(elsewhere, manifest)
+
+
+def test_the_order_of_adapted_layers_is_no_difference_and_a_long_list_fits_into_a_manifest(tmp_path: Path) -> None:
+    rank, many = ("policy.lora.rank", "4"), [f"layers.{index}.q_proj" for index in range(40)]
+    listed, reversed_, fewer = (
+        _config(tmp_path, rank, ("policy.lora.targets", f"[{', '.join(targets)}]"))
+        for targets in (many, many[::-1], many[1:])
+    )
+    manifest = _learner_s_run(listed)
+    check_terms(reversed_, manifest)
+    with pytest.raises(ConfigError, match=r"set --policy\.lora"):
+        check_terms(fewer, manifest)
+
+
+def test_a_worker_with_adapters_may_start_for_a_learner_of_a_version_that_does_not_tell_its_own(tmp_path: Path) -> None:
+    worker = _config(tmp_path, ("policy.lora.rank", "4"))
+    manifest = _learner_s_run(worker)
+    assert manifest.terms is not None
+    told = {name: value for name, value in asdict(manifest.terms).items() if name not in ("adapters", "base")}
+    check_terms(worker, replace(manifest, terms=msgspec.convert(told, Terms)))
+
+
+def test_a_second_learner_of_a_run_is_refused_and_the_first_may_return(tmp_path: Path) -> None:
+    config = _config(tmp_path / "first")
+    first = Identity.generate()
+    sealed = found_run(config, first, terms=terms_of(config))
+    check_only_learner(first.peer_id, open_manifest(sealed))
+    check_only_learner("another", open_manifest(found_run(config, first)))
+    config.out.mkdir()
+    remember(config.out, sealed)
+    pairs = [("out", str(config.out))]
+    with (
+        pytest.raises(ConfigError, match="has a learner already, its founder 12D3.* with another --out"),
+        opened(LEARNER, None, pairs, Console(), lambda: True, Ranks()),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from swarm.page.alerts import CHECKS, alerts
 from swarm.page.node import NodeReader
-from swarm.telemetry.records import EndEvent, Event, PauseEvent, RoundEvent
+from swarm.telemetry.live import state_text
+from swarm.telemetry.records import EndEvent, Event, PauseEvent, ResumeEvent, RoundEvent
 from tests.page.folders import ending_at, events
 from tests.telemetry.synthetic import EPOCH, write
 
@@ -145,3 +146,16 @@ def test_a_node_that_pauses_is_neither_silent_nor_alone(tmp_path: Path) -> None:
         tmp_path, lambda event: structs.replace(event, alone_since=NOW - 500), PauseEvent(time=NOW, why="asked")
     )
     assert _keys(node, NOW + 100_000) == set()
+
+
+def test_neither_a_restart_nor_the_end_of_a_pause_is_a_silence(tmp_path: Path) -> None:
+    hours = 9 * 3_600.0
+    lonely = _late(alone_since=NOW - 300.0)
+    start = structs.replace(events(1, 1, 0.0)[0], time=NOW + hours, resumed_from=120)
+    restarted = _node(tmp_path / "restarted", lonely, start)
+    assert _keys(restarted, NOW + hours + 5) == set()
+    assert state_text(restarted.history, NOW + hours + 5) == "restarted x1"
+    assert "silent" in _keys(restarted, NOW + 2 * hours)
+    pause = [PauseEvent(time=NOW, why="asked"), ResumeEvent(time=NOW + hours, paused_s=hours)]
+    paused = _node(tmp_path / "paused", lambda event: event, *pause)
+    assert _keys(paused, NOW + hours + 5) == set() and state_text(paused.history, NOW + hours + 5) == "running"

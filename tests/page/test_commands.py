@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import re
 import signal
 import time
@@ -10,14 +11,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 from rich.console import Console
 
+from nodes.commands.watching import top
+from nodes.commands.watching.finding import find
 from nodes.commands.watching.top import show_top
 from swarm.errors import ConfigError
 from swarm.page.serving import LOG_FILE, PORT_FILE, page_of
+from swarm.telemetry.records import RoundEvent
 from tests.nodes.processes import LOOPBACK, command_of, gone, swarm, until
-from tests.page.folders import hostile
+from tests.page.folders import ending_at, events, hostile
 from tests.page.folders import swarm as directories
+from tests.telemetry.synthetic import write
 
 
 def _frame(runs: list[Path], width: int = 120) -> str:
@@ -112,3 +118,26 @@ def test_ui_serves_the_nodes_of_a_directory_until_ctrl_c(tmp_path: Path) -> None
         page.process.send_signal(signal.SIGINT)
         assert page.wait() == 130
         assert "Traceback" not in page.text()
+
+
+def test_top_sees_nodes_that_start_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "FIND_EVERY_S", 0.0)
+    frame = top.Frame(lambda: find([tmp_path]))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(frame)
+    directories(tmp_path, time.time(), 1, control=False)
+    console.print(frame)
+    before, after = console.file.getvalue().split("peer-1", 1)  # type: ignore[attr-defined]
+    assert "entropy" not in before and re.search("^entropy +[\\d.e-]+ ", after, re.MULTILINE)
+
+
+def test_top_of_a_node_that_never_had_an_update_shows_what_there_is(tmp_path: Path) -> None:
+    rounds = [
+        structs.replace(event, groups={**event.groups, "used_local": 0, "used_external": 0})
+        if isinstance(event, RoundEvent)
+        else event
+        for event in events(1, 40, 0.0)
+    ]
+    write(tmp_path / "peer-1", ending_at(time.time(), rounds))
+    shown = _frame([tmp_path])
+    assert re.search(r"^reward +[\d.e-]+ ", shown, re.MULTILINE)

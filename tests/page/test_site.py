@@ -205,3 +205,34 @@ def test_a_snapshot_on_its_way_is_seen_from_both_ends(tmp_path: Path) -> None:
     assert links == {("peer-1", "peer-2"): 0.5, ("peer-1", "farther1"): None, ("peer-2", "peer-3"): None}
     (tmp_path / "peer-2" / PROGRESS_FILE).write_bytes(b"[" * 10_000)
     assert len(json.loads(_site(tmp_path).overview)["sharing"]["relays"]) == 2, "a file that cannot be read is none"
+
+
+def test_a_control_is_compared_with_the_nodes_of_its_own_demo(tmp_path: Path) -> None:
+    apart = [_site(swarm(tmp_path / name, NOW, num_nodes=nodes)) for name, nodes in (("one", 2), ("two", 4))]
+    words = [json.loads(site.overview)["answer"]["words"] for site in apart]
+    both = Site(lambda: find([tmp_path / "one", tmp_path / "two"]), lambda: NOW)
+    both.refresh()
+    answer = json.loads(both.overview)["answer"]
+    assert answer["words"] == f"one: {words[0]} two: {words[1]}" and answer["verdict"] == "helps"
+    names = [node["name"] for node in json.loads(both.overview)["nodes"]]
+    swarm(tmp_path / "lone", NOW, num_nodes=1, control=False)
+    more = Site(lambda: find([tmp_path / "lone", tmp_path / "one"]), lambda: NOW)
+    more.refresh()
+    assert len(names) == 8 and json.loads(more.overview)["answer"]["words"] == words[0]
+    assert ["control" in _detail(more, place)["curves"] for place in range(4)] == [False, True, True, False]
+
+
+def test_nothing_is_said_by_a_control_when_one_node_has_forgotten_its_first_rounds(tmp_path: Path) -> None:
+    swarm(tmp_path, NOW, num_nodes=2, num_rounds=20)
+    write(tmp_path / "peer-1", ending_at(NOW, events(1, KEPT_ROUNDS + 10, 0.0)))
+    assert "With others" not in json.loads(_site(tmp_path).overview)["answer"]["words"]
+
+
+def test_what_changes_only_in_the_details_is_news(tmp_path: Path) -> None:
+    site = _site(swarm(tmp_path, NOW, num_nodes=1))
+    assert not site.refresh()
+    with (tmp_path / "peer-1" / METRICS_FILE).open("ab") as file:
+        file.write(encode(NoteEvent(time=NOW, text="asking 64 held-out questions")))
+    before = site.overview
+    assert site.refresh() and site.overview == before
+    assert _detail(site)["moments"][0]["text"] == "asking 64 held-out questions"

@@ -192,16 +192,17 @@ def test_a_learner_takes_workers_episodes_and_checks_them_with_its_own_observati
 
 @pytest.mark.parametrize("credit", ["episode", "turn"])
 def test_episodes_keep_their_own_observations_when_others_of_their_group_are_improbable(
-    policy: Policy, credit: str
+    policy: Policy, credit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graded = replace(group_of(policy, ids=False), rewards=(1.0, 0.2, 0.0), parts={"won": (1.0, 0.2, 0.0)})
     plausibility = Plausibility(PlausibilitySettings())
     for _ in range(8):
         plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
     updater = updater_of(policy, credit=credit)
-    (kept,) = Appraisal(updater, plausibility).screen([Candidate("id", graded)])
+    monkeypatch.setattr(updater, "logprobs", lambda groups: [[[-9.0] * 8, [-0.1] * 8, [-9.0] * 8]])
+    (kept,) = Appraisal(updater, plausibility, credit).screen([Candidate("id", graded)])
     assert kept is not None
-    assert len(kept.group.completions) == 2, "the first one is rewarded and improbable"
+    assert len(kept.group.completions) == 2, "the first one is rewarded and improbable, the last one only improbable"
     assert kept.observations == graded.observations[1:]
     assert kept.parts == {"won": (0.2, 0.0)}
     assert not updater.update([], [kept]).skipped

@@ -6,14 +6,16 @@ import math
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
+from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, PolicyId
+from swarm.types import Completion, GradedGroup, PolicyId, Sampling
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
@@ -146,6 +148,18 @@ def test_completions_of_others_are_scored_as_their_text_reads_here(policy: Polic
     assert nothing == [] and len(something) > 0
 
 
+def test_completions_of_others_are_scored_in_the_tokens_that_an_update_trains_on(policy: Policy) -> None:
+    group = _group(policy)
+    spelled = tuple(
+        token for letter in TEXTS[0] for token in policy.tokenizer.encode(letter, add_special_tokens=False)
+    ) + (policy.tokenizer.eos_token_id,)
+    first = Completion(TEXTS[0], "stop", spelled, (-1.0,) * len(spelled))
+    letters = replace(group, group=replace(group.group, completions=(first, *group.group.completions[1:])))
+    believing = _updater(policy, MixSettings(external_old_logprobs="behaviour"))
+    assert believing.logprobs([letters])[0][0] == pytest.approx(_logprobs(policy, list(spelled)), abs=1e-4)
+    assert _updater(policy).logprobs([letters]) == _updater(policy).logprobs([group]), "it trains on the text's tokens"
+
+
 def test_nothing_to_learn_from_is_no_update(policy: Policy) -> None:
     updater = _updater(policy)
     assert updater.update([], []).skipped
@@ -183,6 +197,29 @@ def test_a_text_that_no_tokens_could_cover_is_counted_and_not_read(
     bomb = GradedGroup(rollout_group(texts=("short", "x" * (updater.max_chars + 1))), PROMPT, (1.0, 0.0))
     assert not updater.fits(bomb) and read == []
     assert updater.fits(GradedGroup(rollout_group(texts=("short",)), PROMPT, (1.0,))) and read == ["short"]
+
+
+@pytest.mark.parametrize("role", ["peer", "worker"])
+def test_a_claim_of_certainty_weighs_no_more_than_one_of_ten_times_the_probability(policy: Policy, role: str) -> None:
+    group = _group(policy)
+    settings = UpdateSettings(learning_rate=1e-3, behaviour_kl=0.1)
+
+    def gradient(nats: float) -> float:
+        """Its norm, when the sampler claims to have been so much more certain than this policy."""
+        completions = tuple(
+            replace(each, logprobs=tuple(min(0.0, logprob + nats) for logprob in each.logprobs))
+            for each in group.group.completions
+        )
+        claimed = replace(group, group=replace(group.group, completions=completions))
+        if role == "peer":
+            mix = MixSettings(external_old_logprobs="behaviour")
+            return PolicyUpdater(copy.deepcopy(policy), settings, mix, 1.0).update([], [claimed]).figures["grad_norm"]
+        learner = StreamedUpdater(copy.deepcopy(policy), settings, MixSettings(), Sampling())
+        learner.accumulate([claimed])
+        return learner.apply().figures["grad_norm"]
+
+    assert gradient(50.0) == pytest.approx(gradient(math.log(10)), rel=1e-3)
+    assert gradient(math.log(10)) > gradient(1.0)
 
 
 @pytest.mark.parametrize("objective", ["grpo", "gepo"])

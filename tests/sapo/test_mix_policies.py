@@ -111,6 +111,7 @@ def test_novelty_prefers_improbable_but_plausible_texts_and_scores_few() -> None
         assert len(opinion.scored) == 6 and len(mixed.external) == 2
         assert set(mixed.external_ids) <= set(opinion.scored)
         drawn.update(mixed.external_ids)
+        assert mixed.refused_ids == tuple({"1"} & set(opinion.scored)), "what is implausible leaves the pool"
     assert drawn["1"] == 0, "refused by the screen"
     surprising = sum(count for name, count in drawn.items() if int(name) % 2)
     assert surprising > 0.9 * drawn.total()
@@ -143,18 +144,29 @@ def test_what_novelty_scored_is_not_scored_again_by_the_screen() -> None:
 
 def test_surprisal_is_of_plausible_rewarded_completions() -> None:
     appraisal = Appraisal(Reader(), Plausibility(PlausibilitySettings()))
-    first, second, nothing_right = (
+    first, second, without_signal = (
         candidate("first", rewards=(1.0, 0.0, 0.0)),
         candidate("second", rewards=(0.0, 1.0, 1.0)),
-        candidate("nothing", rewards=(0.0, -1.0)),
+        candidate("without", rewards=(1.0, 1.0)),
     )
-    assert appraisal.surprisals([first, second, nothing_right]) == [1.0, 2.5, None]
+    assert appraisal.surprisals([first, second, without_signal]) == [1.0, 2.5, 0.0]
     strict = Plausibility(PlausibilitySettings(fence=0, slack_nats=0))
     strict.learn([[-1.5] * 4] * 8, [1.0, 0.0] * 4)
     appraisal = Appraisal(Reader(), strict)
     assert appraisal.surprisals([first, second]) == [1.0, None], "the rewarded ones of the second are implausible"
     kept, refused = appraisal.screen([first, second])
     assert kept == first.graded and refused is None
+
+
+def test_what_an_update_would_raise_without_the_implausible_is_screened_too() -> None:
+    strict = Plausibility(PlausibilitySettings(fence=0, slack_nats=0))
+    strict.learn([[-1.5] * 4] * 8, [1.0, 0.0] * 4)
+    appraisal = Appraisal(Reader(), strict)
+    # Only the first text is plausible. Without the third, the second one's reward is above the group's mean.
+    hidden, harmless = candidate("hidden", rewards=(0.0, 0.4, 1.0)), candidate("harmless", rewards=(0.4, 0.0, 1.0))
+    refused, kept = appraisal.screen([hidden, harmless])
+    assert refused is None
+    assert kept is not None and kept.rewards == (0.4, 0.0)
 
 
 def test_worth_weighs_senders_once_their_worth_is_known() -> None:

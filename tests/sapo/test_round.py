@@ -18,7 +18,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Fate, Reason
-from swarm.sapo.mixing import MixSettings
+from swarm.sapo.mixing import Candidate, Decision, History, MixPolicy, MixSettings
 from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.sapo.watch import WatchSettings
@@ -143,6 +143,7 @@ class Swarm:
         transport = MemoryTransport(self.hub, identity.peer_id, self.manifest, offers_per_s=1e9)
         transport.start()
         values = {
+            "group_size": GROUP_SIZE,
             "share": ShareSettings(),
             "mix": MixSettings(local=2, external=2),
             "engine": FakeEngine(),
@@ -156,7 +157,6 @@ class Swarm:
             policy_id=PolicyId("fake", "", 0),
             seed=seed,
             questions_per_round=6,
-            group_size=GROUP_SIZE,
             max_pending_per_peer=100,
             sampling=Sampling(),
             exchange=Exchange(transport, identity),
@@ -256,6 +256,77 @@ def test_refusals_are_counted_by_reason() -> None:
     assert picky.ledger.snapshot()["dropped"] == {"verifier_timeout": 1}
     assert small.ledger.snapshot()["dropped"] == {"too_long": 3}
     assert _balanced(picky) and _balanced(small)
+
+
+class Numbered(FakeEngine):
+    """No text twice: copies count for nothing."""
+
+    num_made = 0
+
+    def stream(
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+    ) -> Generator[tuple[int, Answers]]:
+        for index in range(len(prompts)):
+            Numbered.num_made += 1
+            good = Completion(f"{self.good} {Numbered.num_made}", "stop", (4,), (-1.0,))
+            bad = (Completion(f"bad {Numbered.num_made} {k}", "stop", (5,), (-1.0,)) for k in range(1, num_completions))
+            yield index, (good, *bad)
+
+
+def test_implausible_groups_do_not_end_up_as_all_that_novelty_has_to_choose_from() -> None:
+    class Fussy(FakeUpdater):
+        def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+            return [[[-50.0 if "odd" in c.text else -1.0] for c in each.group.completions] for each in groups]
+
+    swarm = Swarm()
+    senders = [swarm.node(seed, engine=Numbered("good odd" if seed == 4 else "good")) for seed in range(1, 5)]
+    node = swarm.node(5, updater=Fussy(), engine=Numbered(), mix=MixSettings(local=2, external=4, policy="novelty"))
+    external = []
+    for _ in range(30):
+        for sender in senders:
+            sender.run_round()
+        external.append(len(node.run_round().mix.external))
+    assert sum(external[-10:]) >= 38, "nearly 4 in each"
+    assert node.ledger.snapshot()["dropped"]["improbable"] > 0
+    assert _balanced(node)
+
+
+class NothingOdd(MixPolicy):
+    """Weighs what others claim like anything else, and never draws an odd text."""
+
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        odd = [
+            isinstance(each.content, GradedGroup) and "odd" in each.graded.group.completions[0].text
+            for each in candidates
+        ]
+        return Decision(2, 4, [float(not each) for each in odd])
+
+
+def test_groups_that_a_policy_never_draws_keep_no_others_from_being_graded() -> None:
+    swarm = Swarm()
+    senders = [swarm.node(seed, engine=Numbered("good odd" if seed == 4 else "good")) for seed in range(1, 5)]
+    mix = MixSettings(local=2, external=4, policy=f"{__name__}:NothingOdd")
+    node = swarm.node(5, engine=Numbered(), mix=mix)
+    external = []
+    for _ in range(30):
+        for sender in senders:
+            sender.run_round()
+        external.append(len(node.run_round().mix.external))
+    assert sum(external[-10:]) >= 30
+    assert _balanced(node)
+
+
+def test_no_group_is_larger_than_those_of_the_run() -> None:
+    swarm = Swarm()
+    senders = [swarm.node(seed, group_size=size) for seed, size in ((1, GROUP_SIZE), (2, 64), (3, 2))]
+    receiver = swarm.node(4)
+    for sender in senders:
+        sender.run_round()
+    receiver.receive()
+    sizes = Counter(len(graded.rewards) for _, graded in receiver.pool.candidates())
+    assert set(sizes) == {GROUP_SIZE, 2}
+    assert receiver.ledger.snapshot()["dropped"] == {"too_many": 3}
+    assert _balanced(receiver)
 
 
 def _busy(swarm: Swarm, num_rounds: int, **parts: object) -> tuple[SapoNode, list[int]]:

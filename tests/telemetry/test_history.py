@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarm.telemetry import history as history_module
 from swarm.telemetry.history import FIRST_ROUNDS, Mixture, PeerHistory, mean, reward_window
@@ -280,3 +281,14 @@ def test_a_bounded_history_keeps_the_first_and_the_last_rounds(tmp_path: Path, m
     assert history.early_reward(FIRST_ROUNDS) == whole.early_reward(FIRST_ROUNDS)
     assert history.recent_reward(20) == whole.recent_reward(20)
     assert history.latest == whole.latest
+
+
+def test_a_report_of_a_long_run_reads_the_details_of_few_rounds(tmp_path: Path) -> None:
+    rounds = [replace(round_event(number, number / 1_000), figures={"entropy": 1.0}) for number in range(1, 1_001)]
+    path = synthetic.write(tmp_path, [start(), *rounds])
+    whole, thin = PeerHistory.read(path), PeerHistory.read(path, max_detailed=100)
+    assert [event.reward for event in thin.series()] == [event.reward for event in whole.series()]
+    detailed = [event.round for event in thin.series() if event.figures]
+    assert detailed == [*range(16, 1_001, 16), 1_000]
+    few = PeerHistory.read(synthetic.write(tmp_path / "few", [start(), *rounds[:100]]), max_detailed=100)
+    assert all(event.figures for event in few.series())

@@ -181,7 +181,7 @@ def test_the_first_reward_stays_and_a_restart_is_shown_for_a_while(troubled: lis
     latest = troubled[2].latest
     assert latest is not None
     later = replace(latest, time=NOW + 1000)
-    troubled[2].latest = later
+    troubled[2].latest, troubled[2].alive_at = later, later.time
     assert state_text(troubled[2], NOW + 1000) == "running"
 
 

@@ -32,6 +32,7 @@ from swarm.telemetry.records import (
     encode,
 )
 from swarm.telemetry.report import page, write_report
+from swarm.telemetry.sections.evaluations import accuracy_ranges, task_table
 from swarm.telemetry.sections.traffic import rates, traffic
 from swarm.telemetry.summary import SwarmSummary, swarm_summary
 from swarm.types import Sample
@@ -165,7 +166,7 @@ def test_figures_have_intervals(tmp_path: Path) -> None:
     parsed, _ = made(tmp_path / "report", histories)
     after = [history.evaluation_after() for history in histories]
     correct = sum(each.tasks[task][0] for each in after if each for task in each.tasks)
-    low, high = wilson_interval(correct, 3 * 3 * 40)
+    low, high = wilson_interval(correct / 3, 3 * 40)
     assert f", then {low:.1%} to {high:.1%}" in parsed.text
     last = np.mean(
         [[event.reward for event in history.series()[-reward_window(60) :]] for history in histories], axis=0
@@ -417,3 +418,18 @@ def test_suites_are_shown_before_and_at_the_end_with_their_intervals(tmp_path: P
     ]
     written = json.loads((tmp_path / "report" / "summary.json").read_text())
     assert written["peers"][0]["suites"]["arithmetic"]["pass@4"] == {"value": 0.5, "low": 0.45, "high": 0.55}
+
+
+def test_more_peers_do_not_make_the_same_questions_more(tmp_path: Path) -> None:
+    def told(num_peers: int) -> str:
+        histories = []
+        for index in range(num_peers):
+            out = tmp_path / f"{num_peers}-{index}"
+            counts = {"gcd": (16, 64)}
+            lines = [EvaluationEvent(time=1.0, round=number, accuracy=0.25, num_questions=64, tasks=counts)
+                     for number in (0, 5)]  # fmt: skip
+            synthetic.write(out, lines)
+            histories.append(PeerHistory.read(out / METRICS_FILE))
+        return accuracy_ranges(histories) + task_table(histories).replace("peers", "peer").replace(f"{num_peers} ", "")
+
+    assert told(1) == told(16) and "16.0% to 36.8%" in told(1)

@@ -12,14 +12,17 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from swarm.errors import ConfigError
+from swarm.figures import finite
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.records import PauseEvent, ResumeEvent, RoundEvent, encode
+from swarm.telemetry.records import METRICS_FILE, PauseEvent, ResumeEvent, RoundEvent, encode
 from swarm.telemetry.sinks import MetricsWriter, scalars
 from tests.page.folders import events
 
@@ -246,3 +249,15 @@ def test_prometheus_tells_of_pauses(tmp_path: Path) -> None:
         assert scrape(writer.prometheus_port)["swarm_paused", ""] == 1
         writer.write(ResumeEvent(time=2.0, paused_s=1.0))
         assert scrape(writer.prometheus_port)["swarm_paused", ""] == 0
+
+
+def test_figures_of_a_users_updater_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    event = structs.replace(
+        last_round(), figures=finite({"loss": np.float32(0.5), "kl": np.float64("nan")}), reward=0.5
+    )
+    with MetricsWriter(tmp_path, TelemetrySettings()) as writer:
+        writer.write(event)
+        writer.write(structs.replace(event, round=event.round + 1, reward=np.float32(0.25)))
+    kept = PeerHistory.read(tmp_path / METRICS_FILE)
+    assert kept.rounds[event.round].figures == {"loss": 0.5, "kl": None}
+    assert kept.rounds[event.round + 1].reward == 0.25

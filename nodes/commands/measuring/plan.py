@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -14,13 +14,16 @@ from rich.table import Table
 
 from nodes import exits
 from swarm.central.capacity import (
+    ROUNDING,
     Demand,
     Worker,
     bubble_ratio,
     cheapest,
     cost_per_step,
+    longest_wait_s,
     pool_rate,
     publish_every,
+    rate_within,
     required_rate,
     smallest_feasible_period,
     staleness_bound,
@@ -40,11 +43,17 @@ class CapacityPlan:
     headroom: float
     learner_price: float
     pool: tuple[Worker, ...]
+    max_staleness: int | None = None
+    """S; None without a bound."""
 
     @property
     def required(self) -> float | None:
-        """mu_min, rollouts per second."""
-        return required_rate(self.demand)
+        """mu_min, rollouts per second, and enough to keep the staleness within S; None when no rate suffices."""
+        needed = [required_rate(self.demand)]
+        if self.max_staleness is not None:
+            needed.append(rate_within(self.demand, self.max_staleness))
+        known = [rate for rate in needed if rate is not None]
+        return max(known) if len(known) == len(needed) else None
 
     @property
     def active(self) -> tuple[Worker, ...]:
@@ -55,14 +64,14 @@ class CapacityPlan:
 
     @property
     def feasible(self) -> bool:
-        """Whether the active workers keep the learner busy."""
-        return self.required is not None and pool_rate(self.active) >= self.required
+        """Whether the active workers keep the learner busy with rollouts that are not too old."""
+        return self.required is not None and pool_rate(self.active) >= self.required * (1 - ROUNDING)
 
 
 def demand_of(rollouts: int, train_s: float, broadcast_s: float, period: int | None, staleness: int | None) -> Demand:
-    """A demand from kappa or from the staleness bound. Raises `ConfigError`."""
-    if (period is None) == (staleness is None):
-        raise ConfigError("set either --publish-every (kappa) or --max-staleness (S), which determines it")
+    """A demand with this kappa, or that of the staleness bound. Raises `ConfigError`."""
+    if period is None and staleness is None:
+        raise ConfigError("set --max-staleness (S), which determines --publish-every (kappa), or kappa, or both")
     try:
         return Demand(rollouts, train_s, broadcast_s, period or publish_every(staleness or 0))
     except ValueError as error:
@@ -108,6 +117,7 @@ def _figures(plan: CapacityPlan) -> dict[str, object]:
     demand, rate = plan.demand, pool_rate(plan.active)
     return {
         "publish_every": demand.publish_every,
+        "max_staleness": plan.max_staleness,
         "required_rollouts_per_s": plan.required,
         "headroom": plan.headroom,
         "feasible": plan.feasible,
@@ -133,10 +143,14 @@ def _table(plan: CapacityPlan) -> Table:
         table.add_row("activate", f"{count} of the workers {name}")
     table.add_row("they give", f"{rate:.4g} rollouts/s")
     if rate > 0:
-        table.add_row("learner waits", f"{bubble_ratio(demand, rate):.1%} of its time")
+        bound, allowed = staleness_bound(demand, rate), plan.max_staleness
+        beyond = allowed is not None and bound > allowed
+        waits = f"{bubble_ratio(demand, rate):.1%} of its time"
+        table.add_row("learner waits", f"at least {waits}" if beyond else waits)
         table.add_row("a step", f"{step_s(demand, rate):.4g} s")
         table.add_row("costs", f"{cost_per_step(demand, plan.active, plan.learner_price):.4g} a step")
-        table.add_row("staleness", f"at most {staleness_bound(demand, rate)} steps")
+        dropped = f"; beyond {allowed} the learner drops rollouts, and waits for others" if beyond else ""
+        table.add_row("staleness", f"at most {bound} steps{dropped}")
     return table
 
 
@@ -144,25 +158,51 @@ def _advice(plan: CapacityPlan) -> list[str]:
     """Changes that would keep the learner busy; empty when it already is."""
     if plan.feasible:
         return []
-    demand, everyone = plan.demand, pool_rate(plan.pool)
+    everyone = pool_rate(plan.pool)
     advice = []
     if plan.required is None:
-        longest_s = demand.publish_every * demand.train_s
-        advice.append(
-            f"the broadcast must take less than {longest_s:.4g} s (kappa x train), got {demand.broadcast_s:g} s"
-        )
+        if (longest_s := _longest_broadcast_s(plan)) > 0:
+            advice.append(f"the broadcast must take less than {longest_s:.4g} s, got {plan.demand.broadcast_s:g} s")
     elif everyone < plan.required:
         advice.append(f"{plan.required - everyone:.4g} rollouts/s are missing: add workers")
-    period = smallest_feasible_period(demand, everyone)
-    if period is not None:
-        advice.append(
-            f"or publish every {period} steps instead of {demand.publish_every}: staleness up to "
-            f"{staleness_bound(replace(demand, publish_every=period), everyone)}"
-        )
     if everyone > 0:
-        train_s = demand.rollouts / everyone + demand.broadcast_s / demand.publish_every
-        advice.append(f"or lengthen a step to {train_s:.4g} s instead of {demand.train_s:g} s")
-        kept = everyone * (demand.train_s - demand.broadcast_s / demand.publish_every)
-        if kept >= 1:
-            advice.append(f"or train on {math.floor(kept)} rollouts per step instead of {demand.rollouts}")
+        advice += [f"or {line}" for line in (*_other_periods(plan, everyone), *_other_steps(plan, everyone))]
     return [line.removeprefix("or ") if index == 0 else line for index, line in enumerate(advice)]
+
+
+def _longest_broadcast_s(plan: CapacityPlan) -> float:
+    """With which some rate would do: kappa x train, and what S allows."""
+    longest_s = plan.demand.publish_every * plan.demand.train_s
+    return longest_s if plan.max_staleness is None else min(longest_s, longest_wait_s(plan.demand, plan.max_staleness))
+
+
+def _other_periods(plan: CapacityPlan, rate: float) -> Iterator[str]:
+    """Another kappa with which workers of this rate keep the learner busy, and the S that it needs."""
+    demand, allowed = plan.demand, plan.max_staleness
+    period = smallest_feasible_period(demand, rate)
+    if period is None:
+        return
+    bound = staleness_bound(replace(demand, publish_every=period), rate)
+    changed = f"publish every {period} steps instead of {demand.publish_every}"
+    if allowed is None or bound <= allowed:
+        yield f"{changed}: staleness up to {bound}"
+    else:
+        also = f"{changed}, and " if period != demand.publish_every else ""
+        yield f"{also}allow a staleness of {bound} instead of {allowed}"
+
+
+def _other_steps(plan: CapacityPlan, rate: float) -> Iterator[str]:
+    """Longer or smaller steps for which workers of this rate suffice."""
+    demand, allowed = plan.demand, plan.max_staleness
+    sampled_s = demand.rollouts / rate
+    train_s = sampled_s + demand.broadcast_s / demand.publish_every
+    spare_s = demand.train_s - demand.broadcast_s / demand.publish_every
+    if allowed is not None:
+        waits = allowed - demand.publish_every + 1
+        if waits < 1:
+            return
+        train_s = max(train_s, (sampled_s + demand.broadcast_s) / waits)
+        spare_s = min(spare_s, longest_wait_s(demand, allowed) - demand.broadcast_s)
+    yield f"lengthen a step to {train_s:.4g} s instead of {demand.train_s:g} s"
+    if (kept := math.floor(rate * spare_s)) >= 1:
+        yield f"train on {kept} rollouts per step instead of {demand.rollouts}"

@@ -34,7 +34,7 @@ def reference() -> str:
     for title, model in _groups(NodeConfig, "Node"):
         sections.append(f"## {title}\n\n{_summary(model)}\n\n{_table(model)}")
     for kind, task in TASKS.items():
-        sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task)}")
+        sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task, whole=True)}")
     for reward in (AnswerReward, FormatReward, OverlongReward, JudgeReward):
         kind = get_args(reward.model_fields["kind"].annotation)[0]
         sections.append(f"## An item of `rewards` with `kind: {kind}`\n\n{_summary(reward)}\n\n{_table(reward)}")
@@ -51,32 +51,42 @@ def reference() -> str:
 def _groups(model: type[BaseModel], title: str, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     yield title, model
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            if isabstract(field.annotation):
-                continue  # `reference` writes a section for each kind
-            yield from _groups(field.annotation, f"`{prefix}{name}`", f"{prefix}{name}.")
+        inner = _inner(field)
+        if inner is not None and not isabstract(inner):  # of abstract ones `reference` has a section for each
+            yield from _groups(inner, f"`{prefix}{name}`", f"{prefix}{name}.")
 
 
-def _is_model(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+def _inner(field: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds, if it holds one."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _table(model: type[BaseModel]) -> str:
-    schema = json_schema(model)["properties"]
-    rows = ["| field | default | values | meaning |", "| --- | --- | --- | --- |"]
-    for name, field in model.model_fields.items():
-        if not _is_model(field):
-            about = schema[name].get("description", "").replace("\n", " ").replace("|", "\\|")
-            rows.append(f"| `{name}` | {_default(field)} | {_values(schema[name])} | {about} |")
+def _table(model: type[BaseModel], whole: bool = False) -> str:
+    """With `whole`, the fields of models in it are rows, too; else these have sections of their own."""
+    rows = ["| field | default | values | meaning |", "| --- | --- | --- | --- |", *_rows(model)]
+    if whole:
+        for name, field in model.model_fields.items():
+            if (inner := _inner(field)) is not None:
+                rows += _rows(inner, f"{name}.", field.default)
     return "\n".join(rows) + "\n"
 
 
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+def _rows(model: type[BaseModel], prefix: str = "", given: BaseModel | None = None) -> Iterator[str]:
+    """One for each field; its default is that of `given` if there is one."""
+    schema = json_schema(model)["properties"]
+    for name, field in model.model_fields.items():
+        if _inner(field) is None:
+            default = field.default if given is None else getattr(given, name)
+            about = schema[name].get("description", "").replace("\n", " ").replace("|", "\\|")
+            yield f"| `{prefix}{name}` | {_default(default)} | {_values(schema[name])} | {about} |"
+
+
+def _default(value: object) -> str:
+    if value is PydanticUndefined:
         return "required"
-    if field.default == TINY_TASKS:
+    if value == TINY_TASKS:
         return "the nine tasks of the embedded policy"
-    value = field.default
     return f"`{list(value) if isinstance(value, tuple) else 'null' if value is None else value}`"
 
 

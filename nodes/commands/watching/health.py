@@ -21,10 +21,20 @@ from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe
 from swarm.telemetry.history import pause_in_words
-from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, PauseEvent, RoundEvent, decode
+from swarm.telemetry.records import (
+    METRICS_FILE,
+    EndEvent,
+    Event,
+    PauseEvent,
+    ResumeEvent,
+    RoundEvent,
+    StartEvent,
+    decode,
+)
 
 LOCK_FILE = f"{IDENTITY_FILE}.lock"
 TAIL_BYTES = 64 * 2**10
+STEPS = (StartEvent, RoundEvent, PauseEvent, ResumeEvent, EndEvent)
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -92,7 +102,7 @@ def check(out: Path, within_s: float, now: float, pid: int | None = None) -> Hea
 
 def _peer(metrics: Path, within_s: float, now: float) -> tuple[bool, str]:
     silent_s = max(0.0, now - metrics.stat().st_mtime)
-    event = _last_event(metrics)
+    event = _last_step(metrics)
     if isinstance(event, EndEvent):
         return False, f"ended after {event.round} rounds: {event.reason}"
     if isinstance(event, PauseEvent) and (event.until is None or now <= event.until + within_s):
@@ -103,11 +113,12 @@ def _peer(metrics: Path, within_s: float, now: float) -> tuple[bool, str]:
     return True, f"{where}, {silent_s:.0f} s ago"
 
 
-def _last_event(metrics: Path) -> Event | None:
+def _last_step(metrics: Path) -> Event | None:
+    """The last event that says what the node does; notes and results come also while it pauses."""
     with metrics.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read().splitlines()
-    return next((event for line in reversed(lines) if (event := decode(line)) is not None), None)
+    return next((event for line in reversed(lines) if isinstance(event := decode(line), STEPS)), None)
 
 
 async def _bootstrap(multiaddrs: list[str]) -> tuple[bool, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -18,8 +19,9 @@ from swarm.page.alerts import alerts
 from swarm.page.answer import Answer, by_control
 from swarm.page.leaderboard import CLAIMS, Leader, leaders
 from swarm.page.node import FIGURES, NodeReader
-from swarm.page.site import ANSWER_EVERY_S
-from swarm.telemetry.live import LiveView, sparkline
+from swarm.page.site import ANSWER_EVERY_S, FIND_EVERY_S, Found
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.live import ASCII_BLOCKS, BLOCKS, LiveView, sparkline
 
 PER_SECOND = 1
 SHOWN_ALERTS = 4
@@ -34,7 +36,7 @@ def show_top(runs: Sequence[Path], once: bool, console: Console) -> None:
     Raises `ConfigError` when there is none.
     """
     finding.check(runs)
-    frame = Frame([NodeReader(found.folder, found.name, found.control) for found in finding.find(runs)])
+    frame = Frame(partial(finding.find, runs))
     if once or not console.is_terminal:
         console.print(frame)
         return
@@ -46,15 +48,19 @@ def show_top(runs: Sequence[Path], once: bool, console: Console) -> None:
 class Frame:
     """One frame: the live view's table, then the alerts; of a single node also its curves."""
 
-    def __init__(self, nodes: Sequence[NodeReader]) -> None:
-        """Rendering reads what is new."""
-        self._nodes = nodes
+    def __init__(self, find: Callable[[], Sequence[Found]]) -> None:
+        """Rendering reads what is new, also of nodes that `find` finds only then."""
+        self._find = find
+        self._found_at = -math.inf
+        self._nodes: list[NodeReader] = []
+        self._histories: list[PeerHistory] = []
         self._answer: Answer | None = None
         self._answered_at = -math.inf
-        self._view = LiveView([node.history for node in nodes], "swarm top", reads=False)
+        self._view = LiveView(self._histories, "swarm top", reads=False)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width."""
+        self._look()
         for node in self._nodes:
             node.read()
         if (answer := self._by_control()) is not None:
@@ -63,7 +69,18 @@ class Frame:
         yield from self._alerts()
         yield from _leaders(leaders(self._nodes))
         if len(self._nodes) == 1:
-            yield _curves(self._nodes[0])
+            yield _curves(self._nodes[0], options.ascii_only)
+
+    def _look(self) -> None:
+        """Add the nodes that have started since the last look."""
+        if time.monotonic() - self._found_at < FIND_EVERY_S:
+            return
+        self._found_at = time.monotonic()
+        known = {node.folder for node in self._nodes}
+        for found in self._find():
+            if found.folder not in known:
+                self._nodes.append(NodeReader(found.folder, found.name, found.control))
+                self._histories.append(self._nodes[-1].history)
 
     def _by_control(self) -> Answer | None:
         """What the nodes gained over a control, if there is one; the nodes' own estimates are in the view."""
@@ -99,7 +116,7 @@ def _leaders(found: Sequence[Leader]) -> Iterator[RenderableType]:
     yield Text(f"yellow: {CLAIMS}", "dim")
 
 
-def _curves(node: NodeReader) -> Table:
+def _curves(node: NodeReader, ascii_only: bool) -> Table:
     """The latest value of each figure, and its course."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("figure")
@@ -108,9 +125,8 @@ def _curves(node: NodeReader) -> Table:
     names = dict.fromkeys((*FIRST_CURVES, *FIGURES, *node.curves))
     for name in (name for name in names if name in node.curves):
         curve = node.curves[name]
-        values = [value for _, value in curve.points()]
+        known = [value for _, value in curve.points() if value is not None]
         now = curve.recent if curve.recent is not None else curve.last
-        table.add_row(
-            name, "-" if now is None else f"{now:.4g}", Text(sparkline(values, CURVE_WIDTH, max(values)), "cyan")
-        )
+        course = sparkline(known, CURVE_WIDTH, max(known, default=0.0), ASCII_BLOCKS if ascii_only else BLOCKS)
+        table.add_row(name, "-" if now is None else f"{now:.4g}", Text(course, "cyan"))
     return table

@@ -9,6 +9,8 @@ from swarm.environments.digests import draw
 from swarm.types import Earned, End, Observation, Text
 
 NUMBER = re.compile(r"[0-9]{1,9}")
+DIGITS = 9
+"""Of what a turn earns: logarithms differ in their last bits between systems, and nodes compare what they observe."""
 
 
 class NumberGuessing:
@@ -49,4 +51,4 @@ class NumberGuessing:
         return (answer, Earned(earned)) if earned else (answer,)
 
     def _earned(self, before: int, left: int) -> float:
-        return self._progress * math.log(before / left) / math.log(self._highest)
+        return round(self._progress * math.log(before / left) / math.log(self._highest), DIGITS)

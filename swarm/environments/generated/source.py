@@ -13,12 +13,12 @@ from swarm.environments.generated.config import GeneratedTask
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
 from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import HeldApart, is_held_out
+from swarm.environments.sources.held_out import HeldApart
 from swarm.environments.sources.last_text import with_last_text
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.errors import Refusal
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, Message, ProceduralRef, Question, TaskRef, Text
+from swarm.types import HELD_OUT_STREAMS, Message, ProceduralRef, Prompt, Question, TaskRef, Text
 from swarm.types.media import Media
 
 Config = TypeVar("Config", bound=GeneratedTask)
@@ -52,8 +52,8 @@ class GeneratedSource(Generic[Config]):
         self._library = f"{config.kind}/{version}"
         rules = (*config.finds_as, *config.grades_as, *config.combines_as)
         self._options_digest = digest(config.kind, config.options, *rules)
-        self._apart = HeldApart(self._at)
-        self._kept: LruCache[tuple[int, int], tuple[Question, str]] = LruCache(NUM_WITH_MEDIA)
+        self._apart = HeldApart(self._at, lambda seed, index: _bare(self._keep(seed, index)[1]))
+        self._kept: LruCache[tuple[int, int], tuple[Question, Made]] = LruCache(NUM_WITH_MEDIA)
 
     @property
     def num_held_out(self) -> int | None:
@@ -79,25 +79,30 @@ class GeneratedSource(Generic[Config]):
         """Whether its stream or its content is held out. See `TaskSource`."""
         if self._has_own_streams:
             return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
-        return is_held_out(ref)
+        return self._apart.is_held_out(ref)
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: whether its answer is the right one."""
         self.recall(ref)
         assert isinstance(ref, ProceduralRef)
         answer = self._find(completion)
-        right = answer is not None and exact(answer, self._keep(ref.seed, ref.index)[1])
+        right = answer is not None and exact(answer, self._keep(ref.seed, ref.index)[1].answer)
         return self._config.reward.reward(float(right))
 
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whether it is held out or not."""
         return self._keep(seed, index)[0]
 
-    def _keep(self, seed: int, index: int) -> tuple[Question, str]:
+    def _keep(self, seed: int, index: int) -> tuple[Question, Made]:
         if (kept := self._kept.get((seed, index))) is not None:
             return kept
         made = self._make(self._config, Chance((self._config.kind, self.name, seed, index)))
-        prompt = with_last_text((Message("user", (*made.media, Text(made.text))),), self._config.asked)
+        prompt = with_last_text(_bare(made), self._config.asked)
         question = referenced(self.name, self._library, self._options_digest, seed, index, prompt)
-        self._kept.put((seed, index), (question, made.answer))
-        return question, made.answer
+        self._kept.put((seed, index), (question, made))
+        return question, made
+
+
+def _bare(made: Made) -> Prompt:
+    """What is shown and asked, without the request for the answer's form."""
+    return (Message("user", (*made.media, Text(made.text))),)

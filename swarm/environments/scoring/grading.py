@@ -48,7 +48,10 @@ def numeric(answer: str, reference: str) -> bool:
     if given[1] == wanted[1]:
         return False
     percentage, number = (given[0], wanted[0]) if given[1] else (wanted[0], given[0])
-    return same_number(percentage / 100, number)
+    try:
+        return same_number(percentage / 100, number)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
 
 
 def last_number(text: str) -> tuple[int | float, bool] | None:

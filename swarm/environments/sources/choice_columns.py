@@ -54,8 +54,9 @@ class ChoiceColumns:
         labels = self._named if self._labels is None else _texts(self._labels, row)
         if labels is not None:
             return position(answer, labels)
+        letters, numbers = _LETTERS[: len(texts)], _NUMBERS[: len(texts)]
         # a number counts from 0, whatever the texts are
-        return position(answer, _NUMBERS) if isinstance(value, int) else position(answer, _LETTERS, _NUMBERS, texts)
+        return position(answer, numbers) if isinstance(value, int) else position(answer, letters, numbers, texts)
 
 
 def _texts(column: Column, row: Row) -> tuple[str, ...]:

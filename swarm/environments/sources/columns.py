@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import date, datetime, time
 
 from swarm.types import MAX_MESSAGES, Message, Prompt
 
 Row = Mapping[str, object]
 """Values by column."""
+
+EXACT_BELOW = 2**53
+"""Whole numbers that a float holds without rounding."""
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 _STEP = re.compile(r"\.([^.\[\]{}]+)|\[(-?\d{1,9})\]")
@@ -89,10 +93,20 @@ class Template:
 
 
 def as_plain(value: object, where: str) -> str:
-    """A value of one row as text. Raises `MalformedRow` for anything but text, numbers and truth values."""
-    if not isinstance(value, str | int | float):
-        raise MalformedRow(f"{where!r} is {describe(value)}, must be text or a number")
-    return str(value)
+    """A value of one row as text, as files have it: libraries read whole numbers as 12.0 where a column has others.
+
+    Raises `MalformedRow` for anything but text, numbers, truth values and dates.
+    """
+    match value:
+        case float() if value.is_integer() and abs(value) < EXACT_BELOW:
+            return str(int(value))
+        case str() | int() | float():
+            return str(value)
+        case datetime() if value.timetz() == time.min:
+            return value.date().isoformat()
+        case date():
+            return value.isoformat()
+    raise MalformedRow(f"{where!r} is {describe(value)}, must be text or a number")
 
 
 def describe(value: object) -> str:

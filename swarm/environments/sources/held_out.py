@@ -1,16 +1,18 @@
 """Which generated questions are held out: by stream and by content, so that no other seed leads to them.
 
 Of all texts that a task can make, every tenth is for evaluation, by its digest; of questions with pictures, sounds or
-clips every tenth content, since many have the same text. Streams of either kind pass over questions of the other.
+clips every tenth content, since many have the same text. The request for the answer's form does not count: a suite that
+asks for another form asks questions of the same tenth. Streams of either kind pass over questions of the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm.environments.digests import draw
+from swarm.environments.digests import draw, question_hash
 from swarm.environments.sources.lru import LruCache
-from swarm.types import HELD_OUT_STREAMS, ProceduralRef, Question, TaskRef
+from swarm.errors import TaskError
+from swarm.types import HELD_OUT_STREAMS, ProceduralRef, Prompt, Question, TaskRef
 
 HELD_OUT_EVERY = 10
 MAX_ATTEMPTS = 64
@@ -22,23 +24,14 @@ NUM_FOUND = 4096
 stream passes over nine of ten."""
 
 
-def is_held_out_content(ref: TaskRef) -> bool:
-    """Whether what a question asks and shows is for evaluation."""
-    shown = (ref.media,) if ref.media else ()
-    return draw(HELD_OUT_EVERY, "held out", ref.question_hash, *shown) == 0
-
-
-def is_held_out(ref: TaskRef) -> bool:
-    """Whether a generated question's stream or content is held out. See `TaskSource`."""
-    return isinstance(ref, ProceduralRef) and (ref.seed >= HELD_OUT_STREAMS or is_held_out_content(ref))
-
-
 class HeldApart:
     """Streams whose questions are all of one kind."""
 
-    def __init__(self, make: Callable[[int, int], Question]) -> None:
-        """`make` makes the question at an index of a stream, of either kind, and always the same."""
+    def __init__(self, make: Callable[[int, int], Question], bare: Callable[[int, int], Prompt]) -> None:
+        """`make` makes the question at an index of a stream, of either kind, and always the same; `bare` is what it
+        asks, without the request for the answer's form."""
         self._make = make
+        self._bare = bare
         self._found: LruCache[tuple[int, int], int] = LruCache(NUM_FOUND)
 
     def question(self, seed: int, index: int) -> Question:
@@ -46,18 +39,39 @@ class HeldApart:
 
         Raises what `make` raises.
         """
-        found = self._found.get((seed, index))
-        if found is not None:
-            return self._make(seed, found)
-        question, found = self._search(seed, index)
-        self._found.put((seed, index), found)
-        return question
+        return self._make(seed, self._place(seed, index))
 
-    def _search(self, seed: int, index: int) -> tuple[Question, int]:
-        """A question of the stream's kind, and the index that it is made of."""
-        substitutes = FIRST_SUBSTITUTE + index * MAX_ATTEMPTS
-        for place in (index, *range(substitutes, substitutes + MAX_ATTEMPTS - 1)):
-            question = self._make(seed, place)
-            if is_held_out_content(question.ref) == (seed >= HELD_OUT_STREAMS):
-                return question, place
-        return self._make(seed, index), index
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether the stream or the content of a question that has been recalled is held out. See `TaskSource`."""
+        if not isinstance(ref, ProceduralRef):
+            return False
+        if ref.seed >= HELD_OUT_STREAMS:
+            return True
+        for_evaluation = self._is_for_evaluation(ref.seed, ref.index, ref.media)
+        return for_evaluation and not self._has_no_other(ref.seed, ref.index)
+
+    def _is_for_evaluation(self, seed: int, index: int, media: str) -> bool:
+        """Whether what a question asks and shows is for evaluation; `media` is as in its reference."""
+        shown = (media,) if media else ()
+        return draw(HELD_OUT_EVERY, "held out", question_hash(self._bare(seed, index)), *shown) == 0
+
+    def _is_of_its_stream(self, seed: int, index: int) -> bool:
+        media = self._make(seed, index).ref.media
+        return self._is_for_evaluation(seed, index, media) == (seed >= HELD_OUT_STREAMS)
+
+    def _has_no_other(self, seed: int, index: int) -> bool:
+        """Whether a stream asks a question of the other kind, because it finds none of its own."""
+        try:
+            return index < FIRST_SUBSTITUTE and self._place(seed, index) == index
+        except TaskError:
+            return False
+
+    def _place(self, seed: int, index: int) -> int:
+        """The index that the question at an index of a stream is made of."""
+        found = self._found.get((seed, index))
+        if found is None:
+            substitutes = FIRST_SUBSTITUTE + index * MAX_ATTEMPTS
+            places = (index, *range(substitutes, substitutes + MAX_ATTEMPTS - 1))
+            found = next((place for place in places if self._is_of_its_stream(seed, place)), index)
+            self._found.put((seed, index), found)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 import datasets
+import pandas
 from datasets.arrow_reader import ArrowReader
+from datasets.packaged_modules.csv.csv import Csv
 
 from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
@@ -35,6 +38,8 @@ from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Prompt, Question, TaskRef, as_text, media_of
 from swarm.types.media import media_digest
+
+logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 64
 """Malformed rows skipped for one question before the data set counts as unusable."""
@@ -81,7 +86,8 @@ class DatasetSource:
         """
         self.name = config.name
         self.counts: Counter[str] = Counter() if counts is None else counts
-        """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable."""
+        """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable;
+        `scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._find = finder(config)
         self._dataset = LOCAL if is_on_disk(config) else config.path
@@ -166,9 +172,17 @@ class DatasetSource:
 
     def _score(self, item: Item, answer: str) -> float:
         if self._own_reward is None:
-            return 1.0 if item.is_right(answer, self._config.match) else 0.0
+            return float(self._is_right(item, answer))
         question = as_text(item.prompt)
         return max(self._own_reward(question, answer, reference) for reference in item.references)
+
+    def _is_right(self, item: Item, answer: str) -> bool:
+        try:
+            return item.is_right(answer, self._config.match)
+        except Exception as error:  # on foreign text: any exception means a wrong answer
+            self.counts["scorer_failures"] += 1
+            logger.debug("matching an answer of %s raised %r", self.name, error)
+            return False
 
     def _recall(self, ref: TaskRef) -> Item:
         if not isinstance(ref, DatasetRef) or ref.task != self.name:
@@ -207,11 +221,16 @@ def _num_held_out(num_rows: int, whole: bool) -> int:
 
 
 def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:
-    """A permutation of `count` rows that depends on the stream: each row once in `count` indices."""
+    """A permutation of `count` rows that depends on the stream: each row once in `count` indices.
+
+    Further attempts draw from all of them: neighbours of a malformed row are often malformed, too.
+    """
+    if attempt:
+        return draw(count, "again", seed, task, index, attempt)
     step = 1 + draw(count, "step", seed, task)
     while math.gcd(step, count) > 1:
         step += 1
-    return (draw(count, "first", seed, task) + step * index + attempt) % count
+    return (draw(count, "first", seed, task) + step * index) % count
 
 
 def store(config: DatasetTask) -> StoredRows:
@@ -272,18 +291,35 @@ def _undecoded(feature: object) -> object:
 
 def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
     """The builder for this node's own data set: local files, or anything on the hub that its user may read."""
+    if not is_on_disk(config):
+        return datasets.load_dataset_builder(config.path, config.subset, revision=config.revision)
     path = Path(config.path).expanduser()
-    local = is_on_disk(config)
-    if local and not path.exists():
+    if not path.exists():
         raise TaskError("no such file or folder")
-    if not path.is_file():
-        revision = None if local else config.revision
-        return datasets.load_dataset_builder(str(path) if local else config.path, config.subset, revision=revision)
+    options = _of_file(path) if path.is_file() else {"path": str(path), "name": config.subset}
+    builder = datasets.load_dataset_builder(**options)
+    return datasets.load_dataset_builder(**options, **_as_written(builder)) if isinstance(builder, Csv) else builder
+
+
+def _of_file(path: Path) -> Mapping[str, object]:
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise TaskError(f"cannot read {path.suffix or 'a file without suffix'}; can read {', '.join(FORMATS)}")
-    options = {"sep": "\t"} if suffix == ".tsv" else {}
-    return datasets.load_dataset_builder(FORMATS[suffix], data_files=str(path), **options)
+    if path.stat().st_size == 0:
+        raise TaskError("the file is empty")
+    separator = {"sep": "\t"} if suffix == ".tsv" else {}
+    return {"path": FORMATS[suffix], "data_files": str(path), **separator}
+
+
+def _as_written(builder: Csv) -> Mapping[str, object]:
+    """Options with which every cell is the text in the file, and an empty one is missing.
+
+    The library would guess types by column: 007 becomes 7, 12 beside an empty cell 12.0, and `None` or `NA` nothing.
+    """
+    first = next(file for files in builder.config.data_files.values() for file in files)
+    names = pandas.read_csv(first, sep=builder.config.sep, nrows=0).columns
+    texts = datasets.Features({str(name): datasets.Value("string") for name in names})
+    return {"features": texts, "keep_default_na": False, "na_values": [""]}
 
 
 def _check(column: Column, feature: object, public: bool, may_have_media: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-from swarm.environments.answering import MatchRule
+from swarm.environments.answering import MAX_PROMPT_CHARS, MatchRule
 from swarm.environments.config import DatasetTask
 from swarm.environments.scoring.choices import Choices
 from swarm.environments.scoring.grading import matches
@@ -16,7 +16,7 @@ from swarm.environments.sources.columns import MalformedRow, Row, Template
 from swarm.environments.sources.last_text import last_text, with_last_text
 from swarm.environments.sources.media_columns import MediaColumns
 from swarm.environments.sources.media_files import MediaFiles
-from swarm.types import Prompt, media_of
+from swarm.types import Prompt, as_text, media_of
 
 MAX_REFERENCES = 256
 """Right answers of one question."""
@@ -88,7 +88,10 @@ class ItemReader:
 
     def _asked(self, prompt: Prompt, *choices: str) -> Prompt:
         """The prompt, its last text followed by the choices and the request for the answer's form."""
-        return with_last_text(prompt, lambda text: self._config.asked("\n".join((text, *choices))))
+        asked = with_last_text(prompt, lambda text: self._config.asked("\n".join((text, *choices))))
+        if (num_chars := len(as_text(asked))) > MAX_PROMPT_CHARS:
+            raise MalformedRow(f"a question of {num_chars} characters, more than {MAX_PROMPT_CHARS}")
+        return asked
 
 
 def _last_match(pattern: re.Pattern[str], answer: str) -> str:

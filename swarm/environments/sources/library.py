@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from swarm.environments.stand_ins import stand_ins
 
@@ -54,7 +54,34 @@ __all__ = ["DATASETS", "create_dataset", "load", "load_all"]
 def create_dataset(name: str, **options: object) -> Any:
     """The library's function of this name, which raises `ValueError` for an unknown data set."""
     load(name)
-    return factory.create_dataset(name, **options)
+    made = factory.create_dataset(name, **options)
+    return _CodeIO(made) if name == "codeio" else made
+
+
+class _CodeIO:
+    """codeio, whose items are what programs in its rows return: made from seed and options alone.
+
+    The library keeps the rows of the instance that was made last, for all of them, and seeds only the generator that it
+    hands to a program.
+    """
+
+    _rows: ClassVar[dict[int | None, object]] = {}
+    """By difficulty, so that equal rows take memory once."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+        self._own_rows = self._rows.setdefault(made.config.difficulty, type(made)._jsonl_data)
+        self.category: str = made.category
+
+    def __getitem__(self, index: int) -> Any:
+        from swarm.environments.adapters.randomness import OwnRandomness  # numpy, which most data sets go without
+
+        type(self._made)._jsonl_data = self._own_rows
+        with OwnRandomness(self._made.seed + index):
+            return self._made[index]
+
+    def score_answer(self, answer: str | None, entry: Any) -> float:
+        return float(self._made.score_answer(answer, entry))
 
 
 def load(dataset: str) -> None:

@@ -15,7 +15,7 @@ from swarm.environments.config import PythonTask
 from swarm.environments.digests import check_options, digest, with_code
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import HeldApart, is_held_out
+from swarm.environments.sources.held_out import HeldApart
 from swarm.environments.sources.last_text import with_last_text
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.environments.task import RewardFunction, Task
@@ -76,7 +76,7 @@ class PythonSource:
         self._items: LruCache[tuple[int, int], tuple[Prompt, str]] = LruCache(
             NUM_WITH_MEDIA if config.modalities else NUM_ITEMS
         )
-        self._apart = HeldApart(self._at)
+        self._apart = HeldApart(self._at, lambda seed, index: self._made(seed, index)[0])
         options = digest(config.options, *config.finds_as, *config.grades_as, *config.combines_as)
         self._options_digest = with_code(options, code_digest(config.target))
 
@@ -102,7 +102,7 @@ class PythonSource:
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether its stream or its text is held out. See `TaskSource`."""
-        return is_held_out(ref)
+        return self._apart.is_held_out(ref)
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion."""

@@ -22,7 +22,7 @@ from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_opt
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import HeldApart, is_held_out
+from swarm.environments.sources.held_out import HeldApart
 from swarm.environments.sources.library import DATASETS, create_dataset, load
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
@@ -116,7 +116,7 @@ class ReasoningGymSource:
         self._options_digest = digest(self._dataset_name, config.options, *rules)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
-        self._apart = HeldApart(self._at)
+        self._apart = HeldApart(self._at, self._bare)
         self._scorer = self._checked()
 
     @property
@@ -142,7 +142,7 @@ class ReasoningGymSource:
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether its stream or its text is held out. See `TaskSource`."""
-        return is_held_out(ref)
+        return self._apart.is_held_out(ref)
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: its answer, scored by the library, then the task's reward rule."""
@@ -154,11 +154,12 @@ class ReasoningGymSource:
 
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whichever kind its text is of."""
-        prompt = self._prompt(seed, index)
+        prompt = self._config.asked(self._bare(seed, index))
         return referenced(self.name, LIBRARY, self._options_digest, seed, index, prompt)
 
-    def _prompt(self, seed: int, index: int) -> str:
-        return self._config.asked(str(self._entry(seed, index)["question"]))
+    def _bare(self, seed: int, index: int) -> str:
+        """What it asks, without the request for the answer's form."""
+        return str(self._entry(seed, index)["question"])
 
     def _score(self, answer: str, entry: Entry) -> float:
         oracle = "" if entry["answer"] is None else str(entry["answer"])

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
 from swarm.reasons import OF_GRADING
@@ -29,8 +30,6 @@ from swarm.types.media import MAX_MEDIA_BYTES, Media, Modality, content, media_p
 
 MAX_TEXT_REPLY_BYTES = 2**24
 """Of a reply without pictures, sounds and clips."""
-MAX_PROMPT_CHARS = 2**20
-"""Of a question, of several together, and of the observations of a group's episodes together."""
 MAX_OBSERVED_BYTES = 2**26
 """Decoded bytes of the media in the observations of a group's episodes together."""
 MAX_DETAIL_CHARS = 2_000

@@ -40,6 +40,8 @@ from swarm.types import Actions, Grade, Question, Rejection, TaskRef
 
 TOGETHER = 32
 """Most questions that a worker is asked for at once."""
+_PERHAPS_FROM_OUTSIDE = (Reason.VERIFIER_CRASH, Reason.VERIFIER_TIMEOUT)
+"""The worker may have been killed, or the machine was busy or asleep."""
 
 
 class VerificationPool:
@@ -177,17 +179,20 @@ class VerificationPool:
 
     def _question(self, reply: Future[Reply], draw: Draw) -> Question:
         """The question that `draw` asked for, asked again where a worker was lost."""
-        forgiven = False
+        forgiven, last = False, ""
         while True:  # ends, because a worker fails when it has to skip every task
             answer = reply.result()
             match answer:
                 case Drawn(question, _):
                     return question
                 case Failed(error):
-                    raise TaskError(error)
-            outcome = _outcome(answer)
-            if isinstance(outcome, Rejection) and outcome.reason == Reason.VERIFIER_CRASH and not forgiven:
-                forgiven = True  # the worker may have been killed from outside: blame the task only the second time
+                    raise TaskError(error + last)
+                case Refused(rejection):
+                    last = f"; the last one: {rejection.detail}"
+                case _:
+                    raise AssertionError(f"a verification worker answered {answer} to a draw")
+            if rejection.reason in _PERHAPS_FROM_OUTSIDE and not forgiven:
+                forgiven = True  # blame the task only the second time
             else:
                 draw = msgspec.structs.replace(draw, skip=draw.skip + 1)
             reply = self._ask(draw)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from swarm.environments.answering import FindSettings, QuestionSettings
+from swarm.environments.answering import MAX_PROMPT_CHARS, FindSettings, QuestionSettings
 from swarm.environments.code import file_of, load
 from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
 from swarm.environments.decoding.choice import decoders
@@ -33,7 +33,6 @@ from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
-    MAX_PROMPT_CHARS,
     Draw,
     Drawn,
     DrawnSeveral,

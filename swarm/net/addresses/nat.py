@@ -60,20 +60,23 @@ def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ..
 class Reservations:
     """This node's reservations at relays. Pure: the session sends the requests."""
 
-    def __init__(self, relays: dict[str, tuple[str, ...]]) -> None:
-        """Hold up to `MAX_RESERVATIONS` reservations at `relays`, given with their addresses."""
-        self.relays = relays
+    def __init__(self, relays: Callable[[], Mapping[str, tuple[str, ...]]]) -> None:
+        """Hold up to `MAX_RESERVATIONS` reservations at the current `relays()`, which come with their addresses."""
+        self._current = relays
+        self._relays: Mapping[str, tuple[str, ...]] = {}
         self._held: dict[str, float] = {}
         self._refused = Backoff(REFUSED_PAUSE_S)
 
     def due(self, connected: frozenset[str], now: float) -> list[str]:
         """Relays to ask now, for a new reservation or a renewal."""
-        self._held = {peer_id: since for peer_id, since in self._held.items() if peer_id in connected}
+        self._relays = self._current()
+        usable = connected & self._relays.keys()
+        self._held = {peer_id: since for peer_id, since in self._held.items() if peer_id in usable}
         old = [peer_id for peer_id, since in self._held.items() if now - since >= RENEW_EVERY_S]
         new = [
             peer_id
-            for peer_id in self.relays
-            if peer_id in connected and peer_id not in self._held and self._refused.wait_s(peer_id, now) <= 0
+            for peer_id in self._relays
+            if peer_id in usable and peer_id not in self._held and self._refused.wait_s(peer_id, now) <= 0
         ]
         return old + new[: MAX_RESERVATIONS - len(self._held)]
 
@@ -90,7 +93,7 @@ class Reservations:
     def addresses(self, connected: frozenset[str]) -> tuple[str, ...]:
         """One relayed address for each relay that holds a reservation."""
         held = [peer_id for peer_id in self._held if peer_id in connected]
-        return tuple(f"{_best(self.relays[peer_id])}/p2p/{peer_id}{CIRCUIT}" for peer_id in held)
+        return tuple(f"{_best(self._relays[peer_id])}/p2p/{peer_id}{CIRCUIT}" for peer_id in held)
 
 
 class DirectUpgrades:

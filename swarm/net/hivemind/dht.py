@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 
 from swarm.errors import Refusal
+from swarm.net.addresses.dial import Backoff
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.dht_entries import PARTS, Entries, EntryChecker, part_of
 from swarm.net.hivemind.dht_protocol import (
@@ -31,6 +32,10 @@ with light_import.without_the_rest():
     from hivemind.dht.routing import DHTID
     from hivemind.p2p import P2P, PeerID
 
+MAX_STRANGERS_AT_ONCE = 3 * PARALLEL_RPC
+"""Of those that may be silent: a round must end before its time is over."""
+SILENT_PAUSE_S, MAX_SILENT_PAUSE_S = 2.0, 600.0
+"""Back-off of members that do not answer. A peer's DHT starts a little after its connection."""
 BEAM = 8
 """Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""
 
@@ -44,6 +49,7 @@ class PeerDirectory:
         self._run_id = run_id
         self._clock = clock
         self._entries = entries
+        self._silent = Backoff(SILENT_PAUSE_S, MAX_SILENT_PAUSE_S)
 
     @classmethod
     async def create(
@@ -72,18 +78,26 @@ class PeerDirectory:
         self._entries.members = frozenset(peer_ids)
 
     async def add_peers(self, peer_ids: Iterable[str], *, first: bool) -> frozenset[str]:
-        """Add connected peers to the DHT; returns those that answered. The `first` ones are asked for other nodes.
+        """Add connected peers to the DHT; returns those in it. The `first` ones are asked for other nodes.
 
-        A peer that has stopped answering is asked again.
+        A peer that does not answer is asked again later, and only so many are asked at a time.
         """
+        now = time.monotonic()
         targets = {peer_id: PeerID.from_base58(peer_id) for peer_id in peer_ids}
-        strangers = [peer for peer in targets.values() if peer not in self._node.protocol.routing_table]
-        answers = await asyncio.gather(*map(self._node.protocol.call_ping, strangers))
-        silent = {peer for peer, node_id in zip(strangers, answers, strict=True) if node_id is None}
-        met = frozenset(peer_id for peer_id, peer in targets.items() if peer not in silent)
+        strangers = {each: peer for each, peer in targets.items() if peer not in self._node.protocol.routing_table}
+        waited = [peer_id for peer_id in strangers if self._silent.wait_s(peer_id, now) <= 0]
+        asked = random.sample(waited, min(len(waited), MAX_STRANGERS_AT_ONCE))
+        answers = await asyncio.gather(*(self._node.protocol.call_ping(strangers[peer_id]) for peer_id in asked))
+        met = set(targets.keys() - strangers.keys())
+        for peer_id, node_id in zip(asked, answers, strict=True):
+            if node_id is None:
+                self._silent.failed(peer_id, time.monotonic())
+            else:
+                self._silent.succeeded(peer_id)
+                met.add(peer_id)
         if met and first:
             await self._node.find_nearest_nodes([self._node.node_id])
-        return met
+        return frozenset(met)
 
     async def announce(self, peer_id: str, sealed: bytes, expires_at: float) -> bool:
         """Store this node's signed record; whether some node accepted it."""

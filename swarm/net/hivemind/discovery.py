@@ -10,6 +10,7 @@ import logging
 import math
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from swarm.errors import DirectoryError, DirectoryLost
@@ -37,12 +38,20 @@ them, and it always has about a thousand entries."""
 class Discovery:
     """Stores the own record in the DHT, and reads other records while there are few peers."""
 
-    def __init__(self, member: Member, control: Path, run_known: Signal, peers_changed: Signal) -> None:
+    def __init__(
+        self,
+        member: Member,
+        control: Path,
+        run_known: Signal,
+        peers_changed: Signal,
+        needs_members: Callable[[], bool],
+    ) -> None:
         """Discover for `member` through the daemon with this control socket, once the run is known."""
         self._member = member
         self._control = control
         self._run_known = run_known
         self._peers_changed = peers_changed
+        self._needs_members = needs_members
 
     async def discover(self) -> None:
         """Run forever; restarts the directory process when it fails."""
@@ -109,7 +118,7 @@ class Discovery:
 
     async def _look_up(self, directory: Directory, run_id: str) -> None:
         member, peers = self._member, self._member.peers
-        if len(peers.in_run) < ENOUGH_PEERS:
+        if self._needs_members():
             # A node with peers learns of others from them.
             everything = len(peers.in_run) < FEW_PEERS or not member.own.profile.listed
             peers.learn(await directory.read(run_id, member.clock(), everything=everything))

@@ -43,13 +43,15 @@ class Session(MemberSession):
     def __init__(self, member: Member, daemon: Daemon) -> None:
         """Run `member` on a started daemon."""
         runtime = AsyncioRuntime()
-        dialling = Dialling(member, daemon.connect, runtime, relays=member.peers.relays)
+        dialling = Dialling(member, daemon.connect, runtime, relays=lambda: member.peers.relays)
         super().__init__(member, daemon, runtime, dialling, RECORDS_PER_S)
         self._daemon = daemon
-        self._reservations = Reservations(member.peers.relays)
+        self._reservations = Reservations(lambda: member.peers.relays)
         self._upgrades = DirectUpgrades()
         self._silent = SilentPeers()
-        self._discovery = Discovery(member, daemon.control, self._run_known, self._peers_changed)
+        self._discovery = Discovery(
+            member, daemon.control, self._run_known, self._peers_changed, dialling.needs_members
+        )
         self._serving: set[str] = set()
 
     async def run(self) -> str:
@@ -148,14 +150,20 @@ class Session(MemberSession):
         self.wake()
 
     async def _dial(self) -> None:
-        while True:
-            await self._upgrade_relayed()
-            await self._reconnect_silent()
-            due = self._dialling.due(self._member.peers.connected)
-            results = await asyncio.gather(*map(self._dialling.dial, due, due.values()))
-            if any(results):
-                await self.refresh()
-            await asyncio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
+        async with asyncio.TaskGroup() as dials:
+            while True:
+                await self._upgrade_relayed()
+                await self._reconnect_silent()
+                for peer_id, addresses in self._dialling.due(self._member.peers.connected).items():
+                    dials.create_task(self._dial_one(peer_id, addresses))
+                await asyncio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
+
+    async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        with self._dialling.under_way(peer_id):
+            if await self._dialling.dial(peer_id, addresses):
+                # If the daemon has died, the other loops tell.
+                with suppress(TransportError):
+                    await self.refresh()
 
     async def _upgrade_relayed(self) -> None:
         observed, own = self._member.peers.observed, self._member.own.addresses
@@ -179,7 +187,7 @@ class Session(MemberSession):
                 await self.refresh()
 
     async def _reserve(self) -> None:
-        while self._reservations.relays:
+        while True:
             for relay in self._reservations.due(self._member.peers.connected, time.monotonic()):
                 try:
                     limits = await self._daemon.circuit_limits(relay)

@@ -1,12 +1,13 @@
-"""A py-libp2p host with gossip, configured for use in a swarm; all py-libp2p specifics are here.
+"""A py-libp2p host with gossip, configured for use in a swarm; py-libp2p's specifics are here and in `gossip`.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.
 
 Defaults of py-libp2p that are disabled here: it offers unauthenticated connections, dials on its own, negotiates
 protocols newer than gossipsub 1.1 (which lose half of the messages), limits a forwarder to ten messages per second,
-drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old after a restart), and
-ends the process when a peer sends bytes that a parser does not expect.
+drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old after a restart),
+follows gossip's control messages of any size, dials whom they name, and ends the process when a peer sends bytes that a
+parser does not expect.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -31,9 +31,7 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
-from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
-from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.pb.rpc_pb2 import Message
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.tools.anyio_service import background_trio_service
@@ -41,8 +39,8 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.listening import check_free
-from swarm.net.bandwidth import Rates
 from swarm.net.counters import Counters
+from swarm.net.libp2p.gossip import GuardedPubsub, GuardedRouter
 from swarm.net.records.framing import (
     MAX_REPLY_BYTES,
     NOT_YET_S,
@@ -61,51 +59,14 @@ from swarm.protocols import StreamHandler
 logger = logging.getLogger(__name__)
 
 SUBSCRIPTION_CHANNEL_SIZE = 4_096
-MESH_DEGREE, MESH_DEGREE_LOW, MESH_DEGREE_HIGH = 6, 4, 12
-HEARTBEAT_S = 1
-MAX_WAITING_FOR_A_SUBSCRIPTION = 8
-"""Messages queued per connected peer that has not subscribed yet; each may be a megabyte."""
 MAX_CONNECTIONS = 128
 MAX_OPEN_STREAMS_PER_PEER = 128
 """Streams with any protocol or with none yet."""
-MESSAGES_PER_S, MESSAGES_AT_ONCE = 400.0, 4_000.0
-"""Gossip messages per forwarder: four times this network's own rate."""
-MAX_TOPIC_CHARS = 256
 DIAL_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 ANYWHERE = ("0.0.0.0", "::")
 
 RawHandler = Callable[[NetStream], Awaitable[None]]
-
-
-class GuardedPubsub(Pubsub):  # type: ignore[misc]
-    """Pubsub that survives strangers' input: a failing message or stream is counted and dropped."""
-
-    def __init__(self, host: BasicHost, router: GossipSub, counters: Counters) -> None:
-        """Attach `router` to `host`."""
-        self._counters = counters
-        self._rates = Rates(MESSAGES_PER_S, MESSAGES_AT_ONCE)
-        super().__init__(host, router)
-        # Peers remember numbers for minutes: after a restart, numbers must exceed all earlier ones.
-        self.counter = time.time_ns()
-
-    def handle_subscription(self, origin_id: ID, sub_message: RPC.SubOpts) -> None:
-        """Record a peer's subscription, unless the topic is longer than any run's."""
-        if len(sub_message.topicid) <= MAX_TOPIC_CHARS:
-            super().handle_subscription(origin_id, sub_message)
-
-    async def push_msg(self, msg_forwarder: ID, msg: Message) -> None:
-        """Handle one message. py-libp2p runs this in a task whose failure would end the service."""
-        if not self._rates.take(str(msg_forwarder), time.monotonic()):
-            # Each message costs a signature check on the shared thread; lost records are repaired.
-            self._counters.add("gossip_flood")
-            return
-        try:
-            await super().push_msg(msg_forwarder, msg)
-        except Exception:
-            # py-libp2p's parsers may raise anything for strangers' bytes.
-            self._counters.add("bad_messages")
-            logger.debug("dropped a gossip message after an error", exc_info=True)
 
 
 class Host:
@@ -153,6 +114,18 @@ class Host:
         streams = self._pubsub.peers.items()
         return self.connected() - frozenset(str(peer) for peer, stream in streams if not stream.muxed_conn.is_closed)
 
+    def unanswered(self) -> frozenset[str]:
+        """Connected peers that owe an answer to the last ping on every connection.
+
+        py-libp2p pings each half minute, and only measures the time.
+        """
+        connections = self._host.get_network().get_connections_map()
+        return frozenset(
+            str(peer)
+            for peer, each in connections.items()
+            if each and not any(connection.muxed_conn._ping_event.is_set() for connection in each)
+        )
+
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
         problems: list[str] = []
@@ -172,7 +145,11 @@ class Host:
         # Not `host.disconnect`: it forgets, without closing it, a connection that the peer makes meanwhile.
         for connection in self._host.get_network().get_connections(ID.from_base58(peer_id)):
             try:
-                await connection.close()
+                with trio.fail_after(CLOSE_TIMEOUT_S):
+                    # The socket first: the goodbye would wait behind what a peer does not read.
+                    with suppress(Exception):
+                        await connection.muxed_conn.secured_conn.close()
+                    await connection.close()
             except Exception:
                 # The peer may already be gone, in any state.
                 self._counters.add("stray_errors")
@@ -317,7 +294,7 @@ async def open_host(
     host = _make_host(seed, announce)
     # All stream handlers run inside this guard, including py-libp2p's own: an error in one would end the host.
     host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
-    router = _make_router()
+    router = GuardedRouter(counters)
     pubsub = GuardedPubsub(host, router, counters)
     async with host.run(listen_addrs=[Multiaddr(address) for address in listen]):
         try:
@@ -327,6 +304,7 @@ async def open_host(
                 await pubsub.wait_until_ready()
                 yield Host(host, pubsub, counters)
         finally:
+            pubsub.end()
             # Leaving `run` alone lets connections linger, so that peers think this node is still there.
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await host.close()
@@ -368,20 +346,6 @@ def _make_host(seed: bytes, announce: Sequence[str]) -> BasicHost:
     )
     host.get_network().retry_config = RetryConfig(max_retries=0)
     return host
-
-
-def _make_router() -> GossipSub:
-    return GossipSub(
-        protocols=[PROTOCOL_ID_V11],
-        degree=MESH_DEGREE,
-        degree_low=MESH_DEGREE_LOW,
-        degree_high=MESH_DEGREE_HIGH,
-        heartbeat_interval=HEARTBEAT_S,
-        adaptive_gossip_enabled=False,
-        spam_protection_enabled=False,
-        eclipse_protection_enabled=False,
-        max_pending_messages_per_peer=MAX_WAITING_FOR_A_SUBSCRIPTION,
-    )
 
 
 def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -42,6 +42,8 @@ MUTE_AFTER_S = 5.0
 """py-libp2p loses gossip on a connection made while an earlier one to the same peer ends; such a connection is
 replaced after this time.
 """
+UNANSWERED_AFTER_S = 20.0
+"""A connection whose peer answers no ping for this time is replaced; on a slow link, answers wait behind records."""
 
 
 class Session(MemberSession):
@@ -54,7 +56,8 @@ class Session(MemberSession):
         super().__init__(member, host, runtime, dialling, RECORDS_PER_S)
         self._host = host
         self._serving: set[str] = set()
-        self._mute_since: dict[str, float] = {}
+        self._mute = Lasting()
+        self._unanswered = Lasting()
         self._loops: trio.Nursery | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -65,7 +68,7 @@ class Session(MemberSession):
         self._host.pace = answering.uploads.spend
         answering.on_banned = self.refresh_soon
         self.serve()
-        self._note_addresses()
+        self._locate()
         started()
         upkeep = self._upkeep
         try:
@@ -115,10 +118,11 @@ class Session(MemberSession):
                 # Without a failure there is a result.
                 outcome.set_exception(failure) if failure else outcome.set_result(result)  # type: ignore[arg-type]
 
-    def _note_addresses(self) -> None:
+    def _locate(self) -> bool:
+        """Note this node's own addresses; whether they changed."""
         announced = self._member.settings.announce
         listening = [address for wildcard in self._host.listening() for address in interfaces(wildcard)]
-        self._member.own.locate(announced or tuple(listening))
+        return self._member.own.locate(announced or tuple(listening))
 
     async def _observe(self) -> None:
         member = self._member
@@ -127,20 +131,18 @@ class Session(MemberSession):
             for peer_id in self._host.connected() & member.peers.banned:
                 member.counters.add("banned_connections")
                 await self._host.drop(peer_id)
-            for peer_id in self._mute_for(MUTE_AFTER_S):
+            for peer_id in self._lost(time.monotonic()):
                 member.counters.add("mute_connections")
-                # The next connection gets the full time again.
-                del self._mute_since[peer_id]
                 await self._host.drop(peer_id)
             self._refresh()
             await self._refresh_soon.wait_for(OBSERVE_EVERY_S)
 
-    def _mute_for(self, duration_s: float) -> list[str]:
-        now = time.monotonic()
+    def _lost(self, now: float) -> frozenset[str]:
+        """Peers whose connection is to be replaced; the next one gets the full time again."""
         peers = self._member.peers
         mute = self._host.mute() | frozenset(filter(self._is_missed, peers.connected - peers.in_run))
-        self._mute_since = {peer_id: self._mute_since.get(peer_id, now) for peer_id in mute}
-        return [peer_id for peer_id, since in self._mute_since.items() if now - since > duration_s]
+        lost = self._mute.longer_than(MUTE_AFTER_S, mute, now)
+        return lost | self._unanswered.longer_than(UNANSWERED_AFTER_S, self._host.unanswered(), now)
 
     def _is_missed(self, peer_id: str) -> bool:
         """Whether a peer claims to be a member of the run, so gossip should hear it."""
@@ -153,19 +155,20 @@ class Session(MemberSession):
         peers.observed = self._host.remote_addresses()
         peers.update(self._host.connected(), self._host.subscribers(topic) if topic else frozenset())
         self._member.detail = self._dialling.describe()
-        if peers.in_run - before:
+        if self._locate() or peers.in_run - before:
             self._changed(before)
         self.wake()
 
     async def _dial(self) -> None:
-        while True:
-            async with trio.open_nursery() as dials:
+        async with trio.open_nursery() as dials:
+            while True:
                 for peer_id, addresses in self._dialling.due(self._host.connected()).items():
                     dials.start_soon(self._dial_one, peer_id, addresses)
-            await trio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
+                await trio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
 
     async def _dial_one(self, peer_id: str, addresses: tuple[str, ...]) -> None:
-        await self._dialling.dial(peer_id, addresses)
+        with self._dialling.under_way(peer_id):
+            await self._dialling.dial(peer_id, addresses)
         self.refresh_soon()
 
     async def _receive_gossip(self) -> None:
@@ -181,6 +184,22 @@ class Session(MemberSession):
             return receive(author, record)
 
         await self._host.subscribe(topic, receive_unless_banned)
+
+
+class Lasting:
+    """For how long without interruption peers have been in some state. Pure."""
+
+    def __init__(self) -> None:
+        """No peer yet."""
+        self._since: dict[str, float] = {}
+
+    def longer_than(self, duration_s: float, peer_ids: Collection[str], now: float) -> frozenset[str]:
+        """Those of `peer_ids`, all that are in the state now, that have been for `duration_s`; forgets these."""
+        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in peer_ids}
+        found = frozenset(peer_id for peer_id, since in self._since.items() if now - since > duration_s)
+        for peer_id in found:
+            del self._since[peer_id]
+        return found
 
 
 def _can_dial(address: str) -> bool:

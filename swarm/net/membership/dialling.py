@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
@@ -19,8 +19,13 @@ from swarm.net.runtime import AsyncRuntime
 logger = logging.getLogger(__name__)
 
 MAX_DIALS_AT_ONCE = 8
+"""Of bootstraps and relays at a time, and of all peers before others are begun."""
+DIAL_TIMEOUT_S = 30.0
+"""For all addresses of a peer."""
 ENOUGH_PEERS = 32
-"""Peers are dialled up to this number of connections; gossip needs no full mesh."""
+"""Members are dialled up to this number; gossip needs no full mesh."""
+ENOUGH_CHOSEN = ENOUGH_PEERS // 4
+"""A node dials on until it has dialled so many of its members itself: who dials a node is an attacker's choice."""
 FEW_PEERS = 3
 """With fewer members connected, peers remembered from earlier are dialled too."""
 STEADY_AFTER_S = 10.0
@@ -43,10 +48,10 @@ class Dialling:
         connect: Connect,
         runtime: AsyncRuntime,
         *,
-        relays: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        relays: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         can_dial: Callable[[str], bool] = lambda address: True,
     ) -> None:
-        """`relays` are dialled like bootstraps; addresses that `can_dial` rejects are skipped."""
+        """The current `relays()` are dialled like bootstraps; addresses that `can_dial` rejects are skipped."""
         self._member = member
         self._peers = member.peers
         self._connect = connect
@@ -58,6 +63,8 @@ class Dialling:
         self._crowded = CrowdedBootstraps()
         self._chosen: frozenset[str] = frozenset()
         """Connected peers that this node has dialled."""
+        self._under_way: set[str] = set()
+        """Peers that are being dialled."""
         self._dialled: dict[str, float] = {}
         """Time of each connection that is not yet steady."""
         self._reported = ReportedAddresses()
@@ -67,7 +74,10 @@ class Dialling:
         """Reason of the last failed dial, by bootstrap."""
 
     def due(self, connected: frozenset[str]) -> dict[str, tuple[str, ...]]:
-        """Peers to dial now, with their addresses, given those connected."""
+        """Peers to dial now, with their addresses, given those connected; none that is being dialled already.
+
+        Bootstraps and relays do not wait for others: strangers' addresses may take long to fail.
+        """
         now = time.monotonic()
         self._private = self._is_private()
         self._judge(connected, now)
@@ -77,12 +87,14 @@ class Dialling:
         if does_without(self._chosen & self._peers.in_run, self._peers.observed):
             pauses.append(self._crowded)
         found: dict[str, tuple[str, ...]] = {}
+        given = {*self._relays(), *self._peers.bootstrap}
         for peer_id in self._wanted(connected):
+            at_once = self._under_way | found.keys()
+            if len(at_once & given if peer_id in given else at_once) >= MAX_DIALS_AT_ONCE:
+                continue
             wait_s = max(pause.wait_s(peer_id, now) for pause in pauses)
             if wait_s <= 0 and (addresses := self.addresses(peer_id)) and self._may_dial(peer_id, now):
                 found[peer_id] = addresses
-            if len(found) == MAX_DIALS_AT_ONCE:
-                break
         return found
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
@@ -103,7 +115,7 @@ class Dialling:
 
     def _given(self, peer_id: str) -> tuple[str, ...]:
         """A peer's addresses from the configuration; these may always be dialled."""
-        return (*self._relays.get(peer_id, ()), *self._peers.bootstrap.get(peer_id, ()))
+        return (*self._relays().get(peer_id, ()), *self._peers.bootstrap.get(peer_id, ()))
 
     def _is_private(self) -> bool:
         settings, own = self._member.settings, self._member.own
@@ -115,10 +127,19 @@ class Dialling:
             return True
         return self._reported.may_dial(self._peers.reported_by.get(peer_id, ""), now)
 
+    @contextmanager
+    def under_way(self, peer_id: str) -> Iterator[None]:
+        """While a peer is dialled, and until `due` is told that it is connected: it is not due, nor held for lost."""
+        self._under_way.add(peer_id)
+        try:
+            yield
+        finally:
+            self._under_way.discard(peer_id)
+
     async def dial(self, peer_id: str, addresses: Sequence[str]) -> bool:
         """Dial a peer that is due; whether it is connected now."""
         try:
-            await self._dial(peer_id, addresses)
+            await self._dial(peer_id, addresses, DIAL_TIMEOUT_S)
         except PeerUnreachable as error:
             logger.debug("dialling %s failed: %s", peer_id, error)
             self._member.counters.add("dial_failures")
@@ -133,24 +154,24 @@ class Dialling:
         self._chosen |= {peer_id}
         return True
 
-    async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
+    async def _dial(self, peer_id: str, addresses: Sequence[str], timeout_s: float) -> None:
         """Connect, and record the outcome for addresses that only strangers report. Raises `PeerUnreachable`."""
-        if self._private:
-            await self._connect(peer_id, addresses)
-            return
         given = self._given(peer_id)
-        reported = [address for address in addresses if address not in given]
-        # A stranger's name may resolve to a machine in this network, so it is resolved and filtered here.
-        found = [ip for address in reported for ip in await self._ips(address)]
+        reported = [] if self._private else [address for address in addresses if address not in given]
         try:
-            if not (given or found):
-                raise PeerUnreachable(
-                    f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
-                )
-            await self._connect(peer_id, (*(address for address in addresses if address in given), *found))
-        except PeerUnreachable:
+            async with self._runtime.timeout(timeout_s):
+                # A stranger's name may resolve to a machine in this network, so it is resolved and filtered here.
+                found = [ip for address in reported for ip in await self._ips(address)]
+                if reported and not (given or found):
+                    raise PeerUnreachable(
+                        f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
+                    )
+                await self._connect(peer_id, (*(each for each in addresses if each not in reported), *found))
+        except (PeerUnreachable, TimeoutError) as error:
             self._reported.failed(reported, time.monotonic())
-            raise
+            if isinstance(error, PeerUnreachable):
+                raise
+            raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
         self._reported.succeeded(reported)
 
     async def _ips(self, address: str) -> list[str]:
@@ -168,13 +189,17 @@ class Dialling:
         if not addresses:
             return timeout_s
         began = time.monotonic()
-        try:
-            async with self._runtime.timeout(timeout_s):
-                await self._dial(peer_id, addresses)
-        except TimeoutError as error:
-            raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
+        await self._dial(peer_id, addresses, timeout_s)
         self._backoff.succeeded(peer_id)
         return max(0.0, timeout_s - (time.monotonic() - began))
+
+    def needs_members(self) -> bool:
+        """Whether this node looks for more members."""
+        in_run = self._peers.in_run
+        # Those that it dialled and that turn out to be no members count too: they must not be without number.
+        return len(self._chosen) < ENOUGH_PEERS and (
+            len(in_run) < ENOUGH_PEERS or len(self._chosen & in_run) < ENOUGH_CHOSEN
+        )
 
     def describe(self) -> str:
         """Progress of the connection setup, in words."""
@@ -195,10 +220,12 @@ class Dialling:
 
     def _judge(self, connected: frozenset[str], now: float) -> None:
         """Distinguish steady peers from those that disconnect at once, for example because they banned this node."""
-        self._chosen &= connected
+        self._chosen &= connected | self._under_way
         relays = frozenset(relay for address in self._member.own.addresses if (relay := relay_of(address)))
         self._crowded.judge(self._peers.bootstrap, connected, relays, now)
         for peer_id, since in list(self._dialled.items()):
+            if peer_id in self._under_way:
+                continue
             if peer_id not in connected:
                 self._hung_up.failed(peer_id, now)
             elif now - since < STEADY_AFTER_S:
@@ -210,15 +237,15 @@ class Dialling:
     def _wanted(self, connected: frozenset[str]) -> list[str]:
         peers = self._peers
         now = self._member.clock()
-        wanted = [*self._relays, *peers.bootstrap]
-        if len(connected) < ENOUGH_PEERS:
+        wanted = [*self._relays(), *peers.bootstrap]
+        if self.needs_members():
             # A node that lost all peers tries expired records too.
             wanted += (
                 peer_id for peer_id, (record, _) in peers.known.items() if record.expires_at > now or not connected
             )
         if len(peers.in_run) < FEW_PEERS:
             wanted += reversed(peers.remembered)
-        return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected]
+        return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected | self._under_way]
 
 
 class SilentPeers:

@@ -37,6 +37,7 @@ class KnownPeers:
         clock: Callable[[], float],
     ) -> None:
         """Only bootstraps and remembered peers. Raises `ConfigError` for an address without a valid peer id."""
+        by_peer(settings.trusted_relays)  # checks them
         self._settings = settings
         self._own_id = own_id
         self._run = run
@@ -51,8 +52,6 @@ class KnownPeers:
         self.reported_by: dict[str, str] = {}
         """By known peer: the peer that first passed its record on; empty for the directory."""
         self.banned: frozenset[str] = frozenset()
-        self.relays = candidates(settings, self.bootstrap)
-        """Relays for reservations."""
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
@@ -67,6 +66,11 @@ class KnownPeers:
         found = self.bootstraps.by_peer()
         found.pop(self._own_id, None)
         return found
+
+    @property
+    def relays(self) -> dict[str, tuple[str, ...]]:
+        """Current relays for reservations, with their addresses."""
+        return candidates(self._settings, self.bootstrap)
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Ban exactly these peers."""

@@ -12,6 +12,7 @@ is charged. A refused record is not passed on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -85,6 +86,8 @@ class RecordTraffic:
         self.admission = RecordAdmission(settings)
         self.offer_rate = OfferRate(settings.offers_per_s)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
+        self.heard_at = -math.inf
+        """When another node was last heard."""
         self.on_announcement: Callable[[], None] = lambda: None
         """Called when a download is queued."""
         self.on_pull: Callable[[], None] = lambda: None
@@ -118,6 +121,10 @@ class RecordTraffic:
                 self.pulls.put_back(give_up_at, pull(self.run.manifest.run_id, offered, account))
         self.on_pull()
 
+    def heard(self) -> None:
+        """Bytes of another node have arrived, by gossip or in an answer."""
+        self.heard_at = time.monotonic()
+
     def receive_gossip(self, sender: str, record: bytes) -> bool:
         """Accept a gossip message; whether gossip may pass it on.
 
@@ -125,6 +132,7 @@ class RecordTraffic:
         """
         if sender == self.identity.peer_id:
             return True
+        self.heard()
         if sender in self.peers.banned:
             self.counters.add("banned_gossip")
             return False

@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Protocol
 
 from swarm.errors import PeerUnreachable
@@ -40,6 +40,8 @@ DOWNLOAD_PAUSE_S = 1.0
 SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
 """Back-off of a holder that was too slow for large records."""
+HEARD_S = 5.0
+"""Who does not answer is charged only if somebody was heard within this time; else this node's own link may be down."""
 REFERRAL_S = 5.0
 """Time for all members that an author names instead of sending a record; then it is asked again, and must send it."""
 REMEMBER_EVERY_S = 60.0
@@ -149,8 +151,11 @@ class Upkeep:
 
     def _gave_up(self, download: Download) -> None:
         self._member.counters.add("fetch_failures")
-        if download.offered is not None:
+        if download.offered is not None and self._hears():
             self._member.records.withheld(download)
+
+    def _hears(self) -> bool:
+        return time.monotonic() - self._member.records.heard_at <= HEARD_S
 
     async def _download(self, download: Download) -> bool:
         """Whether the download is settled: complete, or impossible."""
@@ -178,7 +183,8 @@ class Upkeep:
             referral = await download.fetch_from(self._fetch_paced, peer_id, self._asker(peer_id, download))
         except SlowHolder as error:
             self._slow.failed(peer_id, time.monotonic())
-            self._member.complaints.add(peer_id, Reason.SLOW_HOLDER)
+            if self._hears():
+                self._member.complaints.add(peer_id, Reason.SLOW_HOLDER)
             logger.debug("%s", error)
             return False
         except PeerUnreachable as error:
@@ -248,5 +254,9 @@ class Upkeep:
             member.counters.add("peer_exchange_failures")
             logger.debug("asking %s for its known peers failed: %s", peer_id, error)
 
-    def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        return self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)
+    async def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)) as chunks:
+            async for chunk in chunks:
+                if chunk:
+                    self._member.records.heard()
+                yield chunk

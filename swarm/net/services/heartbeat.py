@@ -17,6 +17,8 @@ from swarm.types import Heartbeat, Orders
 HEARTBEAT_PROTOCOL = "/swarm/heartbeat/1"
 TIMEOUT_S = 5.0
 LONGEST_BACKOFF_S = 15.0
+MAX_DOUBLINGS = 16
+"""Beyond this the pause is `LONGEST_BACKOFF_S` anyway; after some hours, the power would not fit into a float."""
 GONE_AFTER = 3
 """The learner counts as away after this many unanswered heartbeats in a row."""
 
@@ -70,7 +72,8 @@ class Heartbeats:
 
     def _run(self) -> None:
         while not self._closed:
-            self._news.wait(min(LONGEST_BACKOFF_S, self._every_s * 2 ** max(0, self._failures - 1)))
+            doublings = min(MAX_DOUBLINGS, max(0, self._failures - 1))
+            self._news.wait(min(LONGEST_BACKOFF_S, self._every_s * 2**doublings))
             self._news.clear()
             if not self._closed:
                 self._beat()

@@ -17,14 +17,21 @@ def chunk_bytes_for(num_bytes: int) -> int:
     return min(max(-(-num_bytes // NUM_CHUNKS), MIN_SNAPSHOT_CHUNK_BYTES), MAX_SNAPSHOT_CHUNK_BYTES)
 
 
+def check_size(num_bytes: int, chunk_bytes: int | None) -> int:
+    """The size of the chunks of a snapshot with `num_bytes`. Raises `SnapshotError` for none or too many bytes."""
+    size = chunk_bytes or chunk_bytes_for(num_bytes)
+    if num_bytes == 0:
+        raise SnapshotError("a snapshot must have at least 1 byte, got none")
+    if num_bytes > size * MAX_SNAPSHOT_CHUNKS:
+        fits = num_bytes <= MAX_SNAPSHOT_CHUNK_BYTES * MAX_SNAPSHOT_CHUNKS
+        advice = "a larger network.snapshots.chunk_bytes allows more" if fits else "no chunk_bytes allows as much"
+        raise SnapshotError(f"a snapshot must have 1 to {size * MAX_SNAPSHOT_CHUNKS} bytes, got {num_bytes}; {advice}")
+    return size
+
+
 def cut(content: bytes, chunk_bytes: int | None) -> ChunkList:
     """The chunk list of `content`; the default chunk size fits it. Raises `SnapshotError` for none or too many."""
-    size = chunk_bytes or chunk_bytes_for(len(content))
-    if not 0 < len(content) <= size * MAX_SNAPSHOT_CHUNKS:
-        raise SnapshotError(
-            f"a snapshot must have 1 to {size * MAX_SNAPSHOT_CHUNKS} bytes, got {len(content)}; "
-            "a larger chunk_bytes allows more"
-        )
+    size = check_size(len(content), chunk_bytes)
     view = memoryview(content)
     ids = tuple(record_id(view[start : start + size]) for start in range(0, len(content), size))
     return ChunkList(len(content), size, ids)

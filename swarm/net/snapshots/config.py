@@ -17,7 +17,8 @@ class SnapshotSettings(Settings):
     delta: bool = True
     """Also offer the lossless delta from the previous snapshot if it is smaller."""
     keep: int = Field(2, ge=1)
-    """Whole snapshots kept on disk, for other nodes and for deltas."""
+    """Whole snapshots kept on disk, for other nodes and for deltas; the latest deltas take at most as much as one
+    more."""
     fan_out: int = Field(2, ge=1)
     """Nodes that one node feeds at a time when no `upload_bytes_per_s` determines the number."""
     direct: bool = True
@@ -32,4 +33,5 @@ class SnapshotSettings(Settings):
     poll_s: float = Field(5.0, gt=0)
     """How often a worker asks the learner, or else any peer, for announcements that it missed."""
     finish_behind: int = Field(2, ge=1)
-    """A download is abandoned once this many newer snapshots are announced; 1: as soon as there is a newer one."""
+    """A download is abandoned once this many newer snapshots are announced, but no two in a row; 1: as soon as there is a
+    newer one."""

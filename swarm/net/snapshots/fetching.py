@@ -6,6 +6,7 @@ current one
 * disconnects, or is silent for `stall_s`, and then does not answer; or delivered less than half of the planned rate
   although it had more chunks;
 * delivers less than that rate while another peer is well ahead and has a free place;
+* sends a part of a chunk, and the rest not within the time of the slowest link, while another peer has this chunk;
 * sends a wrong chunk, after which it is not asked again for this part.
 
 A source that has no more chunks itself is not left: the first node behind the failed one finds another source, and all
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from swarm.errors import CorruptChunk, PeerUnreachable
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.snapshots.messages import ChunksRequest
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.sources import Downloads, Sources
@@ -62,7 +64,12 @@ class Fetching:
         self._sources = Sources(downloads, stored, name, place)
         self._pending = bytearray()
         """Received bytes of the next chunk."""
-        self._moved_at = time.monotonic()
+        self._owed_since = self._heard_at = self._moved_at = time.monotonic()
+        """Since when the rest of the pending chunk is owed; when the last bytes came, and the last chunk."""
+        slowest = min(self._sources.pace.bytes_per_s, MIN_RATE_BYTES_PER_S) / 2
+        self._overdue_s = MAX_WINDOWS * STALLS_IN_WINDOW * downloads.stall_s + part.chunks.chunk_bytes / slowest
+        """Longest time between the first and the last byte of a chunk. A source that waits itself sends whole chunks:
+        this is the time of the link alone."""
 
     @property
     def source(self) -> str | None:
@@ -71,12 +78,15 @@ class Fetching:
 
     @property
     def stuck(self) -> bool:
-        """Whether no chunk has arrived for long; perhaps no peer has this version any more."""
-        return time.monotonic() - self._moved_at > STUCK_AFTER_STALLS * self._sources.pace.silence_s
+        """Whether nothing has arrived for long; perhaps no peer has this version any more. Bytes without a chunk count
+        as nothing once a second source could have sent one."""
+        now = time.monotonic()
+        is_silent = now - self._heard_at > STUCK_AFTER_STALLS * self._sources.pace.silence_s
+        return is_silent or now - self._moved_at > 2 * self._overdue_s
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The planned source, if nearly all chunks had to come from others."""
+        """The planned source, if it delivered too little."""
         return self._sources.failed
 
     def run(self) -> bool:
@@ -132,6 +142,7 @@ class Fetching:
         want = ChunksRequest(self.version, self._name, part.num_held)
         window_s = STALLS_IN_WINDOW * self._downloads.stall_s
         window = _Window(window_s)
+        better: str | None = None
         self._pending.clear()
         # Before the first chunk, a connection may have to be set up.
         patience_s = pace.silence_s * (1 if part.num_held else 2)
@@ -145,8 +156,10 @@ class Fetching:
                 if window.is_slow(len(piece), pace.bytes_per_s / 2, time.monotonic()):
                     window.length_s = min(2 * window.length_s, MAX_WINDOWS * window_s)
                     better = self._sources.better_than(peer_id)
-                    if better is not None:
-                        return better
+                if better is None and self._is_overdue():
+                    better = self._sources.instead_of(peer_id)
+                if better is not None:
+                    return better
         if not part.complete:
             raise PeerUnreachable(f"{peer_id} ended the stream before the part was complete")
         return None
@@ -154,13 +167,24 @@ class Fetching:
     def _take_in(self, piece: bytes) -> None:
         """Append received bytes and store complete chunks after verification. Raises `CorruptChunk`."""
         part, pending = self._part, self._pending
+        self._heard_at = time.monotonic()
+        if not pending:
+            self._owed_since = self._heard_at
         pending += piece
         while not part.complete and len(pending) >= (size := part.chunks.size(part.num_held)):
             chunk = bytes(memoryview(pending)[:size])
             del pending[:size]
             part.add(chunk)
-            self._moved_at = time.monotonic()
+            self._owed_since = self._moved_at = time.monotonic()
             self._downloads.counters.add("chunks_received")
+
+    def _is_overdue(self) -> bool:
+        """Whether the rest of a chunk is owed for too long; if so, its time restarts."""
+        now = time.monotonic()
+        if not self._pending or now - self._owed_since < self._overdue_s:
+            return False
+        self._owed_since = now
+        return True
 
     def _is_little(self, num_chunks: int, seconds: float) -> bool:
         """Whether this is less than half of the planned bytes for this time."""

@@ -82,7 +82,7 @@ class Manifests:
 
 
 def next_version(
-    known: Mapping[int, SnapshotManifest], have: int, current: int | None, finish_behind: int
+    known: Mapping[int, SnapshotManifest], have: int, current: int | None, finish_behind: float
 ) -> int | None:
     """The version to fetch next among the known ones; None if the newest is complete here.
 

@@ -25,7 +25,7 @@ from swarm.net.counters import Counters
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
 from swarm.net.snapshot_progress import Progress
-from swarm.net.snapshots.chunks import describe
+from swarm.net.snapshots.chunks import check_size, describe
 from swarm.net.snapshots.manifests import Signed
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, SnapshotAnnouncement, StatusRequest
 from swarm.net.snapshots.placement import Placement
@@ -83,7 +83,8 @@ class Publisher:
 
         Raises `SnapshotError`.
         """
-        self._thread.require_running()
+        self.check()
+        check_size(len(snapshot), self._settings.chunk_bytes)
         with self._lock:
             newest = self._waiting[0] if self._waiting else self.announced()
             if newest is not None and version <= newest:
@@ -94,6 +95,10 @@ class Publisher:
                 self._serving.counters.add("superseded")
             self._waiting = (version, snapshot)
         self._thread.wake()
+
+    def check(self) -> None:
+        """Raises `SnapshotError` if no snapshot will be published any more."""
+        self._thread.require_running()
 
     def announced(self) -> int | None:
         """The newest version signed by this process, or by an earlier one whose snapshots are still here."""
@@ -148,6 +153,7 @@ class Publisher:
 
     def _store(self, version: int, snapshot: bytes) -> Stored:
         """Sign a snapshot and store its manifest and delta; the whole is written later."""
+        self._serving.store.drop_unfinished(version)
         parent = self._serving.store.newest_complete() if self._settings.delta else None
         before = (parent.manifest.version, parent.whole.content()) if parent else None
         manifest, change = describe(

@@ -7,6 +7,7 @@ other.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections import Counter, deque
@@ -48,8 +49,10 @@ class Downloads:
     stall_s: float
     direct: DirectClient | None
     """None with a rate limit, which the network library's streams reach."""
+    bytes_per_s: float | None
+    """Limit of this node's download rate; None: unlimited."""
     bucket: TokenBucket
-    """Limit of this node's download rate."""
+    """For this limit."""
     askers: Executor
     counters: Counters
     complaints: deque[tuple[str, Reason]]
@@ -76,9 +79,9 @@ class Pace(Struct, frozen=True):
     """Chunks that another peer must be ahead before a change pays: as many as the link carries in `stall_s`."""
 
     @staticmethod
-    def of(place: Place, chunk_bytes: int, stall_s: float) -> Pace:
-        """From the planned rate, or the minimum rate of any source."""
-        rate = place.bytes_per_s or MIN_RATE_BYTES_PER_S
+    def of(place: Place, limit: float | None, chunk_bytes: int, stall_s: float) -> Pace:
+        """From the planned rate, or the minimum rate of any source; at most this node's `limit`."""
+        rate = min(place.bytes_per_s or MIN_RATE_BYTES_PER_S, limit or math.inf)
         return Pace(
             bytes_per_s=rate,
             silence_s=max(stall_s, 4 * min(chunk_bytes, MAX_CHUNK_BYTES) / rate),
@@ -120,11 +123,13 @@ class Sources:
         self._version = stored.manifest.version
         self._name: PartName = name
         self._place = place
-        self.pace = Pace.of(place, part.chunks.chunk_bytes, downloads.stall_s)
+        self.pace = Pace.of(place, downloads.bytes_per_s, part.chunks.chunk_bytes, downloads.stall_s)
         self.current: str | None = None
         """The current or last source."""
         self._corrupt: set[str] = set()
         """Peers that sent a wrong chunk; not asked again."""
+        self._overdue: set[str] = set()
+        """Peers that sent a part of a chunk, and did not send the rest in time."""
         self._poor_turns: Counter[str] = Counter()
         """By source: failures in a row, each after too few chunks."""
         self._num_from: Counter[str] = Counter()
@@ -138,9 +143,13 @@ class Sources:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The planned source, if nearly all chunks had to come from others."""
+        """The planned source, if nearly all chunks had to come from others, none came in several turns, or one came too
+        slowly."""
         source = self._place.sources[0]
-        return (source,) if self._num_from[source] < FED_LITTLE * self._num_from.total() else ()
+        num_chunks = self._num_from[source]
+        gave_little = num_chunks < FED_LITTLE * self._num_from.total()
+        gave_nothing = num_chunks == 0 and self._poor_turns[source] > MAX_POOR_TURNS
+        return (source,) if gave_little or gave_nothing or source in self._overdue else ()
 
     def ended(self, source: str, num_chunks: int, too_little: bool) -> None:
         """Record the end of a source after `num_chunks`; `too_little`: fewer than expected in this time."""
@@ -181,19 +190,32 @@ class Sources:
                 found.append(self._source(peer, status))
         return _best(found)
 
+    def instead_of(self, overdue: str) -> str | None:
+        """A peer that holds the next chunk, to replace a source that does not send the rest of it.
+
+        Such a source has the chunk, whatever it says.
+        """
+        self._overdue.add(overdue)
+        found = [
+            self._source(peer, status)
+            for peer, status in self._answers()
+            if peer != overdue and status.num_held(self._name) > self._part.num_held and status.num_free >= 0
+        ]
+        return _best(found)
+
     def _source(self, peer: str, status: StatusReply, is_kept: bool = False) -> Source:
         planned = self._place.sources
         distance = planned.index(peer) if peer in planned else len(planned) - 1
         return Source(peer, is_kept, self._poor_turns[peer], status.num_free, distance, status.num_held(self._name))
 
     def _is_to_blame(self, source: str, num_held: int) -> bool:
-        """Whether it sent too little although it had more, or repeatedly claims to have no more.
+        """Whether it sent too little although it had more, or repeatedly claims to have no more, or was overdue.
 
         In a chain that is broken further up, a source has no more chunks for now: only the head of the chain has to
         change its source.
         """
         has_more = num_held >= self._part.num_held + self.pace.lead
-        return self._poor_turns[source] > (0 if has_more else MAX_POOR_TURNS)
+        return source in self._overdue or self._poor_turns[source] > (0 if has_more else MAX_POOR_TURNS)
 
     def _answers(self) -> Iterator[tuple[str, StatusReply]]:
         """Answers of the candidates within half of `stall_s`; a slower peer would be a poor source."""

@@ -4,6 +4,9 @@
     FOLDER/VERSION/whole       verified chunks from the first one on
     FOLDER/VERSION/change      the same for the delta, if it was fetched or is passed on
 
+Of older versions only the deltas are kept, as long as they take fewer bytes than the whole: with them a node whose
+download was overtaken catches up.
+
 Chunks arrive in order, so a file's length gives its progress. After any restart every chunk is verified again; those
 from the first bad one on are fetched again.
 """
@@ -14,7 +17,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 from weakref import finalize
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 PartName = Literal["whole", "change"]
 MANIFEST = "manifest"
+MAX_DELTAS = 16
+"""Versions of which only the delta is kept; each has two open files."""
 MAX_READ_BYTES = 2**30
 """Per read; the system returns at most twice that."""
 
@@ -133,6 +138,7 @@ class Stored:
         """The version's files, created if missing. Raises `OSError`."""
         self.sealed = sealed
         self.manifest = manifest
+        self._folder = folder
         self.whole = Part(folder / "whole", manifest.whole)
         self.change = Part(folder / "change", manifest.change) if manifest.change else None
         self.taking: PartName = "whole"
@@ -152,6 +158,13 @@ class Stored:
     def part(self, name: PartName) -> Part | None:
         """One of the two parts; None for a missing delta."""
         return self.whole if name == "whole" else self.change
+
+    def drop_whole(self) -> None:
+        """Keep the delta only; current readers of the whole can finish. Raises `OSError`."""
+        self.taking = "change"
+        if self.whole.num_held:
+            (self._folder / "whole").unlink(missing_ok=True)
+            self.whole = Part(self._folder / "whole", self.manifest.whole)
 
     def verify(self) -> None:
         """Verify the chunks of an earlier process."""
@@ -216,7 +229,7 @@ class SnapshotStore:
 
     def newest_complete(self) -> Stored | None:
         """The newest complete version."""
-        complete = [stored for version in self.versions() if (stored := self.get(version)) and stored.complete]
+        complete = self._complete()
         return complete[-1] if complete else None
 
     def remove(self, version: int) -> None:
@@ -225,13 +238,55 @@ class SnapshotStore:
             self._stored.pop(version, None)
         shutil.rmtree(self._path(version), ignore_errors=True)
 
-    def collect(self, keep: int | None = None) -> None:
-        """Remove all versions older than the newest complete one, except the `keep` newest complete ones."""
-        complete = [version for version in self.versions() if (stored := self.get(version)) and stored.complete]
-        kept = complete[-(keep or self._keep) :]
-        for version in self.versions():
-            if kept and version < kept[-1] and version not in kept:
-                self.remove(version)
+    def drop_unfinished(self, wanted: int) -> bool:
+        """Remove the versions above the newest complete one, except `wanted`; whether there were any."""
+        complete = self._complete()
+        newest = complete[-1].manifest.version if complete else -1
+        dropped = [version for version in self.versions() if version > newest and version != wanted]
+        for version in dropped:
+            self.remove(version)
+        return bool(dropped)
+
+    def collect(self) -> None:
+        """Of the versions below the newest complete one keep the newest complete ones, and the deltas of the latest.
+
+        Raises `OSError`.
+        """
+        complete = self._complete()
+        self._keep_only(complete[-self._keep :], self._deltas(complete[-1].manifest.version) if complete else [])
+
+    def make_room(self) -> None:
+        """Remove all versions below the newest complete one, for a full disk."""
+        self._keep_only(self._complete()[-1:], [])
+
+    def _keep_only(self, kept: Sequence[Stored], deltas: Collection[Stored]) -> None:
+        """Of the versions below the last of `kept`, keep these, and of `deltas` no more than the delta."""
+        for stored in self._all():
+            if not kept or stored.manifest.version >= kept[-1].manifest.version or stored in kept:
+                continue
+            if stored in deltas:
+                stored.drop_whole()
+            else:
+                self.remove(stored.manifest.version)
+
+    def _deltas(self, newest: int) -> list[Stored]:
+        """The latest versions whose deltas lead to the newest in fewer bytes than it has."""
+        deltas: list[Stored] = []
+        num_bytes, stored = 0, self.get(newest)
+        most = stored.manifest.whole.num_bytes if stored else 0
+        while stored is not None and stored.change is not None and len(deltas) < MAX_DELTAS:
+            num_bytes += stored.change.chunks.num_bytes
+            if not stored.change.complete or num_bytes >= most:
+                break
+            deltas.append(stored)
+            stored = self.get(stored.manifest.parent) if stored.manifest.parent is not None else None
+        return deltas
+
+    def _all(self) -> list[Stored]:
+        return [stored for version in self.versions() if (stored := self.get(version))]
+
+    def _complete(self) -> list[Stored]:
+        return [stored for stored in self._all() if stored.complete]
 
     def _path(self, version: int) -> Path:
         return self._folder / str(version)

@@ -71,6 +71,7 @@ class Subscriber:
             transport=transport,
             stall_s=settings.snapshots.stall_s,
             direct=self._direct(settings),
+            bytes_per_s=settings.download_bytes_per_s,
             bucket=TokenBucket(settings.download_bytes_per_s, burst_s=CATCH_UP_S),
             askers=ThreadPoolExecutor(NUM_ASKERS, "swarm-snapshots-ask"),
             counters=self._serving.counters,
@@ -86,6 +87,9 @@ class Subscriber:
         """Versions whose chunks do not match the signed digest."""
         self._gone: set[int] = set()
         """Versions that no source gave although newer ones are known: they cannot be steps to these."""
+        self._abandoned = False
+        """Whether a download was abandoned after the last complete snapshot. The next one is finished, however late: a
+        node that needs longer than `finish_behind` publications would never have one, and deltas may catch up."""
         self._lock = threading.Lock()
         """Guards `_ready` and `_handed_out`."""
         self._ready: tuple[int, bytes] | None = None
@@ -175,6 +179,7 @@ class Subscriber:
         if target is None:
             self._polled_at = time.monotonic()
             return self._settings.poll_s if self._poll() else RETRY_S
+        self._abandon_others(target.manifest.version)
         self._fetch(target)
         return 0.0
 
@@ -185,8 +190,15 @@ class Subscriber:
         passed_over = self._refused | self._gone
         manifests = {version: each.manifest for version, each in known.items() if version not in passed_over}
         have = complete.manifest.version if complete else -1
-        version = next_version(manifests, have, current, self._settings.finish_behind)
+        finish_behind = math.inf if self._abandoned else self._settings.finish_behind
+        version = next_version(manifests, have, current, finish_behind)
         return known[version] if version is not None else None
+
+    def _abandon_others(self, target: int) -> None:
+        """Remove what was begun of versions other than this one."""
+        if self._serving.store.drop_unfinished(target):
+            self._abandoned = True
+            self._serving.manifests.forget_before(target)
 
     def _fetch(self, signed: Signed) -> None:
         """Fetch a snapshot, as a delta if its parent is stored."""
@@ -203,6 +215,7 @@ class Subscriber:
             logger.error("snapshot %d is refused: its content does not match the signed digest", manifest.version)
             return
         self._serving.counters.add("completed")
+        self._abandoned = False
         self._hand_out(stored)
         self._serving.store.collect()
         self._serving.manifests.forget_before(manifest.version)

@@ -74,7 +74,7 @@ class SnapshotThread:
             logger.error(
                 "snapshots cannot be written: %s; keeping only the newest and trying again, free disk space", error
             )
-            self._serving.store.collect(keep=1)
+            self._serving.store.make_room()
             return self._serving.settings.poll_s
         except TransportError as error:
             logger.debug("the network is down: %s", error)

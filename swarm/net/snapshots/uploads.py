@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 
 import msgspec
 
@@ -85,22 +85,23 @@ class Uploads:
         """The requested chunks as they become available. Raises `LookupError`, `msgspec.MsgspecError`."""
         want = msgspec.msgpack.decode(request, type=ChunksRequest)
         # A peer that waits for a version unknown here holds no place.
-        yield from self._wait_for(want)
+        part = yield from self._wait_for(want)
         upload = self._admit(remote)
         try:
-            yield from self._chunks(remote, want, upload)
+            yield from self._chunks(remote, want, part, upload)
         finally:
             with self._lock:
                 if self._fed.get(remote) is upload:
                     del self._fed[remote]
 
-    def _wait_for(self, want: ChunksRequest) -> Iterator[None]:
+    def _wait_for(self, want: ChunksRequest) -> Generator[None, None, Part]:
         began = self._clock()
-        while self._part(want) is None:
+        while (part := self._part(want)) is None:
             newest = max(self._store.versions(), default=want.version)
             if self._clock() - began > PATIENCE_S or not 0 <= want.version - newest <= self.max_ahead:
                 raise LookupError(f"version {want.version} is unknown here")
             yield None
+        return part
 
     def _admit(self, remote: str) -> _Upload:
         """A place for a peer. Raises `LookupError` if none is free and nobody can be displaced."""
@@ -119,17 +120,14 @@ class Uploads:
             upload = self._fed[remote] = _Upload()
             return upload
 
-    def _chunks(self, remote: str, want: ChunksRequest, upload: _Upload) -> Iterator[bytes | None]:
-        index = want.start
+    def _chunks(self, remote: str, want: ChunksRequest, part: Part, upload: _Upload) -> Iterator[bytes | None]:
+        """The part's chunks. All that are held are sent even if the version is removed meanwhile: a peer whose download
+        takes longer than the version is kept would never have one."""
+        index, num_chunks = want.start, len(part.chunks.chunk_ids)
+        if index > num_chunks:
+            raise LookupError(f"there is no chunk {index}")
         moved_at = self._clock()
-        while self._fed.get(remote) is upload:
-            part = self._part(want)
-            if part is None:
-                raise LookupError(f"version {want.version} was removed here")
-            if index > len(part.chunks.chunk_ids):
-                raise LookupError(f"there is no chunk {index}")
-            if index == len(part.chunks.chunk_ids):
-                return
+        while index < num_chunks and self._fed.get(remote) is upload:
             if index < part.num_held:
                 self._count_chunk(remote, want, part)
                 chunk = part.read(index)
@@ -139,6 +137,8 @@ class Uploads:
                 self._counters.add("chunks_given")
                 index += 1
                 moved_at = self._clock()
+            elif self._part(want) is not part:
+                raise LookupError(f"version {want.version} was removed here")
             elif self._clock() - moved_at > PATIENCE_S:
                 raise LookupError("no further chunk has arrived here")
             else:

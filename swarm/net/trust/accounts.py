@@ -39,6 +39,7 @@ OFFENCES: dict[Outcome, float] = {
     Reason.LIMITS: 2.0,
     Reason.WRONG_PEER: 2.0,
     Reason.TOO_LONG: 0.02,
+    Reason.TOO_MANY: 0.02,
     Reason.HIDDEN_TOKENS: 0.02,
     Reason.QUESTION_MISMATCH: 1.0,
     Reason.MEDIA_MISMATCH: 1.0,
@@ -325,7 +326,7 @@ class PeerBook:
         stats.newest_at = max(stats.newest_at, min(created_at, now))
 
     def _check_allowances(self, stats: PeerStats, num_bytes: int, now: float) -> None:
-        minutes = (now - stats.refilled_at) / 60
+        minutes = _elapsed_s(stats.refilled_at, now) / 60
         rates = self._settings
         stats.group_allowance = min(rates.groups_per_min, stats.group_allowance + minutes * rates.groups_per_min)
         stats.byte_allowance = min(rates.bytes_per_min, stats.byte_allowance + minutes * rates.bytes_per_min)
@@ -347,7 +348,7 @@ class PeerBook:
         stats.merit += MERITS.get(outcome, 0.0)
         stats.severe += offence if offence > MISTAKE else 0.0
         if outcome == "informative":
-            gap = 0.0 if stats.useful_at is None else min(MAX_GAP_S, now - stats.useful_at)
+            gap = 0.0 if stats.useful_at is None else min(MAX_GAP_S, _elapsed_s(stats.useful_at, now))
             stats.standing_s = min(MAX_STANDING_S, stats.standing_s + gap)
             stats.useful_at = now
 
@@ -358,7 +359,7 @@ class PeerBook:
         return stats.severe - min(stats.merit - mistakes, cap)
 
     def _decay(self, stats: PeerStats, now: float) -> None:
-        decay = 0.5 ** ((now - stats.decayed_at) / self._settings.half_life_s)
+        decay = 0.5 ** (_elapsed_s(stats.decayed_at, now) / self._settings.half_life_s)
         stats.merit *= decay
         stats.offence *= decay
         stats.severe *= decay
@@ -375,3 +376,8 @@ class PeerBook:
     @staticmethod
     def _is_quarantined(stats: PeerStats, now: float) -> bool:
         return stats.quarantined_until is not None and now < stats.quarantined_until
+
+
+def _elapsed_s(since: float, now: float) -> float:
+    """Seconds since a time; none if the clock has been set back behind it."""
+    return max(0.0, now - since)

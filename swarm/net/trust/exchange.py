@@ -196,7 +196,7 @@ class Exchange:
             self._banned = quarantined
             self._transport.ban(quarantined)
         now = self._clock()
-        if now - self._judged_at >= JUDGE_EVERY_S:
+        if abs(now - self._judged_at) >= JUDGE_EVERY_S:  # the clock may have been set back
             self._judged_at = now
             self._proven = self.book.proven()
             self._transport.trust(self._proven)

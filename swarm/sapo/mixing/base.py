@@ -41,7 +41,7 @@ class Candidate(Struct, frozen=True):
     """[G] advantages, for a policy that needs them."""
     surprisal: float | None = None
     """Mean negative log-probability of its rewarded completions under this node's policy, nats per token; None when it
-    was not scored or the screen refuses it."""
+    was not scored."""
 
     @property
     def graded(self) -> GradedGroup:

@@ -33,7 +33,7 @@ class Mix(Struct, frozen=True):
     external_ids: tuple[str, ...]
     """Content ids of `external`."""
     refused_ids: tuple[str, ...]
-    """Content ids of external groups that were drawn and then refused."""
+    """Content ids of external groups that the screen refused: drawn ones, and those that a policy had scored."""
     external_wanted: int
     """J, less what the watch over drawdowns takes from it."""
     local_shortfall: int

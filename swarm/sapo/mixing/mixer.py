@@ -50,7 +50,7 @@ class Appraiser(Protocol):
         ...
 
     def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """`Candidate.surprisal` of each."""
+        """`Candidate.surprisal` of each; None for those that the screen refuses."""
         ...
 
     def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
@@ -80,7 +80,10 @@ class Mixer:
             return self._wishes(max(self._wanted), None)
         if policy.needs_advantages:
             candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
-        decision = _checked(policy(self._history(), candidates), self._settings.policy, len(candidates))
+        # Policies know a round by the last entry; what is graded now, the next round can use.
+        *before, last = self._rounds
+        history = self._history(*before, replace(last, round=last.round + 1))
+        decision = _checked(policy(history, candidates), self._settings.policy, len(candidates))
         num_external = max(decision.external, *self._wanted)
         # A policy that goes by scores has none of ungraded groups.
         return self._wishes(num_external, None if policy.num_scored(num_external) else decision.weights)
@@ -89,9 +92,9 @@ class Mixer:
         num_scored = self._settings.settings.num_scored(num_external)
         return Wishes(num_external, max(num_external, num_scored), weights)
 
-    def _history(self, *latest: MixRound) -> History:
+    def _history(self, *rounds: MixRound) -> History:
         settings = self._settings
-        return History(settings.local, settings.external, (*self._rounds, *latest), dict(self._state))
+        return History(settings.local, settings.external, rounds, dict(self._state))
 
     def mix(
         self,
@@ -109,9 +112,10 @@ class Mixer:
         Raises `ConfigError` for a decision that cannot be used.
         """
         settings = self._settings
-        candidates = self._appraised(candidates, appraiser, author_of, rng)
-        decision = _checked(settings.settings(self._history(this), candidates), settings.policy, len(candidates))
-        return mix(
+        candidates, refused = self._appraised(candidates, appraiser, author_of, rng)
+        history = self._history(*self._rounds, this)
+        decision = _checked(settings.settings(history, candidates), settings.policy, len(candidates))
+        mixed = mix(
             local,
             candidates,
             decision,
@@ -121,6 +125,7 @@ class Mixer:
             author_of=author_of,
             screen=appraiser.screen,
         )
+        return replace(mixed, refused_ids=(*refused, *mixed.refused_ids))
 
     def record(self, this: MixRound, mixed: Mix) -> None:
         """Remember a finished round."""
@@ -141,16 +146,20 @@ class Mixer:
 
     def _appraised(
         self, candidates: Sequence[Candidate], appraiser: Appraiser, author_of: AuthorOf, rng: np.random.Generator
-    ) -> Sequence[Candidate]:
-        """The candidates with what the policy wants to know of them."""
+    ) -> tuple[Sequence[Candidate], list[str]]:
+        """The candidates with what the policy wants to know of them, and the content ids of those that the screen
+        refused meanwhile: in the pool they would only take the place of others."""
         policy = self._settings.settings
+        refused: list[str] = []
         if policy.needs_advantages:
             candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
         if num_scored := policy.num_scored(self._settings.external):
             scored = some(candidates, num_scored, author_of, rng)
             known = dict(zip((each.content_id for each in scored), appraiser.surprisals(scored), strict=True))
-            candidates = [replace(each, surprisal=known.get(each.content_id)) for each in candidates]
-        return candidates
+            refused = [content_id for content_id, surprisal in known.items() if surprisal is None]
+            left = [each for each in candidates if each.content_id not in refused]
+            candidates = [replace(each, surprisal=known.get(each.content_id)) for each in left]
+        return candidates, refused
 
 
 def mix_figures(mixed: Mix) -> dict[str, float]:

@@ -92,7 +92,10 @@ def stops_in_words(outcomes: Iterable[SwarmOutcome]) -> list[str]:
     names = dict.fromkeys(f"{outcome.row} with seed {outcome.seed}" for outcome in outcomes if outcome.stops)
     if not names:
         return []
-    return [f"Stopped and continued, without groups that were offered and not fetched yet: {', '.join(names)}."]
+    return [
+        "Stopped and continued, without groups that were offered and not fetched yet, and without what was known of "
+        f"others' groups (worth, plausibility): {', '.join(names)}."
+    ]
 
 
 def _line(row: ComparedRow) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from swarm.foreign import clean
@@ -14,7 +14,7 @@ from swarm.types import Sample
 
 
 def accuracy_ranges(histories: Sequence[PeerHistory]) -> str:
-    """Intervals over the questions of the peers that answered before and after."""
+    """Intervals, over the questions, of the mean accuracy of the peers that answered before and after."""
     found = []
     for events in zip(*_evaluated_twice(histories), strict=True):
         counts = _whole(events)
@@ -31,8 +31,8 @@ def _evaluated_twice(histories: Sequence[PeerHistory]) -> list[tuple[EvaluationE
     return [(first, last) for first, last in pairs if first is not None and last is not None]
 
 
-def _whole(events: Iterable[EvaluationEvent]) -> tuple[int, int]:
-    """(right, asked) of all tasks."""
+def _whole(events: Sequence[EvaluationEvent]) -> tuple[float, float]:
+    """(right, asked) of all tasks, mean over the peers."""
     tasks = _by_task(events).values()
     return sum(correct for correct, _ in tasks), sum(asked for _, asked in tasks)
 
@@ -48,23 +48,24 @@ def task_table(histories: Sequence[PeerHistory]) -> str:
     both = _evaluated_twice(histories)
     if not both:
         return ""
-    before, after = _by_task(pair[0] for pair in both), _by_task(pair[1] for pair in both)
+    before, after = _by_task([pair[0] for pair in both]), _by_task([pair[1] for pair in both])
     if not before and not after:
         return ""
     rows = [
         (escape(clean(task)), interval(before.get(task, (0, 0))), interval(after.get(task, (0, 0))))
         for task in sorted(before.keys() | after.keys())
     ]
-    note = f"Answers of {plural(len(both), 'peer')} together, with 95% intervals (Wilson)."
+    note = f"Means over {plural(len(both), 'peer')}; 95% intervals over the questions (Wilson), which all were asked."
     return table(("task", "before", "after"), rows, text_columns=1) + f'<p class="note">{note}</p>'
 
 
-def _by_task(events: Iterable[EvaluationEvent]) -> dict[str, tuple[int, int]]:
-    total: dict[str, tuple[int, int]] = {}
+def _by_task(events: Sequence[EvaluationEvent]) -> dict[str, tuple[float, float]]:
+    """(right, asked), mean over the peers: they are asked the same questions, which are no more than one peer's."""
+    total: dict[str, tuple[float, float]] = {}
     for event in events:
         for task, (correct, asked) in event.tasks.items():
-            so_far = total.get(task, (0, 0))
-            total[task] = (so_far[0] + correct, so_far[1] + asked)
+            so_far = total.get(task, (0.0, 0.0))
+            total[task] = (so_far[0] + correct / len(events), so_far[1] + asked / len(events))
     return total
 
 

@@ -86,7 +86,7 @@ def pairs(items: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{rows}</dl>" if rows else ""
 
 
-def interval(counts: tuple[int, int]) -> str:
+def interval(counts: tuple[float, float]) -> str:
     """Accuracy with its 95% interval."""
     if (known := accuracy(*counts)) is None:
         return "–"

@@ -15,8 +15,8 @@ LEAST_NATS = 1e-6
 class Novelty(MixPolicy):
     """I and J as configured; a candidate's weight is its surprisal to the power of `power`.
 
-    The screen refuses what is too improbable to be an honest answer: such candidates have weight 0. Only `oversample` J
-    random candidates are scored, and no candidate twice in a round.
+    The screen refuses what is too improbable to be an honest answer. Only `oversample` J random candidates are scored,
+    and no candidate twice in a round; the others have weight 0.
     """
 
     oversample: int = Field(3, ge=1, le=16)
