@@ -33,5 +33,5 @@ class SnapshotSettings(Settings):
     poll_s: float = Field(5.0, gt=0)
     """How often a worker asks the learner, or else any peer, for announcements that it missed."""
     finish_behind: int = Field(2, ge=1)
-    """A download is abandoned once this many newer snapshots are announced, but no two in a row; 1: as soon as there is a
-    newer one."""
+    """A download is abandoned once this many newer snapshots are announced, but no two in a row; 1: as soon as there is
+    a newer one."""
