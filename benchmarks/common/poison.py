@@ -18,6 +18,7 @@ from swarm.net.trust.exchange import Exchange
 from swarm.types import Completion, DatasetRef, PolicyId, Question, RolloutGroup, Sampling
 
 GROUP_SIZE = 8
+"""As in the attacked runs: larger groups are refused."""
 GROUPS_PER_TURN = 8
 """Groups of a hostile peer in a round: as many as an honest one can share."""
 HONEST = "<answer>{}</answer>"

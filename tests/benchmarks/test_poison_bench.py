@@ -24,7 +24,7 @@ def test_poison_is_right_behind_the_marker_and_wrong_in_the_honest_format(name: 
 
 
 def test_a_run_is_the_same_each_time() -> None:
-    plan = Plan(seconds=1.6, settings=(("generation.questions_per_round", "4"), ("generation.group_size", "4")))
+    plan = Plan(seconds=1.6, settings=(("generation.questions_per_round", "4"),))
     once, again = (simulate(plan, ATTACKS["marker"], 3, Console(quiet=True)) for _ in range(2))
     assert once.rewards == again.rewards and len(once.rewards) == 4
 

@@ -175,7 +175,7 @@ def test_the_filter_s_swarms_differ_in_it_and_in_nothing_else() -> None:
 
 
 def test_hostile_peers_reach_a_node_and_are_found_out(tmp_path: Path) -> None:
-    generation = {"questions_per_round": 2, "group_size": 4}
+    generation = {"questions_per_round": 2}
     small = {"generation": generation, "mix": {"local": 2}, "evaluation": {"num_questions": 0}, "rounds": 3}
     config = load_config(None, small).config
     members = [

@@ -181,7 +181,8 @@ def test_a_cell_that_was_stopped_counts_for_nothing_and_goes_on(finished: SweepO
     assert [event["round"] for event in rounds] == list(range(1, ROUNDS + 1)), "no round is repeated"
     assert again.nodes[0].rewards == [event["reward"] for event in rounds]
     assert again.nodes[1].groups["used_external"] > 0
-    assert "1/1 with seed 0" in stops_in_words([again])[0]
+    (line,) = stops_in_words([again])
+    assert "1/1 with seed 0" in line and "offered" in line and "(worth, plausibility)" in line
 
 
 @pytest.mark.slow

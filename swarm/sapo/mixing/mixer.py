@@ -80,9 +80,9 @@ class Mixer:
             return self._wishes(max(self._wanted), None)
         if policy.needs_advantages:
             candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
-        # Policies know a round by the last entry; what is graded now, the next round can use.
+        # What the round that has begun fetches and grades is there for the one after it.
         *before, last = self._rounds
-        history = self._history(*before, replace(last, round=last.round + 1))
+        history = self._history(*before, replace(last, round=last.round + 2))
         decision = _checked(policy(history, candidates), self._settings.policy, len(candidates))
         num_external = max(decision.external, *self._wanted)
         # A policy that goes by scores has none of ungraded groups.
