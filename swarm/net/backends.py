@@ -51,9 +51,15 @@ def fetch_manifest(
 
 def _with_a_loop_of_its_own(action: Callable[[], T]) -> T:
     """Call what runs an event loop: in another thread where this one is running a loop, as a notebook's cells do."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _runs_a_loop():
         return action()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(action).result()
+
+
+def _runs_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
