@@ -83,4 +83,4 @@ def values(figures: Figures) -> dict[str, float]:
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
     """The numbers as JSON can represent them: None for one that is not finite."""
-    return {name: float(number) if math.isfinite(number) else None for name, number in numbers.items()}
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -10,10 +10,11 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from nodes.roles.run import check_group_size
 from nodes.roles.suites import NodeSuites
 from nodes.roles.versions import versions
 from swarm.config import NodeConfig
-from swarm.errors import CheckpointError, ConfigError, Interrupted, SwarmError
+from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
@@ -41,7 +42,7 @@ from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import TrainingState
-from swarm.types import MemberSummary, RunManifest
+from swarm.types import MemberSummary
 
 CHECKPOINTS = "checkpoints"
 EndReason = Literal["done", "interrupted", "error"]
@@ -74,7 +75,7 @@ class Shell:
 
         Raises `ConfigError` for an unavailable sink, and for larger groups than those of the run.
         """
-        _check_group_size(config, transport.manifest())
+        check_group_size(config, transport.manifest())
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         self.exchange = Exchange(
             transport,
@@ -306,16 +307,6 @@ class Shell:
         self.samples.close()
         if failure is not None:
             raise failure
-
-
-def _check_group_size(config: NodeConfig, manifest: RunManifest | None) -> None:
-    """Raises `ConfigError` when members of the run would refuse all of this node's groups."""
-    own = config.generation.group_size
-    if manifest is not None and own > manifest.group_size:
-        raise ConfigError(
-            f"generation.group_size must be at most {manifest.group_size} in run {manifest.run_id}, got {own}: members "
-            "refuse larger groups; leave it out to take the run's"
-        )
 
 
 def check_model(checkpoint: Path, state: TrainingState, model: str) -> None:

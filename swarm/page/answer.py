@@ -39,7 +39,7 @@ BY_ESTIMATE = "The node's own estimate over its last rounds, from the gradients 
 def by_control(nodes: Sequence[NodeReader]) -> Answer | None:
     """What the nodes have gained over the control of their demo; None without one, or when nothing can be said."""
     found = [
-        (clean(control.folder.parent.name, MAX_NAME_CHARS), answer)
+        (clean(control.demo.name, MAX_NAME_CHARS), answer)
         for control in nodes
         if control.control and (answer := _over(control, nodes)) is not None
     ]
@@ -52,7 +52,7 @@ def by_control(nodes: Sequence[NodeReader]) -> Answer | None:
 
 def _over(control: NodeReader, nodes: Sequence[NodeReader]) -> Answer | None:
     """Not where a node is beyond `KEPT_ROUNDS`: its earlier rewards are forgotten."""
-    others = [node.history for node in nodes if not node.control and node.folder.parent == control.folder.parent]
+    others = [node.history for node in nodes if not node.control and node.demo == control.demo]
     if max(max(each.rounds, default=0) for each in (control.history, *others)) > KEPT_ROUNDS:
         return None
     found = benefit.benefit(others, control.history)

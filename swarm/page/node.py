@@ -75,6 +75,11 @@ class NodeReader:
         return clean(self.history.name, MAX_NAME_CHARS)
 
     @property
+    def demo(self) -> Path:
+        """The directory that it shares with its control and the other nodes of its demo."""
+        return self.folder.parent
+
+    @property
     def peer_id(self) -> str | None:
         """None before the start event."""
         return self.history.start.peer_id if self.history.start else None

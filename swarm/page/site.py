@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +13,7 @@ from swarm.foreign import clean
 from swarm.page import samples
 from swarm.page.alerts import alerts
 from swarm.page.answer import Answer, by_control, by_estimate
+from swarm.page.arrivals import Arrivals, Found
 from swarm.page.curves import thinned
 from swarm.page.leaderboard import CLAIMS, kinds, leaders
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
@@ -28,7 +28,6 @@ from swarm.telemetry.records import MixDecision
 MAX_NODES = 256
 ANSWER_EVERY_S = 5.0
 """Comparing with a control takes a bootstrap."""
-FIND_EVERY_S = 5.0
 MAX_ROWS = 256
 MAX_MOMENTS = 12
 MAX_MOMENT_CHARS = 500
@@ -36,24 +35,15 @@ POINTS_OF_A_TASK = 60
 Json = dict[str, object]
 
 
-class Found(NamedTuple):
-    """A node's directory."""
-
-    folder: Path
-    name: str
-    control: bool = False
-
-
 class Site:
     """The nodes that `find` finds now and later. Thread-safe."""
 
     def __init__(self, find: Callable[[], Sequence[Found]], clock: Callable[[], float] = time.time) -> None:
         """Reads nothing yet; `clock` gives Unix seconds."""
-        self._find = find
+        self._arrivals = Arrivals(find, clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._nodes: dict[Path, NodeReader] = {}
-        self._found_at: float | None = None
         self._answer: Answer | None = None
         self._answered_at: float | None = None
         self._overview = b"{}"
@@ -64,11 +54,8 @@ class Site:
         """Read what is new; returns whether there is anything."""
         with self._lock:
             now = self._clock()
-            if self._found_at is None or now - self._found_at >= FIND_EVERY_S:
-                self._found_at = now
-                for found in self._find():
-                    if found.folder not in self._nodes and len(self._nodes) < MAX_NODES:
-                        self._nodes[found.folder] = NodeReader(found.folder, found.name, found.control)
+            for found in self._arrivals.new()[: MAX_NODES - len(self._nodes)]:
+                self._nodes[found.folder] = NodeReader(found.folder, found.name, found.control)
             changed = any([node.read() for node in self._nodes.values()])
             if self._answered_at is None or now - self._answered_at >= ANSWER_EVERY_S:
                 self._answered_at = now
@@ -159,8 +146,7 @@ def _policy_version(node: NodeReader) -> int | None:
 
 def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
     history = node.history
-    controls = (each for each in nodes if each.control and each.folder.parent == node.folder.parent)
-    control = next((each for each in controls if each is not node), None)
+    control = next((each for each in nodes if each.control and each.demo == node.demo and each is not node), None)
     curves = {name: curve.points() for name, curve in node.curves.items()}
     if control is not None and "reward" in control.curves:
         curves["control"] = control.curves["reward"].points()

@@ -152,6 +152,10 @@ class Bench:
     def make_room(self) -> None:
         self.room += 1
 
+    def install(self, version: int) -> None:
+        self.feed.offer(version)
+        self.follower.snapshots.install()
+
     @property
     def spans(self) -> list[list[int]]:
         return [[span.version for span in group.completions[0].versions] for group in self.exchange.sent]
@@ -179,8 +183,7 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
 
 def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on() -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.room = 1
     sampled: list[int] = []
     bench.engine.between = [lambda: sampled.append(1)] * 4
@@ -195,8 +198,7 @@ def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on
 
 def test_without_room_a_batch_still_ends_when_it_is_not_wanted_and_its_groups_are_kept() -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.room = 0
     bench.pauses = [lambda: None, lambda: setattr(bench, "wanted", False)]
     assert bench.follower.run_batch().num_groups == 1
@@ -209,8 +211,7 @@ def test_without_room_a_batch_still_ends_when_it_is_not_wanted_and_its_groups_ar
 
 def test_what_went_stale_while_there_was_no_room_is_not_sent() -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.room = 0
     bench.pauses = [lambda: setattr(bench, "learner_version", 6)]
     bench.follower.run_batch()
@@ -222,8 +223,7 @@ def test_what_went_stale_while_there_was_no_room_is_not_sent() -> None:
 def test_routing_stays_here_for_no_receiver_takes_it() -> None:
     bench = Bench()
     bench.engine.routing = b"experts"
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.follower.run_batch()
     sent = [completion for group in bench.exchange.sent for completion in group.completions]
     assert len(sent) == 8
@@ -233,16 +233,14 @@ def test_routing_stays_here_for_no_receiver_takes_it() -> None:
 def test_what_its_text_does_not_show_is_not_sent() -> None:
     bench = Bench()
     bench.hidden = 2
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.follower.run_batch()
     assert bench.exchange.sent == [] and bench.local == {"hidden_tokens": 4}
 
 
 def test_it_pauses_when_the_learner_is_ahead_by_its_own_word_and_has_announced_nothing_newer() -> None:
     bench = Bench(max_staleness=2)
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.learner_version = 5
     assert not bench.follower.lagging
     bench.learner_version = 6
@@ -253,12 +251,10 @@ def test_it_pauses_when_the_learner_is_ahead_by_its_own_word_and_has_announced_n
 
 def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
 
     def arrive() -> None:
-        bench.feed.offer(4)
-        bench.follower.snapshots.install()
+        bench.install(4)
 
     # It enters while the second group is at its first token.
     bench.engine.between = [arrive]
@@ -282,28 +278,24 @@ def _begun_before(engine: FakeEngine, stream: Iterator[tuple[int, Answers]]) -> 
 
 def test_it_goes_on_under_the_old_snapshot_while_the_new_one_arrives_and_pauses_beyond_the_budget() -> None:
     bench = Bench(max_staleness=2)
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.feed.known = 5
     assert not bench.follower.lagging
     assert bench.follower.run_batch().num_groups == 4 and len(bench.exchange.sent) == 4
     bench.feed.known = 6
     assert bench.follower.lagging
-    bench.feed.offer(6)
-    bench.follower.snapshots.install()
+    bench.install(6)
     assert not bench.follower.lagging
 
 
 def test_a_batch_ends_early_when_it_could_not_be_used_or_is_not_wanted() -> None:
     bench = Bench(max_staleness=0)
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.engine.between = [lambda: setattr(bench.feed, "known", 4)]
     assert bench.follower.run_batch().num_groups == 2
     assert bench.local["not_finished"] == 2
     assert bench.local["stale_version"] == 1, "the second one was finished too late to be sent"
-    bench.feed.offer(4)
-    bench.follower.snapshots.install()
+    bench.install(4)
     bench.wanted = False
     assert bench.follower.run_batch().num_groups == 1
 
@@ -311,8 +303,7 @@ def test_a_batch_ends_early_when_it_could_not_be_used_or_is_not_wanted() -> None
 @pytest.mark.parametrize("state", ["finished", "away", "cancelled"])
 def test_a_batch_ends_when_the_learner_has_finished_or_is_away_or_the_node_stops(state: str) -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     assert bench.follower.wanted
     setattr(bench, state, True)
     assert not bench.follower.wanted and bench.follower.run_batch().num_groups == 1
@@ -320,12 +311,10 @@ def test_a_batch_ends_when_the_learner_has_finished_or_is_away_or_the_node_stops
 
 def test_a_snapshot_that_cannot_generate_is_taken_back() -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.follower.run_batch()
     bench.engine.broken = {4}
-    bench.feed.offer(4)
-    bench.follower.snapshots.install()
+    bench.install(4)
     bench.follower.run_batch()
     assert (bench.follower.snapshots.version, bench.engine.version, bench.follower.snapshots.num_refused) == (3, 3, 1)
     assert bench.follower.run_batch().num_groups == 4
@@ -334,8 +323,7 @@ def test_a_snapshot_that_cannot_generate_is_taken_back() -> None:
 def test_once_the_new_one_has_generated_there_is_no_way_back() -> None:
     bench = Bench()
     for version in (3, 4):
-        bench.feed.offer(version)
-        bench.follower.snapshots.install()
+        bench.install(version)
     bench.follower.run_batch()
     bench.engine.broken = {4}
     with pytest.raises(EngineError):
@@ -345,8 +333,7 @@ def test_once_the_new_one_has_generated_there_is_no_way_back() -> None:
 @pytest.mark.parametrize("snapshot", [b"garbage", b"of another model"])
 def test_a_snapshot_that_does_not_fit_changes_nothing(snapshot: bytes) -> None:
     bench = Bench()
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.engine.refused = {4}
     bench.feed.offer(4, snapshot)
     assert not bench.follower.snapshots.install()
@@ -356,13 +343,11 @@ def test_a_snapshot_that_does_not_fit_changes_nothing(snapshot: bytes) -> None:
 
 def test_after_an_error_the_last_snapshot_that_has_generated_comes_back() -> None:
     bench = Bench(max_staleness=9)
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.follower.run_batch()
     bench.engine.broken = {4, 5}
     for version in (4, 5):
-        bench.feed.offer(version)
-        bench.follower.snapshots.install()
+        bench.install(version)
     bench.follower.run_batch()
     assert (bench.follower.snapshots.version, bench.engine.version) == (3, 3), "4 has never generated"
     assert bench.follower.run_batch().num_groups == 4
@@ -370,13 +355,11 @@ def test_after_an_error_the_last_snapshot_that_has_generated_comes_back() -> Non
 
 def test_a_newer_snapshot_that_came_between_an_error_and_the_way_back_stays() -> None:
     bench = Bench(max_staleness=9)
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.follower.run_batch()
     bench.engine.broken = {4}
-    bench.feed.offer(4)
-    bench.follower.snapshots.install()
-    bench.engine.stream = _then(bench.engine.stream, lambda: (bench.feed.offer(5), bench.follower.snapshots.install()))
+    bench.install(4)
+    bench.engine.stream = _then(bench.engine.stream, lambda: bench.install(5))
     assert bench.follower.run_batch().num_groups == 0
     assert (bench.follower.snapshots.version, bench.engine.version) == (5, 5)
     assert bench.follower.run_batch().num_groups == 4
@@ -402,15 +385,13 @@ def test_why_a_snapshot_was_refused_is_known_until_one_fits(snapshot: bytes, sai
     bench.feed.offer(4, snapshot)
     bench.follower.snapshots.install()
     assert bench.follower.snapshots.problem == (4, said)
-    bench.feed.offer(5)
-    bench.follower.snapshots.install()
+    bench.install(5)
     assert bench.follower.snapshots.problem is None
 
 
 def test_the_staleness_bound_is_that_of_the_last_orders_while_the_learner_is_away() -> None:
     bench = Bench(max_staleness=2)
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.room = 0
     bench.pauses = [lambda: setattr(bench, "away", True)]
     bench.follower.run_batch()
@@ -424,7 +405,6 @@ def test_the_staleness_bound_is_that_of_the_last_orders_while_the_learner_is_awa
 def test_before_the_first_orders_nothing_is_too_old_for_the_learner_judges_that_itself() -> None:
     bench = Bench(max_staleness=2)
     bench.away = True
-    bench.feed.offer(3)
-    bench.follower.snapshots.install()
+    bench.install(3)
     bench.feed.known = 9
     assert not bench.follower.lagging and not bench.follower.wanted

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from queue import Queue
 from threading import Event
 
@@ -225,13 +226,11 @@ def test_starts_that_the_system_refuses_are_tried_again(num_refused: int) -> Non
 
     starts = iter([FakeProcess(dead), *(no_more_processes() for _ in range(num_refused)), FakeProcess(fives)])
     judge = JudgeService(JudgeSettings(model="m"), lambda settings: started(next(starts)))
-    try:
+    with closing(judge):
         asking = Asking(judge)
         assert reason(asking.outcome("a")) == Reason.JUDGE_FAILED
         assert asking.outcome("a") == (0.5,)
         assert judge.counters()["judge_failures"] == num_refused + 1
-    finally:
-        judge.close()
 
 
 def started(process: FakeProcess | OSError) -> FakeProcess:
@@ -243,11 +242,8 @@ def started(process: FakeProcess | OSError) -> FakeProcess:
 @pytest.mark.usefixtures("restless")
 def test_a_judge_that_never_starts_cannot_be_set_up() -> None:
     judge = JudgeService(JudgeSettings(model="m"), lambda settings: started(no_more_processes()))
-    try:
-        with pytest.raises(ConfigError, match="cannot be started: .*temporarily unavailable"):
-            judge.wait_until_ready()
-    finally:
-        judge.close()
+    with closing(judge), pytest.raises(ConfigError, match="cannot be started: .*temporarily unavailable"):
+        judge.wait_until_ready()
 
 
 class DiesAtOnce(FakeProcess):
@@ -260,11 +256,8 @@ class DiesAtOnce(FakeProcess):
 @pytest.mark.usefixtures("restless")
 def test_a_judge_whose_processes_die_before_they_are_ready_cannot_be_set_up() -> None:
     judge = JudgeService(JudgeSettings(model="m"), lambda settings: DiesAtOnce(fives))
-    try:
-        with pytest.raises(ConfigError, match="killed by signal 9"):
-            judge.wait_until_ready()
-    finally:
-        judge.close()
+    with closing(judge), pytest.raises(ConfigError, match="killed by signal 9"):
+        judge.wait_until_ready()
 
 
 @pytest.mark.usefixtures("restless")
@@ -274,13 +267,11 @@ def test_processes_may_die_early_once_a_judge_has_been_ready() -> None:
 
     starts = iter([FakeProcess(dead), *(DiesAtOnce(fives) for _ in range(20)), FakeProcess(fives)])
     judge = JudgeService(JudgeSettings(model="m"), lambda settings: next(starts))
-    try:
+    with closing(judge):
         asking = Asking(judge)
         assert reason(asking.outcome("a")) == Reason.JUDGE_FAILED
         assert asking.outcome("b") == (0.5,)
         judge.wait_until_ready()
-    finally:
-        judge.close()
 
 
 class Silent(FakeProcess):
@@ -293,11 +284,8 @@ class Silent(FakeProcess):
 def test_a_judge_that_is_not_ready_in_time_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "START_LIMIT_S", 0.0)
     judge = JudgeService(JudgeSettings(model="m"), lambda settings: Silent(fives))
-    try:
-        with pytest.raises(ConfigError, match="not ready after 0 s"):
-            judge.wait_until_ready()
-    finally:
-        judge.close()
+    with closing(judge), pytest.raises(ConfigError, match="not ready after 0 s"):
+        judge.wait_until_ready()
 
 
 @pytest.mark.usefixtures("restless")
@@ -331,8 +319,5 @@ def test_a_key_that_is_missing_is_an_error_at_the_start(monkeypatch: pytest.Monk
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     settings = JudgeSettings(model="m", endpoint="https://localhost:1/v1", api_key_env="NO_SUCH_KEY")
     judge = JudgeService(settings)
-    try:
-        with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
-            judge.wait_until_ready()
-    finally:
-        judge.close()
+    with closing(judge), pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
+        judge.wait_until_ready()

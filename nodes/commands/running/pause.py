@@ -14,7 +14,7 @@ from nodes.commands.watching import finding
 from nodes.commands.watching.health import running_nodes
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
-from swarm.page.site import Found
+from swarm.page.arrivals import Found
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory, pause_in_words
 from swarm.telemetry.records import METRICS_FILE

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from nodes.commands.watching import finding
 from swarm.foreign import clean, clean_lines
-from swarm.page.site import FIND_EVERY_S
+from swarm.page.arrivals import Arrivals
 from swarm.telemetry.history import PeerHistory, pause_in_words, resume_in_words, suite_in_words
 from swarm.telemetry.records import (
     METRICS_FILE,
@@ -62,36 +63,27 @@ class Line(NamedTuple):
 def show_logs(options: LogOptions, console: Console) -> None:
     """Print the last lines, and with `follow` new ones until Ctrl-C. Raises `ConfigError` when there is no node."""
     finding.check(options.runs)
-    histories: dict[Path, PeerHistory] = {}
-    _look(options.runs, histories)
+    arrivals = Arrivals(partial(finding.find, options.runs))
+    histories: list[PeerHistory] = []
     # By time, and by a number, so that lines of the same time stay in order.
     kept: list[tuple[float, int, Line]] = []
-    for number, line in enumerate(_read(histories.values(), options)):
+    for number, line in enumerate(_read(arrivals, histories, options)):
         heapq.heappush(kept, (line.time, number, line))
         if len(kept) > options.last:
             heapq.heappop(kept)
     for _, _, line in sorted(kept):
         console.print(_drawn(line), soft_wrap=True)
-    looked_at = time.monotonic()
     with suppress(KeyboardInterrupt):
         while options.follow:
             time.sleep(POLL_S)
-            if time.monotonic() - looked_at >= FIND_EVERY_S:
-                looked_at = time.monotonic()
-                _look(options.runs, histories)
-            for line in sorted(_read(histories.values(), options)):
+            for line in sorted(_read(arrivals, histories, options)):
                 console.print(_drawn(line), soft_wrap=True)
 
 
-def _look(runs: Sequence[Path], histories: dict[Path, PeerHistory]) -> None:
-    """Add the nodes that have started since the last look."""
-    for found in finding.find(runs):
-        if found.folder not in histories:
-            histories[found.folder] = PeerHistory(found.folder / METRICS_FILE, found.name, KEPT_ROUNDS)
-
-
-def _read(histories: Iterable[PeerHistory], options: LogOptions) -> Iterator[Line]:
-    """What was appended since the last call."""
+def _read(arrivals: Arrivals, histories: list[PeerHistory], options: LogOptions) -> Iterator[Line]:
+    """What was appended since the last call, also by nodes that have started since then, which join `histories`."""
+    new = arrivals.new()
+    histories += (PeerHistory(found.folder / METRICS_FILE, found.name, KEPT_ROUNDS) for found in new)
     for history in histories:
         for event in history.news():
             line = _line(history.name, event)

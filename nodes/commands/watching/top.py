@@ -17,9 +17,10 @@ from rich.text import Text
 from nodes.commands.watching import finding
 from swarm.page.alerts import alerts
 from swarm.page.answer import Answer, by_control
+from swarm.page.arrivals import Arrivals, Found
 from swarm.page.leaderboard import CLAIMS, Leader, leaders
 from swarm.page.node import FIGURES, NodeReader
-from swarm.page.site import ANSWER_EVERY_S, FIND_EVERY_S, Found
+from swarm.page.site import ANSWER_EVERY_S
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import ASCII_BLOCKS, BLOCKS, LiveView, sparkline
 
@@ -50,8 +51,7 @@ class Frame:
 
     def __init__(self, find: Callable[[], Sequence[Found]]) -> None:
         """Rendering reads what is new, also of nodes that `find` finds only then."""
-        self._find = find
-        self._found_at = -math.inf
+        self._arrivals = Arrivals(find)
         self._nodes: list[NodeReader] = []
         self._histories: list[PeerHistory] = []
         self._answer: Answer | None = None
@@ -60,7 +60,9 @@ class Frame:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width."""
-        self._look()
+        for found in self._arrivals.new():
+            self._nodes.append(NodeReader(found.folder, found.name, found.control))
+            self._histories.append(self._nodes[-1].history)
         for node in self._nodes:
             node.read()
         if (answer := self._by_control()) is not None:
@@ -70,17 +72,6 @@ class Frame:
         yield from _leaders(leaders(self._nodes))
         if len(self._nodes) == 1:
             yield _curves(self._nodes[0], options.ascii_only)
-
-    def _look(self) -> None:
-        """Add the nodes that have started since the last look."""
-        if time.monotonic() - self._found_at < FIND_EVERY_S:
-            return
-        self._found_at = time.monotonic()
-        known = {node.folder for node in self._nodes}
-        for found in self._find():
-            if found.folder not in known:
-                self._nodes.append(NodeReader(found.folder, found.name, found.control))
-                self._histories.append(self._nodes[-1].history)
 
     def _by_control(self) -> Answer | None:
         """What the nodes gained over a control, if there is one; the nodes' own estimates are in the view."""
@@ -125,8 +116,8 @@ def _curves(node: NodeReader, ascii_only: bool) -> Table:
     names = dict.fromkeys((*FIRST_CURVES, *FIGURES, *node.curves))
     for name in (name for name in names if name in node.curves):
         curve = node.curves[name]
-        known = [value for _, value in curve.points() if value is not None]
+        values = [value for _, value in curve.points()]
         now = curve.recent if curve.recent is not None else curve.last
-        course = sparkline(known, CURVE_WIDTH, max(known, default=0.0), ASCII_BLOCKS if ascii_only else BLOCKS)
+        course = sparkline(values, CURVE_WIDTH, max(values, default=0.0), ASCII_BLOCKS if ascii_only else BLOCKS)
         table.add_row(name, "-" if now is None else f"{now:.4g}", Text(course, "cyan"))
     return table
