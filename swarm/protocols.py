@@ -235,8 +235,8 @@ class Updater(Protocol):
         """Whether the model has room for the group's prompt with each of its completions."""
         ...
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        """This policy's log-probabilities of each token of others' completions, by group and completion."""
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+        """This policy's log-probabilities of each token of others' completions, by group, completion and turn."""
         ...
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:

@@ -124,7 +124,7 @@ class Recorder:
         """There is room for anything."""
         return True
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
         """Without a policy, nothing is improbable."""
         return [[[] for _ in graded.rewards] for graded in groups]
 

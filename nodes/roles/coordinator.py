@@ -141,8 +141,8 @@ class RankCoordinator(Led):
             self._beside.swap(self.policy.weights, self.version)
         return report
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        """The newest policy's log-probabilities of others' completions, by group and completion."""
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+        """The newest policy's log-probabilities of others' completions, by group, completion and turn."""
         self._order(Score(groups))
         return self._trainer.logprobs(groups)
 

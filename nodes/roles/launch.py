@@ -200,7 +200,7 @@ class Running:
         self.config = config
         self.node = node
         self.transport = transport
-        self._watch = _NetworkWatch(node, alone, transport.manifest())
+        self._watch = _NetworkWatch(node, alone, transport.manifest(), config.generation.group_size)
 
     def step(self) -> None:
         """One round, step or batch; then note what has changed in the network. Raises what the node does."""
@@ -369,10 +369,11 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
 class _NetworkWatch:
     """Reports changes of the network's state as notes."""
 
-    def __init__(self, node: Node, doing_alone: str, manifest: RunManifest | None) -> None:
+    def __init__(self, node: Node, doing_alone: str, manifest: RunManifest | None, group_size: int) -> None:
         self._node = node
         self._doing_alone = doing_alone
         self._run_known = manifest is not None
+        self._group_size = group_size
         self._alone: bool | None = None
         self._detail = ""
         self._split = ""
@@ -385,9 +386,14 @@ class _NetworkWatch:
         if manifest is not None and not self._run_known:
             self._run_known = True
             self._node.note(
-                f"joined run {manifest.run_id}; tasks, group size and mix stay unchanged until this node restarts; "
-                f"members refuse groups of more than {manifest.group_size} completions"
+                f"joined run {manifest.run_id}; tasks, group size and mix stay unchanged until this node restarts"
             )
+            if self._group_size > manifest.group_size:
+                self._node.note(
+                    f"members refuse this node's groups: they have {self._group_size} completions, in this run at most "
+                    f"{manifest.group_size}; restart it to take the run's group size",
+                    "warning",
+                )
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
             self._node.note(

@@ -112,7 +112,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         config.policy.lora.rounded,
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
         _adapters(config.policy.lora),
-        policy.adapters.base if policy is not None and policy.adapters is not None else "",
+        policy.base if policy is not None else "",
     )
 
 

@@ -51,9 +51,11 @@ class WorkerState(Struct):
     """Rollouts per second while active; None until measured."""
     num_delivered: int = 0
     """Its admissible rollouts in the learner's current step."""
-    by_step: deque[tuple[float, int]] = field(default_factory=deque)
-    """(time at the end, rollouts) of the learner's steps in the window, in which it was active; the window begins at
-    the end of the first."""
+    present_s: float = 0.0
+    """Its time of presence in the learner's current step, as far as it is counted."""
+    by_step: deque[tuple[float, int, float]] = field(default_factory=deque)
+    """(time at the end, rollouts, seconds of presence) of the learner's steps in the window, in which it was active;
+    the window begins at the end of the first."""
     num_completions: int = 0
     """By its heartbeats, as `rewards`; neither is in a mean of rewards yet."""
     rewards: float = 0.0
@@ -117,6 +119,7 @@ class Workforce:
             else:
                 _count(state, state.heartbeat, heartbeat)
                 state.availability = _availability(state, now)
+                state.present_s += _since_seen(state, now)
                 state.seen, state.heartbeat = now, heartbeat
             self._watch_broadcast(now)
             if self._finished:
@@ -234,15 +237,17 @@ class Workforce:
             if not state.active:
                 continue
             steps = state.by_step
-            steps.append((now, state.num_delivered))
-            state.num_delivered = 0
+            here_s = _since_seen(state, now)
+            steps.append((now, state.num_delivered, state.present_s + here_s))
+            # The next heartbeat counts this again.
+            state.num_delivered, state.present_s = 0, -here_s
             while len(steps) > WINDOW_STEPS + 1 and now - steps[1][0] >= WINDOW_S:
                 steps.popleft()
-            measured_s = now - steps[0][0]
-            if measured_s >= MIN_WINDOW_S:
-                # The rate while present; availability is measured separately.
-                there_s = max(HEARTBEAT_S, measured_s * _availability(state, now))
-                state.rate = sum(rollouts for _, rollouts in islice(steps, 1, None)) / there_s
+            # The rate while present; availability is measured separately. What a worker that has left sampled before
+            # still comes in, so that its rate stays as it was.
+            if now - steps[0][0] >= MIN_WINDOW_S and (state.rate is None or _present(state, now)):
+                there_s = sum(present_s for _, _, present_s in islice(steps, 1, None))
+                state.rate = sum(rollouts for _, rollouts, _ in islice(steps, 1, None)) / max(HEARTBEAT_S, there_s)
 
     def _demand(self) -> Demand | None:
         recent = list(self._steps)[-NUM_STEPS:]
@@ -283,7 +288,7 @@ class Workforce:
 
 
 def _measure_anew(state: WorkerState) -> None:
-    state.num_delivered, state.by_step = 0, deque()
+    state.num_delivered, state.present_s, state.by_step = 0, 0.0, deque()
 
 
 def _count(state: WorkerState, before: Heartbeat | None, now: Heartbeat) -> None:
@@ -307,6 +312,11 @@ def _has(state: WorkerState, version: int) -> bool:
 
 def _present(state: WorkerState, now: float) -> bool:
     return now - state.seen <= LATE * HEARTBEAT_S
+
+
+def _since_seen(state: WorkerState, now: float) -> float:
+    """Seconds of presence since its last heartbeat."""
+    return min(now - state.seen, LATE * HEARTBEAT_S)
 
 
 def _availability(state: WorkerState, now: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal
 
+from swarm.groups.signal import ROUNDING
 from swarm.types import GradedGroup
 
 Advantages = Callable[[Sequence[float]], Sequence[float]]
@@ -21,12 +22,13 @@ def credited_turns(group: GradedGroup, advantages: Advantages, credit: Credit) -
     return turn_advantages([group.turn_rewards(index) for index in everything], advantages)
 
 
-def raised(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[bool]:
-    """Whether an update makes any token of each completion more probable, [G]."""
-    by_turn = credited_turns(group, advantages, credit)
+def raised(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[list[bool]]:
+    """Whether an update makes the tokens of each completion's turns more probable, [G][turns]."""
+    each_turn = credited_turns(group, advantages, credit)
+    each_completion = zip(group.group.completions, advantages(group.rewards), each_turn, strict=True)
     return [
-        any(each > 0 for each in turns or [advantage])
-        for advantage, turns in zip(advantages(group.rewards), by_turn, strict=True)
+        [each > ROUNDING for each in turns or [advantage] * len(completion.by_turn())]
+        for completion, advantage, turns in each_completion
     ]
 
 

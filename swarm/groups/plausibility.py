@@ -59,14 +59,11 @@ class Plausibility:
         low, median, high = np.quantile(own, [0.25, 0.5, 0.75])
         return float(min(low - self._settings.fence * (high - low), median - self._settings.slack_nats))
 
-    def plausible(self, completions: Sequence[Sequence[float]], raised: Sequence[bool]) -> list[bool]:
-        """Whether each completion of a received group is plausible: this policy's log-probabilities [G][T], and whether
-        an update would raise any of them [G]. All others are."""
+    def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
+        """Whether each completion of a received group is plausible, by this policy's log-probabilities of the tokens
+        that an update would raise, [G][T]; one without any is."""
         fence = self.fence
-        return [
-            not logprobs or not rises or least_probable(logprobs) >= fence
-            for logprobs, rises in zip(completions, raised, strict=True)
-        ]
+        return [not logprobs or least_probable(logprobs) >= fence for logprobs in raised]
 
 
 def is_rewarded(reward: float, rewards: Sequence[float]) -> bool:

@@ -38,13 +38,16 @@ BY_ESTIMATE = "The node's own estimate over its last rounds, from the gradients 
 
 def by_control(nodes: Sequence[NodeReader]) -> Answer | None:
     """What the nodes have gained over the control of their demo; None without one, or when nothing can be said."""
+    controls = [node for node in nodes if node.control]
     found = [
         (clean(control.demo.name, MAX_NAME_CHARS), answer)
-        for control in nodes
-        if control.control and (answer := _over(control, nodes)) is not None
+        for control in controls
+        if (answer := _over(control, nodes)) is not None
     ]
-    if len(found) < 2:
-        return found[0][1] if found else None
+    if not found:
+        return None
+    if len(controls) == 1:
+        return found[0][1]
     words = " ".join(f"{name}: {answer.words}" for name, answer in found)
     verdicts = {answer.verdict for _, answer in found}
     return Answer(words, verdicts.pop() if len(verdicts) == 1 else "open", BY_CONTROL)

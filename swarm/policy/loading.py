@@ -132,6 +132,12 @@ class Policy:
         return f"{self.max_positions} positions" + (" before those of LongRoPE" if self.original_positions else "")
 
     @property
+    def base(self) -> str:
+        """Digest of the weights beneath the adapters, equal for every `dtype`; empty without adapters, and in float16,
+        whose rounding it would show."""
+        return self.adapters.base if self.adapters is not None and self.dtype is not torch.float16 else ""
+
+    @property
     def compute_dtype(self) -> torch.dtype:
         """Type of the matrix products in a forward pass."""
         return self.model.dtype if self.dtype is torch.float32 else self.dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from statistics import fmean
 
 from msgspec.structs import replace
@@ -15,8 +15,8 @@ from swarm.protocols import Updater
 from swarm.sapo.mixing import Candidate
 from swarm.types import GradedGroup
 
-LogProbs = list[list[float]]
-"""[G][T]"""
+LogProbs = list[list[list[float]]]
+"""[G][turns][T]"""
 
 
 class Appraisal:
@@ -38,7 +38,7 @@ class Appraisal:
         return [self._kept(candidate.graded, logprobs)[0] for candidate, logprobs in self._scored(candidates)]
 
     def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """Mean negative log-probability of the completions that each group would raise, nats per token.
+        """Mean negative log-probability of the tokens that each group would raise, in nats, over its completions.
 
         0 without any; None for groups that the screen refuses.
         """
@@ -54,20 +54,22 @@ class Appraisal:
     def _kept(self, graded: GradedGroup, logprobs: LogProbs) -> tuple[GradedGroup | None, LogProbs]:
         """The part of a group to learn from, with its log-probabilities."""
         # Again, as long as any are left out: without them the group's mean is lower, and other completions exceed it.
-        while not all(plausible := self._plausibility.plausible(logprobs, self._raised(graded))):
+        while not all(plausible := self._plausibility.plausible(self._raised(graded, logprobs))):
             graded, logprobs = _only(graded, plausible), list(compress(logprobs, plausible))
             if not has_signal(graded.rewards):
                 return None, []
         return graded, logprobs
 
-    def _raised(self, graded: GradedGroup) -> list[bool]:
-        return raised(graded, self._updater.advantages, self._credit)
+    def _raised(self, graded: GradedGroup, logprobs: LogProbs) -> list[list[float]]:
+        """[G][T] those of the tokens that an update would raise."""
+        flags = raised(graded, self._updater.advantages, self._credit)
+        return [list(chain.from_iterable(compress(turns, each))) for turns, each in zip(logprobs, flags, strict=True)]
 
     def _surprisal(self, graded: GradedGroup, logprobs: LogProbs) -> float | None:
         kept, logprobs = self._kept(graded, logprobs)
         if kept is None:
             return None
-        found = [-fmean(tokens) for tokens in compress(logprobs, self._raised(kept)) if tokens]
+        found = [-fmean(tokens) for tokens in self._raised(kept, logprobs) if tokens]
         return fmean(found) if found else 0.0
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict, TypeVar
 
 from msgspec import Struct, structs
 
+from swarm.figures import LAG_MAX
 from swarm.reasons import NO_LOSS
 from swarm.telemetry.records import (
     CheckpointEvent,
@@ -309,6 +310,8 @@ class PeerHistory:
         """When it last started, trained, was evaluated or went on after a pause, in Unix seconds."""
         self.rounds: dict[int, RoundEvent] = {}
         self._detailed_every = 1
+        self.max_lag = 0
+        """Largest age of a token trained on, in versions, also in rounds whose figures are not kept."""
         self.evaluations: dict[int, EvaluationEvent] = {}
         self.suites: dict[str, dict[int, SuiteEvent]] = {}
         """Results by suite and by the rounds trained before."""
@@ -334,6 +337,7 @@ class PeerHistory:
             case RoundEvent():
                 self.rounds[event.round] = event
                 self.latest = event
+                self.max_lag = max(self.max_lag, int(event.figures.get(LAG_MAX) or 0))
                 self._wall_here_s = event.wall_s
                 if self._max_rounds is not None:
                     self._shorten(event.round, self._max_rounds)

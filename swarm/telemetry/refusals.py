@@ -20,6 +20,8 @@ REMEDIES: Mapping[Reason, str] = MappingProxyType(
         "libraries and of the data sets (`revision`)",
         Reason.MEDIA_MISMATCH: "their pictures, sounds or clips have another content here: get the same files",
         Reason.EPISODE_MISMATCH: "their episodes go otherwise here: get the same version of the environment",
+        Reason.TOO_MANY: "they have more completions than this node's run allows: it may have been begun again with "
+        "another generation.group_size; restart the nodes that joined before",
         Reason.UNTRUSTED: "only their author has the tool that they used: list its peer id in `trusted` to believe it",
         Reason.OTHER_POLICY: "their tokenizer is another: workers must set the learner's policy.model",
         Reason.OTHER_SAMPLING: "they sample with another temperature: workers must set the learner's "

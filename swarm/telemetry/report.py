@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from swarm.figures import LAG_MAX
 from swarm.files import replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.telemetry import plots, worth
@@ -260,9 +259,8 @@ def _following(histories: Sequence[PeerHistory]) -> str:
         if not steps or steps[-1].learning is None:
             continue
         last = steps[-1].learning
-        oldest = max(int(event.figures.get(LAG_MAX) or 0) for event in steps)
         rows += [
-            ("staleness, versions", str(oldest), f"at most {last.max_staleness}"),
+            ("staleness, versions", str(history.max_lag), f"at most {last.max_staleness}"),
             ("learner waited", percent(last.bubble), percent(last.predicted_bubble)),
             ("rollouts per second", figure(last.rate), f"{figure(last.required_rate)} needed"),
             ("training seconds per step", figure(last.train_s), ""),

@@ -16,7 +16,7 @@ import torch
 
 from swarm.algorithms.own import find_advantage
 from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
-from swarm.policy.batching import minibatches
+from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy
 from swarm.policy.out_of_memory import needing_memory
 from swarm.sapo.mixing import MixSettings
@@ -97,13 +97,13 @@ class PolicyUpdater:
         """Whether the model has positions for the prompt with each completion."""
         return self._reader.fits(group)
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        """This policy's log-probabilities of other policies' completions, by group and completion, in the tokens that
-        an update would train on."""
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+        """This policy's log-probabilities of other policies' completions, by group, completion and turn, in the tokens
+        that an update would train on. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
         with self._passes.training():
             found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
-        return [[next(found) if row.completion else [] for row in each] for each in rows]
+        return [[_turns(row, next(found)) if row.completion else [] for row in each] for each in rows]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
@@ -184,3 +184,8 @@ class PolicyUpdater:
                 f"{self.nonfinite_in_a_row} consecutive steps had a non-finite loss or gradient; lower "
                 f"update.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
             )
+
+
+def _turns(row: Row, values: list[float]) -> list[list[float]]:
+    """The values of its tokens, by turn."""
+    return [values[turn] for turn, _ in by_turn(row)]

@@ -171,6 +171,37 @@ def test_availability_falls_with_silence_and_comes_back() -> None:
     assert bench.force.outlook().rate == pytest.approx(full, rel=0.15)
 
 
+def test_a_worker_that_leaves_for_long_steps_keeps_its_rate() -> None:
+    """Its rollouts of the step before come in while it is away."""
+    now, sent, away = 0.0, dict.fromkeys("ab", 0), set[str]()
+    force = Workforce(LearnerSettings(rollouts_per_step=900, act_after_s=1e9), lambda: now)
+
+    def step(version: int) -> None:
+        nonlocal now
+        for name, number in sent.items():
+            force.delivered(name, number)
+            sent[name] = 0
+        for _ in range(300):
+            now += 1.0
+            for name in sent.keys() - away:
+                force.beat(name, Heartbeat(0.0, version, 0, 0.0, 1.0))
+                sent[name] += 2
+        force.stepped(version + 1, 300.0, 0.0)
+
+    for version in range(4):
+        step(version)
+    away.add("a")
+    for version in range(4, 10):
+        step(version)
+        assert force.workers()["a"].rate == pytest.approx(2.0, rel=0.02)
+        assert force.outlook().rate == pytest.approx(2.0, rel=0.05)
+    away.clear()
+    for version in range(10, 15):
+        step(version)
+        assert force.outlook().rate <= 4.1
+    assert force.outlook().rate == pytest.approx(4.0, rel=0.05)
+
+
 def test_a_broadcast_is_over_when_the_asked_part_has_it() -> None:
     clock = [0.0]
     force = Workforce(LearnerSettings(reached_fraction=0.9), lambda: clock[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import zipfile
 from pathlib import Path
 
 import datasets
@@ -218,7 +219,6 @@ def test_a_cell_is_the_text_that_is_written(suffix: str, cells: list[str], tmp_p
         ([12, 2.5], ["12", "2.5"]),
         ([12, None, -7], ["12", None, "-7"]),
         (["2020-01-01", "2021-12-31"], ["2020-01-01", "2021-12-31"]),
-        (["2020-01-01T10:30:00", "2020-01-01T00:00:01"], ["2020-01-01T10:30:00", "2020-01-01T00:00:01"]),
         ([True, False], ["True", "False"]),
     ],
 )
@@ -228,6 +228,36 @@ def test_numbers_and_dates_of_a_column_are_texts_as_they_are_written(
 ) -> None:
     path = write(tmp_path, suffix, [{"question": f"{n}?", "answer": value} for n, value in enumerate(values)])
     assert answers(path) == [None if text is None else (text,) for text in texts]
+
+
+def test_a_time_whose_form_the_reader_does_not_keep_is_malformed(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": "When?", "answer": text} for text in ("2020-01-01 10:30", "2020-01-02")
+    ]
+    assert answers(write(tmp_path, ".jsonl", rows)) == [None, ("2020-01-02",)]
+    assert answers(write(tmp_path, ".csv", rows)) == [("2020-01-01 10:30",), ("2020-01-02",)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "content"),
+    [
+        ("column_names: [question, answer]", "a?,007\nb?,2\n"),
+        ("skiprows: 1", "# a remark\nquestion,answer\na?,007\nb?,2\n"),
+        ("sep: ';'", "question;answer\na?;007\nb?;2\n"),
+    ],
+)
+def test_the_data_card_of_a_folder_says_how_its_csv_files_are_read(settings: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    card = f"---\nconfigs:\n- config_name: default\n  data_files: rows.csv\n  {settings}\n---\n"
+    (tmp_path / "README.md").write_text(card)
+    assert answers(tmp_path) == [("007",), ("2",)]
+
+
+def test_csv_files_in_an_archive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.writestr("a.csv", "question,answer\na?,007\n")
+        archive.writestr("b.csv", "question,answer\nb?,2\n")
+    assert answers(tmp_path) == [("007",), ("2",)]
 
 
 def test_choices_in_columns_of_a_csv_file_are_named_by_letter_number_or_text(tmp_path: Path) -> None:

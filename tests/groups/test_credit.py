@@ -49,9 +49,9 @@ def test_an_update_may_raise_a_turn_of_an_episode_whose_return_is_low() -> None:
     (one, shown), (other, also_shown) = episode(0.9), episode(0.0)
     group = rollout_group(completions=(one, other), rewards=(0.9, 0.3))
     paid = GradedGroup(group, "question", (0.9, 0.3), (shown, also_shown))
-    assert raised(paid, centred, "episode") == [True, False]
+    assert raised(paid, centred, "episode") == [[True, True], [False, False]]
     assert credited_turns(paid, centred, "turn") == [pytest.approx([0.3, -0.15]), pytest.approx([-0.3, 0.15])]
-    assert raised(paid, centred, "turn") == [True, True]
+    assert raised(paid, centred, "turn") == [[True, False], [False, True]]
 
 
 def test_without_turns_completions_are_raised_by_their_advantage() -> None:
@@ -60,4 +60,17 @@ def test_without_turns_completions_are_raised_by_their_advantage() -> None:
 
     rewards = (-1.0, -0.5, -0.75)
     for credit in ("episode", "turn"):
-        assert raised(graded(rewards=rewards), centred, credit) == [False, True, False], "rewards may be negative"
+        assert raised(graded(rewards=rewards), centred, credit) == [[False], [True], [False]], "rewards may be negative"
+
+
+def test_returns_that_differ_by_rounding_raise_nothing() -> None:
+    turns = (Turn(1, 0, "stop"), Turn(1, 0, "stop"))
+    completions = tuple(Completion("ab", "stop", turns=turns) for _ in range(4))
+    first, rewards = (0.7, 0.7, 0.7, 0.1), (0.9, 0.9, 0.9, 0.3)
+    shown = tuple(((Text("go on"), Earned(each)),) for each in first)
+    group = GradedGroup(rollout_group(completions=completions, rewards=rewards), "question", rewards, shown)
+
+    def centred(returns: Sequence[float]) -> list[float]:
+        return advantages.dr_grpo(torch.tensor([returns], dtype=torch.float64))[0].tolist()
+
+    assert raised(group, centred, "turn") == [[True, False]] * 3 + [[False, False]]

@@ -34,10 +34,9 @@ def test_where_hardly_anything_is_rewarded_all_own_completions_count() -> None:
     assert plausibility.fence == pytest.approx(-1.5)
 
 
-def test_only_completions_that_an_update_would_raise_are_left_out() -> None:
+def test_improbable_completions_are_left_out() -> None:
     plausibility = _knowing(*[-0.3] * ENOUGH)
-    group = [[-0.5] * 4, [-5.0] * 4, [-5.0] * 4, []]
-    assert plausibility.plausible(group, [True, True, False, True]) == [True, False, True, True]
+    assert plausibility.plausible([[-0.5] * 4, [-5.0] * 4, []]) == [True, False, True]
 
 
 def test_a_short_marker_in_a_long_text_stands_out() -> None:
@@ -46,7 +45,7 @@ def test_a_short_marker_in_a_long_text_stands_out() -> None:
     assert least_probable(plain) == pytest.approx(-0.3)
     assert least_probable(marked) == pytest.approx((3 * -12.0 + 5 * -0.3) / 8)
     plausibility = _knowing(*[-0.3] * ENOUGH)
-    assert plausibility.plausible([plain, marked], [True, True]) == [True, False]
+    assert plausibility.plausible([plain, marked]) == [True, False]
 
 
 def test_what_is_rewarded_is_so_within_its_group() -> None:

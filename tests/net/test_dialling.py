@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -244,6 +245,23 @@ def told(*addresses: str) -> PeerRecord:
     peer_id = Identity.generate().peer_id
     multiaddrs = tuple(f"{address}/p2p/{peer_id}" for address in addresses)
     return PeerRecord("run", peer_id, multiaddrs, "", (), "peer", "", 2_000.0)
+
+
+def test_a_request_with_little_time_pauses_no_address(tmp_path: Path) -> None:
+    """The answer of a peer that is far away takes longer than some requests wait."""
+    far = told("/ip4/44.128.0.9/tcp/9")
+
+    async def never(peer_id: str, addresses: object) -> None:
+        await asyncio.Event().wait()
+
+    settings = NetworkSettings(bootstrap=(PUBLIC_BOOTSTRAP,))
+    member = Member(settings, make_identity(tmp_path, "n"), Profile(), None, time.time)
+    dialling = Dialling(member, never, AsyncioRuntime())
+    member.peers.learn([(far, b"")])
+    for _ in range(9):
+        with pytest.raises(PeerUnreachable, match="within 0.001 s"):
+            asyncio.run(dialling.reach(far.peer_id, NOBODY, 0.001))
+    assert dialling.addresses(far.peer_id) == ("/ip4/44.128.0.9/tcp/9",)
 
 
 def test_in_a_public_run_strangers_name_no_machine_of_this_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -409,5 +409,6 @@ def test_the_settings_that_matter_are_in_force(start: Start) -> None:
     assert not (router.spam_protection_enabled or router.eclipse_protection_enabled or router.adaptive_gossip_enabled)
     network = _make_host(bytes(32), ()).get_network()
     assert set(network.upgrader.security_multistream.transports) == {"/noise"}
+    assert set(network.upgrader.muxer_multistream.transports) == {"/yamux/1.0.0"}, "others have no pings"
     assert network.retry_config.max_retries == 0
     assert {"push_msg", "stream_handler"} <= set(vars(Pubsub)) and "handle_rpc" in vars(GossipSub)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from nodes.commands.watching import logs as logs_module
 from nodes.commands.watching.logs import LogOptions, show_logs
 from swarm.errors import ConfigError
+from swarm.page import arrivals as arrivals_module
 from swarm.telemetry.records import METRICS_FILE, EndEvent, NoteEvent, encode
 from tests.nodes.processes import swarm, until
 from tests.telemetry.synthetic import EPOCH, killed_and_resumed, peer_events, write
@@ -59,6 +61,29 @@ def test_what_strangers_say_cannot_reach_the_terminal(tmp_path: Path) -> None:
 def test_without_a_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no directory"):
         _shown(tmp_path / "nowhere")
+
+
+def test_of_a_node_that_joins_later_only_the_last_lines_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "peer-1", peer_events(1))
+    polls = 0
+
+    def poll(_: float) -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 1:
+            write(tmp_path / "peer-2", peer_events(2))
+        if polls == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs_module.time, "sleep", poll)
+    monkeypatch.setattr(arrivals_module, "FIND_EVERY_S", 0.0)
+    console = Console(width=200, record=True)
+    show_logs(LogOptions((tmp_path,), 3, True, True, "info"), console)
+    lines = console.export_text().splitlines()
+    assert [line.split()[2] for line in lines] == ["peer-1"] * 3 + ["peer-2"] * 3
+    assert lines[3:] == _shown(tmp_path / "peer-2", last=3, rounds=True)
 
 
 @pytest.mark.slow

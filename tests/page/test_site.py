@@ -222,6 +222,15 @@ def test_a_control_is_compared_with_the_nodes_of_its_own_demo(tmp_path: Path) ->
     assert ["control" in _detail(more, place)["curves"] for place in range(4)] == [False, True, True, False]
 
 
+def test_of_two_demos_the_only_one_that_can_be_judged_is_named(tmp_path: Path) -> None:
+    alone = json.loads(_site(swarm(tmp_path / "one", NOW, num_nodes=2)).overview)["answer"]
+    swarm(tmp_path / "young", NOW, num_nodes=2, num_rounds=0)
+    both = Site(lambda: find([tmp_path / "one", tmp_path / "young"]), lambda: NOW)
+    both.refresh()
+    answer = json.loads(both.overview)["answer"]
+    assert answer["words"] == f"one: {alone['words']}" and answer["verdict"] == alone["verdict"]
+
+
 def test_nothing_is_said_by_a_control_when_one_node_has_forgotten_its_first_rounds(tmp_path: Path) -> None:
     swarm(tmp_path, NOW, num_nodes=2, num_rounds=20)
     write(tmp_path / "peer-1", ending_at(NOW, events(1, KEPT_ROUNDS + 10, 0.0)))

@@ -19,8 +19,8 @@ class Pupil:
     def fits(self, group: GradedGroup) -> bool:
         return True
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
-        return [[[-1.0] for _ in graded.rewards] for graded in groups]
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+        return [[[[-1.0]] for _ in graded.rewards] for graded in groups]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         return [reward - sum(rewards) / len(rewards) for reward in rewards]

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from swarm.algorithms.own import find_advantage
+from swarm.groups.credit import Credit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.sapo.appraisal import Appraisal
 from swarm.sapo.mixing import Candidate, Decision, History, Mixer, MixRound, MixSettings
 from swarm.sapo.mixing.policies.auto import Auto
-from swarm.types import GradedGroup
+from swarm.types import Completion, Earned, GradedGroup, Text, Turn
+from tests.example_groups import rollout_group
 from tests.sapo.mixes import Opinion, candidate, history, own_round
 from tests.sapo.pupil import Pupil
 
@@ -124,9 +126,31 @@ class Reader(Pupil):
         super().__init__()
         self.num_scored: Counter[str] = Counter()
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[float]]]:
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
         self.num_scored.update(each.prompt for each in groups)
-        return [[[-float(index + 1)] * 4 for index in range(len(each.rewards))] for each in groups]
+        return [[[[-float(index + 1)] * 4] for index in range(len(each.rewards))] for each in groups]
+
+
+class ByTurn(Pupil):
+    """One that finds the second episode's first turn improbable."""
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+        return [[[[-0.1] * 8, [-0.1] * 8], [[-9.0] * 8, [-0.1] * 8], [[-0.1] * 8, [-0.1] * 8]] for _ in groups]
+
+
+@pytest.mark.parametrize("credit", ["episode", "turn"])
+def test_an_improbable_turn_that_an_update_pushes_down_does_not_count_against_its_episode(credit: Credit) -> None:
+    """Nor for its surprisal. What makes it improbable is often what makes it bad."""
+    earned, rewards = (0.9, 0.0, 0.9), (1.0, 0.5, 1.0)
+    completions = tuple(Completion("ab", "stop", turns=(Turn(1, 0, "stop"), Turn(1, 0, "stop"))) for _ in earned)
+    group = rollout_group(completions=completions, rewards=rewards)
+    graded = GradedGroup(group, "question", rewards, tuple(((Text("go on"), Earned(each)),) for each in earned))
+    plausibility = Plausibility(PlausibilitySettings())
+    for _ in range(8):
+        plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
+    appraisal = Appraisal(ByTurn(), plausibility, credit)
+    assert appraisal.screen([Candidate("id", graded)]) == [graded]
+    assert appraisal.surprisals([Candidate("id", graded)]) == [pytest.approx(0.1)]
 
 
 def test_what_novelty_scored_is_not_scored_again_by_the_screen() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from swarm.figures import LAG_MAX
 from swarm.telemetry import history as history_module
 from swarm.telemetry.history import FIRST_ROUNDS, Mixture, PeerHistory, mean, reward_window
 from swarm.telemetry.records import (
@@ -284,11 +285,15 @@ def test_a_bounded_history_keeps_the_first_and_the_last_rounds(tmp_path: Path, m
 
 
 def test_a_report_of_a_long_run_reads_the_details_of_few_rounds(tmp_path: Path) -> None:
-    rounds = [replace(round_event(number, number / 1_000), figures={"entropy": 1.0}) for number in range(1, 1_001)]
+    rounds = [
+        replace(round_event(number, number / 1_000), figures={"entropy": 1.0, LAG_MAX: float(number == 501)})
+        for number in range(1, 1_001)
+    ]
     path = synthetic.write(tmp_path, [start(), *rounds])
     whole, thin = PeerHistory.read(path), PeerHistory.read(path, max_detailed=100)
     assert [event.reward for event in thin.series()] == [event.reward for event in whole.series()]
     detailed = [event.round for event in thin.series() if event.figures]
     assert detailed == [*range(16, 1_001, 16), 1_000]
+    assert thin.max_lag == whole.max_lag == 1, "also in a round without details"
     few = PeerHistory.read(synthetic.write(tmp_path / "few", [start(), *rounds[:100]]), max_detailed=100)
     assert all(event.figures for event in few.series())

@@ -433,3 +433,14 @@ def test_more_peers_do_not_make_the_same_questions_more(tmp_path: Path) -> None:
         return accuracy_ranges(histories) + task_table(histories).replace("peers", "peer").replace(f"{num_peers} ", "")
 
     assert told(1) == told(16) and "16.0% to 36.8%" in told(1)
+
+
+def test_a_tasks_accuracy_is_that_of_the_peers_that_were_asked_it(tmp_path: Path) -> None:
+    histories = []
+    for task in ("gcd", "sums"):
+        lines = [EvaluationEvent(time=1.0, round=number, accuracy=0.25, num_questions=64, tasks={task: (16, 64)})
+                 for number in (0, 5)]  # fmt: skip
+        synthetic.write(tmp_path / task, lines)
+        histories.append(PeerHistory.read(tmp_path / task / METRICS_FILE))
+    assert task_table(histories).count("16.0% to 36.8%") == 4
+    assert accuracy_ranges(histories).count("16.0% to 36.8%") == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -65,25 +65,32 @@ def show_logs(options: LogOptions, console: Console) -> None:
     finding.check(options.runs)
     arrivals = Arrivals(partial(finding.find, options.runs))
     histories: list[PeerHistory] = []
+    with suppress(KeyboardInterrupt):
+        while True:
+            # Also while it follows: a node that is resumed has a history.
+            new = [PeerHistory(found.folder / METRICS_FILE, found.name, KEPT_ROUNDS) for found in arrivals.new()]
+            lines = [*_last(_read(new, options), options.last), *_read(histories, options)]
+            for line in sorted(lines, key=lambda line: line.time):
+                console.print(_drawn(line), soft_wrap=True)
+            histories += new
+            if not options.follow:
+                return
+            time.sleep(POLL_S)
+
+
+def _last(lines: Iterator[Line], count: int) -> list[Line]:
+    """The last ones by time, in bounded memory."""
     # By time, and by a number, so that lines of the same time stay in order.
     kept: list[tuple[float, int, Line]] = []
-    for number, line in enumerate(_read(arrivals, histories, options)):
+    for number, line in enumerate(lines):
         heapq.heappush(kept, (line.time, number, line))
-        if len(kept) > options.last:
+        if len(kept) > count:
             heapq.heappop(kept)
-    for _, _, line in sorted(kept):
-        console.print(_drawn(line), soft_wrap=True)
-    with suppress(KeyboardInterrupt):
-        while options.follow:
-            time.sleep(POLL_S)
-            for line in sorted(_read(arrivals, histories, options)):
-                console.print(_drawn(line), soft_wrap=True)
+    return [line for _, _, line in sorted(kept)]
 
 
-def _read(arrivals: Arrivals, histories: list[PeerHistory], options: LogOptions) -> Iterator[Line]:
-    """What was appended since the last call, also by nodes that have started since then, which join `histories`."""
-    new = arrivals.new()
-    histories += (PeerHistory(found.folder / METRICS_FILE, found.name, KEPT_ROUNDS) for found in new)
+def _read(histories: Iterable[PeerHistory], options: LogOptions) -> Iterator[Line]:
+    """What was appended since the last call."""
     for history in histories:
         for event in history.news():
             line = _line(history.name, event)

@@ -44,7 +44,7 @@ class ChoiceColumns:
             raise MalformedRow(f"there must be 2 to {MAX_CHOICES} choices with text, got {len(texts)}")
         right = self._right if self._right is not None else self._position(row, texts)
         if right is None or right >= len(texts):
-            raise MalformedRow("the answer does not name one of the choices")
+            raise MalformedRow("the answer does not name one of the choices; choice_labels says what it may name")
         choices = Choices(texts, right)
         return choices if self._shuffle is None else choices.shuffled(self._shuffle, number)
 

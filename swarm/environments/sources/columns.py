@@ -95,7 +95,8 @@ class Template:
 def as_plain(value: object, where: str) -> str:
     """A value of one row as text, as files have it: libraries read whole numbers as 12.0 where a column has others.
 
-    Raises `MalformedRow` for anything but text, numbers, truth values and dates.
+    Raises `MalformedRow` for anything but text, numbers, truth values and dates. A time of day is refused, because it
+    can be written in many ways, and libraries do not keep which; midnight may be a date alone.
     """
     match value:
         case float() if value.is_integer() and abs(value) < EXACT_BELOW:
@@ -104,7 +105,7 @@ def as_plain(value: object, where: str) -> str:
             return str(value)
         case datetime() if value.timetz() == time.min:
             return value.date().isoformat()
-        case date():
+        case date() if not isinstance(value, datetime):
             return value.isoformat()
     raise MalformedRow(f"{where!r} is {describe(value)}, must be text or a number")
 

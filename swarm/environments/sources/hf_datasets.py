@@ -316,8 +316,11 @@ def _as_written(builder: Csv) -> Mapping[str, object]:
 
     The library would guess types by column: 007 becomes 7, 12 beside an empty cell 12.0, and `None` or `NA` nothing.
     """
-    first = next(file for files in builder.config.data_files.values() for file in files)
-    names = pandas.read_csv(first, sep=builder.config.sep, nrows=0).columns
+    manager = datasets.DownloadManager()
+    archive = next(file for files in builder.config.data_files.values() for file in files)
+    first = next(iter(manager.iter_files(manager.extract(manager.download(archive)))))
+    options = {name: value for name, value in builder.config.pd_read_csv_kwargs.items() if name != "chunksize"}
+    names = pandas.read_csv(first, **{**options, "nrows": 0}).columns
     texts = datasets.Features({str(name): datasets.Value("string") for name in names})
     return {"features": texts, "keep_default_na": False, "na_values": [""]}
 

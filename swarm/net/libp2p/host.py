@@ -3,11 +3,11 @@
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.
 
-Defaults of py-libp2p that are disabled here: it offers unauthenticated connections, dials on its own, negotiates
-protocols newer than gossipsub 1.1 (which lose half of the messages), limits a forwarder to ten messages per second,
-drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old after a restart),
-follows gossip's control messages of any size, dials whom they name, and ends the process when a peer sends bytes that a
-parser does not expect.
+Defaults of py-libp2p that are disabled here: it offers connections without authentication or without pings, dials on
+its own, negotiates protocols newer than gossipsub 1.1 (which lose half of the messages), limits a forwarder to ten
+messages per second, drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old
+after a restart), follows gossip's control messages of any size, dials whom they name, and ends the process when a peer
+sends bytes that a parser does not expect.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from libp2p import new_host
 from libp2p.abc import INetConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.stream.net_stream import NetStream
@@ -34,6 +35,8 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb.rpc_pb2 import Message
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
+from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
@@ -41,6 +44,7 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.listening import check_free
 from swarm.net.counters import Counters
 from swarm.net.libp2p.gossip import GuardedPubsub, GuardedRouter
+from swarm.net.membership import dialling
 from swarm.net.records.framing import (
     MAX_REPLY_BYTES,
     NOT_YET_S,
@@ -63,6 +67,8 @@ MAX_CONNECTIONS = 128
 MAX_OPEN_STREAMS_PER_PEER = 128
 """Streams with any protocol or with none yet."""
 DIAL_TIMEOUT_S = 10.0
+"""For one address."""
+DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
 CLOSE_TIMEOUT_S = 1.0
 ANYWHERE = ("0.0.0.0", "::")
 
@@ -129,9 +135,11 @@ class Host:
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
         problems: list[str] = []
+        # Each gets its turn within the time of a whole dial.
+        limit_s = min(DIAL_TIMEOUT_S, DIAL_ALL_S / max(1, len(addresses)))
         for address in addresses:
             try:
-                with trio.fail_after(DIAL_TIMEOUT_S):
+                with trio.fail_after(limit_s):
                     # Not `host.connect`: it tries one TCP address per peer, and blocks the peer for a minute.
                     await self._host.get_network().dial_addr(Multiaddr(address), ID.from_base58(peer_id))
                 return
@@ -145,11 +153,11 @@ class Host:
         # Not `host.disconnect`: it forgets, without closing it, a connection that the peer makes meanwhile.
         for connection in self._host.get_network().get_connections(ID.from_base58(peer_id)):
             try:
-                with trio.fail_after(CLOSE_TIMEOUT_S):
-                    # The socket first: the goodbye would wait behind what a peer does not read.
-                    with suppress(Exception):
-                        await connection.muxed_conn.secured_conn.close()
-                    await connection.close()
+                # The socket first: the goodbye would wait behind what a peer does not read.
+                with suppress(Exception), trio.move_on_after(CLOSE_TIMEOUT_S):
+                    await connection.muxed_conn.secured_conn.close()
+                # Not limited: one that is interrupted counts as connected for ever.
+                await connection.close()
             except Exception:
                 # The peer may already be gone, in any state.
                 self._counters.add("stray_errors")
@@ -334,6 +342,8 @@ def _make_host(seed: bytes, announce: Sequence[str]) -> BasicHost:
     host = new_host(
         key_pair=key_pair,
         sec_opt={NOISE_PROTOCOL_ID: noise},
+        # Not mplex, which has no pings, so that its connections cannot be watched.
+        muxer_opt={TProtocol(YAMUX_PROTOCOL_ID): Yamux},
         connection_config=ConnectionConfig(
             max_connections=MAX_CONNECTIONS,
             high_watermark=MAX_CONNECTIONS,

@@ -68,8 +68,7 @@ class Dialling:
         self._dialled: dict[str, float] = {}
         """Time of each connection that is not yet steady."""
         self._reported = ReportedAddresses()
-        self._private = self._is_private()
-        """Whether the run was confined to this machine or local network at the last check."""
+        self._look()
         self._failures: dict[str, str] = {}
         """Reason of the last failed dial, by bootstrap."""
 
@@ -79,7 +78,7 @@ class Dialling:
         Bootstraps and relays do not wait for others: strangers' addresses may take long to fail.
         """
         now = time.monotonic()
-        self._private = self._is_private()
+        self._look()
         self._judge(connected, now)
         if not connected and not self._peers.bootstrap:
             self._peers.bootstraps.look_again()
@@ -87,10 +86,9 @@ class Dialling:
         if does_without(self._chosen & self._peers.in_run, self._peers.observed):
             pauses.append(self._crowded)
         found: dict[str, tuple[str, ...]] = {}
-        given = {*self._relays(), *self._peers.bootstrap}
         for peer_id in self._wanted(connected):
             at_once = self._under_way | found.keys()
-            if len(at_once & given if peer_id in given else at_once) >= MAX_DIALS_AT_ONCE:
+            if len(at_once & self._given.keys() if peer_id in self._given else at_once) >= MAX_DIALS_AT_ONCE:
                 continue
             wait_s = max(pause.wait_s(peer_id, now) for pause in pauses)
             if wait_s <= 0 and (addresses := self.addresses(peer_id)) and self._may_dial(peer_id, now):
@@ -102,7 +100,7 @@ class Dialling:
         peers = self._peers
         if peer_id in peers.banned or peer_id == self._member.identity.peer_id:
             return ()
-        given, reported = self._given(peer_id), peers.remembered.get(peer_id, ())
+        given, reported = self._given.get(peer_id, ()), peers.remembered.get(peer_id, ())
         if peer_id in peers.known:
             # A stranger's record may contain anything, including addresses of other peers.
             suffix, named = f"/p2p/{peer_id}", peers.known[peer_id][0].multiaddrs
@@ -113,9 +111,14 @@ class Dialling:
             )
         return tuple(dict.fromkeys(filter(self._can_dial, (*given, *reported))))
 
-    def _given(self, peer_id: str) -> tuple[str, ...]:
-        """A peer's addresses from the configuration; these may always be dialled."""
-        return (*self._relays().get(peer_id, ()), *self._peers.bootstrap.get(peer_id, ()))
+    def _look(self) -> None:
+        """Note what is the same for every peer that is considered now."""
+        self._private = self._is_private()
+        """Whether the run is confined to this machine or local network."""
+        self._given = dict(self._relays())
+        """Addresses from the configuration, of relays and then bootstraps; these may always be dialled."""
+        for peer_id, addresses in self._peers.bootstrap.items():
+            self._given[peer_id] = (*self._given.get(peer_id, ()), *addresses)
 
     def _is_private(self) -> bool:
         settings, own = self._member.settings, self._member.own
@@ -123,7 +126,7 @@ class Dialling:
         return is_private_run([*named, *settings.announce, *settings.listen], own.addresses, self._peers.observed)
 
     def _may_dial(self, peer_id: str, now: float) -> bool:
-        if self._private or self._given(peer_id):
+        if self._private or peer_id in self._given:
             return True
         return self._reported.may_dial(self._peers.reported_by.get(peer_id, ""), now)
 
@@ -156,7 +159,7 @@ class Dialling:
 
     async def _dial(self, peer_id: str, addresses: Sequence[str], timeout_s: float) -> None:
         """Connect, and record the outcome for addresses that only strangers report. Raises `PeerUnreachable`."""
-        given = self._given(peer_id)
+        given = self._given.get(peer_id, ())
         reported = [] if self._private else [address for address in addresses if address not in given]
         try:
             async with self._runtime.timeout(timeout_s):
@@ -167,10 +170,13 @@ class Dialling:
                         f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
                     )
                 await self._connect(peer_id, (*(each for each in addresses if each not in reported), *found))
-        except (PeerUnreachable, TimeoutError) as error:
+        except PeerUnreachable:
             self._reported.failed(reported, time.monotonic())
-            if isinstance(error, PeerUnreachable):
-                raise
+            raise
+        except TimeoutError as error:
+            # A request's own limit may be too short for a peer that is far away.
+            if timeout_s >= DIAL_TIMEOUT_S:
+                self._reported.failed(reported, time.monotonic())
             raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
         self._reported.succeeded(reported)
 
@@ -184,7 +190,7 @@ class Dialling:
         """
         if peer_id in self._peers.banned:
             raise PeerUnreachable(f"{peer_id} is banned by this node")
-        self._private = self._is_private()
+        self._look()
         addresses = () if peer_id in connected else self.addresses(peer_id)
         if not addresses:
             return timeout_s
@@ -237,7 +243,7 @@ class Dialling:
     def _wanted(self, connected: frozenset[str]) -> list[str]:
         peers = self._peers
         now = self._member.clock()
-        wanted = [*self._relays(), *peers.bootstrap]
+        wanted = list(self._given)
         if self.needs_members():
             # A node that lost all peers tries expired records too.
             wanted += (

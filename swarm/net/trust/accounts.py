@@ -39,7 +39,6 @@ OFFENCES: dict[Outcome, float] = {
     Reason.LIMITS: 2.0,
     Reason.WRONG_PEER: 2.0,
     Reason.TOO_LONG: 0.02,
-    Reason.TOO_MANY: 0.02,
     Reason.HIDDEN_TOKENS: 0.02,
     Reason.QUESTION_MISMATCH: 1.0,
     Reason.MEDIA_MISMATCH: 1.0,
@@ -64,11 +63,12 @@ OFFENCES: dict[Outcome, float] = {
 }
 """Weight of each outcome that counts against the sender: by its cost to this node and how likely it is a mistake. A
 mismatched question or episode may come from another library version; whom this node does not trust another may; no
-honest node shares a held-out question. A
-grading that hangs costs seconds. A slow download may be the fault of this node's link. A peer that forwards a wrong
-chunk or record has not checked it. Groups too long for this policy may suit others but take time to read, so a few per
-minute are forgiven. Clock errors have no weight because either clock may be wrong. A later protocol version has none
-either: the sender is honest, and the admission budgets limit the volume."""
+honest node shares a held-out question. A grading that hangs costs seconds. A slow download may be the fault of this
+node's link. A peer that forwards a wrong chunk or record has not checked it. Larger groups than the run's are refused
+before they cost anything, and a member may have joined before the run was founded again. Groups too long for this
+policy may suit others but take time to read, so a few per minute are forgiven. Clock errors have no weight because
+either clock may be wrong. A later protocol version has none either: the sender is honest, and the admission budgets
+limit the volume."""
 
 MISTAKE = 1.0
 """Outcomes up to this weight occur for honest peers in proportion to their traffic, so merit offsets them fully.

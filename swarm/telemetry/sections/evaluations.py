@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from statistics import fmean
 
 from swarm.foreign import clean
 from swarm.telemetry.history import PeerHistory
@@ -33,8 +34,8 @@ def _evaluated_twice(histories: Sequence[PeerHistory]) -> list[tuple[EvaluationE
 
 def _whole(events: Sequence[EvaluationEvent]) -> tuple[float, float]:
     """(right, asked) of all tasks, mean over the peers."""
-    tasks = _by_task(events).values()
-    return sum(correct for correct, _ in tasks), sum(asked for _, asked in tasks)
+    counts = [count for event in events for count in event.tasks.values()]
+    return sum(correct for correct, _ in counts) / len(events), sum(asked for _, asked in counts) / len(events)
 
 
 def accuracy(event: EvaluationEvent | None) -> str:
@@ -55,18 +56,24 @@ def task_table(histories: Sequence[PeerHistory]) -> str:
         (escape(clean(task)), interval(before.get(task, (0, 0))), interval(after.get(task, (0, 0))))
         for task in sorted(before.keys() | after.keys())
     ]
-    note = f"Means over {plural(len(both), 'peer')}; 95% intervals over the questions (Wilson), which all were asked."
+    note = (
+        f"{plural(len(both), 'peer')}; means over those that were asked a task's questions, "
+        "with 95% intervals over the questions (Wilson)."
+    )
     return table(("task", "before", "after"), rows, text_columns=1) + f'<p class="note">{note}</p>'
 
 
 def _by_task(events: Sequence[EvaluationEvent]) -> dict[str, tuple[float, float]]:
-    """(right, asked), mean over the peers: they are asked the same questions, which are no more than one peer's."""
-    total: dict[str, tuple[float, float]] = {}
+    """(right, asked), mean over the peers that have the task: they are asked the same questions, which are no more than
+    one peer's."""
+    counts: dict[str, list[tuple[int, int]]] = {}
     for event in events:
-        for task, (correct, asked) in event.tasks.items():
-            so_far = total.get(task, (0.0, 0.0))
-            total[task] = (so_far[0] + correct / len(events), so_far[1] + asked / len(events))
-    return total
+        for task, count in event.tasks.items():
+            counts.setdefault(task, []).append(count)
+    return {
+        task: (fmean(correct for correct, _ in each), fmean(asked for _, asked in each))
+        for task, each in counts.items()
+    }
 
 
 def suite_table(histories: Sequence[PeerHistory]) -> str:
