@@ -99,6 +99,7 @@ def arguments(model: str, reads: Reads) -> dict[str, object]:
     """What vLLM is started with for a model, in a directory, that takes features."""
     architecture, *_ = json.loads((Path(model) / "config.json").read_bytes())["architectures"]
     take_features(architecture, reads)
+    keep_features()
     return {
         "enable_mm_embeds": True,
         "limit_mm_per_prompt": {} if reads.has_layers else dict.fromkeys(KINDS, 0),
@@ -141,3 +142,15 @@ def take_features(architecture: str, reads: Reads) -> None:
         raise ValueError(f"vLLM has no model {architecture}")
     model = ModelRegistry.models[architecture].load_model_cls()
     MULTIMODAL_REGISTRY.register_processor(Processor, info=Info, dummy_inputs=Unused)(model)
+
+
+def keep_features() -> None:
+    """Let vLLM's workers keep the features of prompts that its prefix cache covers.
+
+    vLLM drops them there, and its scheduler does not know: when new weights empty the caches, such a prompt is read
+    again, its features are missing, and the engine fails (vLLM 0.32).
+    """
+    from vllm.v1.core.sched import output
+
+    if hasattr(output, "strip_covered_mm_data"):
+        output.strip_covered_mm_data = lambda features, *_, **options: features
