@@ -199,7 +199,8 @@ def test_episodes_keep_their_own_observations_when_others_of_their_group_are_imp
     for _ in range(8):
         plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
     updater = updater_of(policy, credit=credit)
-    monkeypatch.setattr(updater, "logprobs", lambda groups: [[[-9.0] * 8, [-0.1] * 8, [-9.0] * 8]])
+    scored = [[[each] * 8] * len(turns) for each, (turns, _) in zip((-9.0, -0.1, -9.0), EPISODES, strict=True)]
+    monkeypatch.setattr(updater, "logprobs", lambda groups: [scored])
     (kept,) = Appraisal(updater, plausibility, credit).screen([Candidate("id", graded)])
     assert kept is not None
     assert len(kept.group.completions) == 2, "the first one is rewarded and improbable, the last one only improbable"

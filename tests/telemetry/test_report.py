@@ -442,5 +442,5 @@ def test_a_tasks_accuracy_is_that_of_the_peers_that_were_asked_it(tmp_path: Path
                  for number in (0, 5)]  # fmt: skip
         synthetic.write(tmp_path / task, lines)
         histories.append(PeerHistory.read(tmp_path / task / METRICS_FILE))
-    assert task_table(histories).count("16.0% to 36.8%") == 4
+    assert task_table(histories).count("(16%–37%)") == 4
     assert accuracy_ranges(histories).count("16.0% to 36.8%") == 2
