@@ -503,9 +503,9 @@ def test_a_snapshot_on_its_way_is_given_up_when_two_behind(swarm: Swarm) -> None
 
 
 def test_a_worker_that_needs_longer_than_two_publications_finishes_one_and_catches_up(swarm: Swarm) -> None:
-    # It takes ten seconds to a whole. A busy machine may be late by two without breaking the stream.
+    # It takes five seconds to a whole. A busy machine may be late by two without breaking the stream.
     swarm.settings = FAST.model_copy(update={"stall_s": 2.0})
-    learner, worker = swarm.learner(), swarm.worker("worker", download_bytes_per_s=2**17)
+    learner, worker = swarm.learner(), swarm.worker("worker", download_bytes_per_s=2**18)
     contents = [snapshot(0)]
 
     def publish(version: int) -> None:
