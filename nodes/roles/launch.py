@@ -22,6 +22,7 @@ from nodes.roles.run import (
     PEERS_FILE,
     ask_bootstraps,
     best_address,
+    check_group_size,
     check_only_learner,
     check_terms,
     left_out,
@@ -388,12 +389,10 @@ class _NetworkWatch:
             self._node.note(
                 f"joined run {manifest.run_id}; tasks, group size and mix stay unchanged until this node restarts"
             )
-            if self._group_size > manifest.group_size:
-                self._node.note(
-                    f"members refuse this node's groups: they have {self._group_size} completions, in this run at most "
-                    f"{manifest.group_size}; restart it to take the run's group size",
-                    "warning",
-                )
+            try:
+                check_group_size(self._group_size, manifest)
+            except ConfigError as error:
+                self._node.note(str(error), "warning")
         alone = status.alone_since is not None
         if alone != self._alone and (alone or self._alone is not None):
             self._node.note(

@@ -143,13 +143,12 @@ def check_only_learner(peer_id: str, manifest: RunManifest) -> None:
         )
 
 
-def check_group_size(config: NodeConfig, manifest: RunManifest | None) -> None:
-    """Raises `ConfigError` when members of the run would refuse all of this node's groups."""
-    own = config.generation.group_size
-    if manifest is not None and own > manifest.group_size:
+def check_group_size(group_size: int, manifest: RunManifest | None) -> None:
+    """Raises `ConfigError` when members of the run would refuse all groups of this size."""
+    if manifest is not None and group_size > manifest.group_size:
         raise ConfigError(
-            f"generation.group_size must be at most {manifest.group_size} in run {manifest.run_id}, got {own}: members "
-            "refuse larger groups; leave it out to take the run's"
+            f"generation.group_size must be at most {manifest.group_size} in run {manifest.run_id}, got {group_size}: "
+            "members refuse larger groups; leave it out to take the run's"
         )
 
 

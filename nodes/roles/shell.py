@@ -75,7 +75,7 @@ class Shell:
 
         Raises `ConfigError` for an unavailable sink, and for larger groups than those of the run.
         """
-        check_group_size(config, transport.manifest())
+        check_group_size(config.generation.group_size, transport.manifest())
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         self.exchange = Exchange(
             transport,

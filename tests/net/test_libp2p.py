@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +26,9 @@ from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
 
 from .records import drained, fast_settings, make_identity, make_manifest, signed, until
+
+if TYPE_CHECKING:  # libp2p, which only some processes may import
+    from swarm.net.libp2p.host import Host
 
 pytestmark = [
     pytest.mark.network,
@@ -182,22 +186,29 @@ def test_a_banned_peer_is_cut_off_until_the_ban_ends(start: Start) -> None:
     exchange(b, a, b"sorry")
 
 
+@asynccontextmanager
+async def two_hosts() -> AsyncIterator[tuple[Host, Host]]:
+    """Listening on loopback, and not connected."""
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.host import open_host
+
+    listen = ("/ip4/127.0.0.1/tcp/0",)
+    async with (
+        open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
+        open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
+    ):
+        yield first, second
+
+
 def test_a_connection_made_while_another_is_closed_is_not_forgotten() -> None:
     import trio
-
-    from swarm.net.counters import Counters
-    from swarm.net.libp2p.host import Host, open_host
 
     async def redial(first: Host, second: Host) -> None:
         for address in first.listening():
             await second.connect(first.peer_id, [address])
 
     async def run() -> None:
-        listen = ("/ip4/127.0.0.1/tcp/0",)
-        async with (
-            open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
-            open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
-        ):
+        async with two_hosts() as (first, second):
             await redial(first, second)
             while not first.connected():
                 await trio.sleep(0.01)

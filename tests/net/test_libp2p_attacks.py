@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 
 from .records import drained, signed, until
-from .test_libp2p import attack
+from .test_libp2p import attack, two_hosts
 
 pytestmark = [pytest.mark.network, pytest.mark.libp2p]
 
@@ -248,19 +247,8 @@ def test_a_peer_that_takes_no_bytes_is_hung_up_on_at_once() -> None:
     import trio
     import trio.testing
 
-    from swarm.net.counters import Counters
-    from swarm.net.libp2p.host import open_host
-
     async def run() -> None:
-        listen = ("/ip4/127.0.0.1/tcp/0",)
-        async with (
-            open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
-            open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
-            trio.open_nursery() as nursery,
-        ):
-            await second.connect(first.peer_id, first.listening())
-            while not first.connected():
-                await trio.sleep(0.01)
+        async with two_connected_hosts() as (first, second), trio.open_nursery() as nursery:
             deafen(second)
             (connections,) = first._host.get_network().get_connections_map().values()
             nursery.start_soon(fill, connections[0])
@@ -284,19 +272,10 @@ def test_a_connection_is_gone_also_when_everything_stands_still_while_it_is_clos
     """As on a starved machine, or a laptop that sleeps for a while."""
     import trio
 
-    from swarm.net.counters import Counters
-    from swarm.net.libp2p.host import CLOSE_TIMEOUT_S, open_host
+    from swarm.net.libp2p.host import CLOSE_TIMEOUT_S
 
     async def run() -> None:
-        listen = ("/ip4/127.0.0.1/tcp/0",)
-        async with (
-            open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
-            open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
-            trio.open_nursery() as nursery,
-        ):
-            await second.connect(first.peer_id, first.listening())
-            while not first.connected():
-                await trio.sleep(0.01)
+        async with two_connected_hosts() as (first, second), trio.open_nursery() as nursery:
             nursery.start_soon(first.drop, second.peer_id)
             await trio.sleep(0.05)
             time.sleep(1.2 * CLOSE_TIMEOUT_S)
@@ -310,26 +289,32 @@ def test_a_connection_is_gone_also_when_everything_stands_still_while_it_is_clos
 def test_an_address_is_reached_behind_others_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     import trio
 
-    from swarm.net.counters import Counters
     from swarm.net.libp2p import host as host_module
 
     monkeypatch.setattr(host_module, "DIAL_TIMEOUT_S", 8.0)
     monkeypatch.setattr(host_module, "DIAL_ALL_S", 8.0)
 
     async def run() -> None:
-        listen = ("/ip4/127.0.0.1/tcp/0",)
         with ExitStack() as silent:
             sockets = [silent.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
             addresses = [f"/ip4/127.0.0.1/tcp/{each.getsockname()[1]}" for each in sockets]
-            async with (
-                host_module.open_host(secrets.token_bytes(32), listen, (), Counters()) as first,
-                host_module.open_host(secrets.token_bytes(32), listen, (), Counters()) as second,
-            ):
+            async with two_hosts() as (first, second):
                 with trio.fail_after(20):
                     await second.connect(first.peer_id, [*addresses, *first.listening()])
                 assert second.connected() == {first.peer_id}
 
     trio.run(run)
+
+
+@asynccontextmanager
+async def two_connected_hosts() -> AsyncIterator[tuple[Any, Any]]:
+    import trio
+
+    async with two_hosts() as (first, second):
+        await second.connect(first.peer_id, first.listening())
+        while not first.connected():
+            await trio.sleep(0.01)
+        yield first, second
 
 
 def deafen(host: Any) -> None:

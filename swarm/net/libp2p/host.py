@@ -69,6 +69,7 @@ MAX_OPEN_STREAMS_PER_PEER = 128
 DIAL_TIMEOUT_S = 10.0
 """For one address."""
 DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
+"""For all addresses of a peer, so that each has had its turn when the dial ends."""
 CLOSE_TIMEOUT_S = 1.0
 ANYWHERE = ("0.0.0.0", "::")
 
@@ -135,7 +136,6 @@ class Host:
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
         problems: list[str] = []
-        # Each gets its turn within the time of a whole dial.
         limit_s = min(DIAL_TIMEOUT_S, DIAL_ALL_S / max(1, len(addresses)))
         for address in addresses:
             try:
