@@ -62,7 +62,7 @@ def _over(control: NodeReader, nodes: Sequence[NodeReader]) -> Answer | None:
     if found is None:
         return None
     ratio = Estimate(found["cumulative_ratio"], found["low"], found["high"])
-    return Answer(benefit.in_words(found), _verdict(ratio), BY_CONTROL)
+    return Answer(benefit.in_words(found), _verdict(ratio) if benefit.is_enough(found) else "open", BY_CONTROL)
 
 
 def by_estimate(nodes: Sequence[NodeReader]) -> Answer:

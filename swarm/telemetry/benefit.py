@@ -6,7 +6,7 @@ control's are all its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -18,6 +18,9 @@ from swarm.telemetry.intervals import percentile_interval
 Curve = npt.NDArray[np.float64]
 
 NUM_RESAMPLES = 4_000
+MIN_REWARDS = 30
+"""Of the control, before a gain is claimed. The interval leaves out the chance in a node's own rewards, which is a fifth
+of so few."""
 
 
 class Benefit(TypedDict):
@@ -35,6 +38,8 @@ class Benefit(TypedDict):
     """95% interval of the ratio, over nodes and tasks: a percentile bootstrap of both."""
     rounds_to_match: int | None
     """Rounds after which the nodes' mean over as many rounds reaches `alone`; None if it does not."""
+    alone_rewards: float
+    """Sum of the control's rewards in all rounds: as many right answers, where a reward is 0 or 1."""
 
 
 def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | None:
@@ -42,8 +47,9 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
     rounds = min((max(history.rounds, default=0) for history in (*nodes, control)), default=0)
     if not nodes or rounds == 0:
         return None
-    by_task = [_by_task(history, rounds) for history in nodes]
-    alone_by_task = _by_task(control, rounds)
+    by_task = [_means(_by_task(history, rounds)) for history in nodes]
+    alone_totals = _by_task(control, rounds)
+    alone_by_task = _means(alone_totals)
     tasks = sorted(set(alone_by_task).intersection(*by_task))
     together = np.array([[found[task] for task in tasks] for found in by_task])  # [nodes, tasks]
     alone = np.array([alone_by_task[task] for task in tasks])  # [tasks]
@@ -61,7 +67,13 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
         low=low,
         high=high,
         rounds_to_match=_rounds_to_match(curve, window, last_alone),
+        alone_rewards=sum(total for total, _ in alone_totals.values()),
     )
+
+
+def is_enough(found: Benefit) -> bool:
+    """Whether the control has rewards enough for the interval to be relied on."""
+    return found["alone_rewards"] >= MIN_REWARDS
 
 
 def in_words(found: Benefit) -> str:
@@ -75,19 +87,25 @@ def in_words(found: Benefit) -> str:
     else:
         rounds = f"{matched} rounds instead of {found['rounds']}"
         reached = f"With others a reward of {found['alone']:.2f} came after {rounds}."
+    if not is_enough(found):
+        reached = f"The lone node has earned too few rewards to rely on this: {found['alone_rewards']:.3g}."
     return (
         f"With others {found['together']:.2f}, alone {found['alone']:.2f} after {found['rounds']} rounds; "
         f"rewards of all rounds {gain:+.0f}% (95% interval {low:+.0f}% to {high:+.0f}%). {reached}"
     )
 
 
-def _by_task(history: PeerHistory, rounds: int) -> dict[str, float]:
-    """Mean reward by task over the first `rounds` rounds."""
+def _by_task(history: PeerHistory, rounds: int) -> dict[str, tuple[float, int]]:
+    """(sum of rewards, completions) by task over the first `rounds` rounds."""
     totals: dict[str, tuple[float, int]] = {}
     for event in history.series()[:rounds]:
         for task, (reward, count) in event.tasks.items():
             total, asked = totals.get(task, (0.0, 0))
             totals[task] = (total + reward, asked + count)
+    return totals
+
+
+def _means(totals: Mapping[str, tuple[float, int]]) -> dict[str, float]:
     return {task: total / asked for task, (total, asked) in totals.items() if asked}
 
 

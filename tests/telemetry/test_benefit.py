@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.telemetry.benefit import benefit, in_words
+from swarm.telemetry.benefit import benefit, in_words, is_enough
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import Event, RoundEvent
@@ -88,6 +88,17 @@ def test_a_swarm_that_stays_behind_never_matches(tmp_path: Path) -> None:
 def test_a_lone_node_that_ends_where_the_others_began_matches_nothing(tmp_path: Path) -> None:
     found = benefit([node(tmp_path, "a", ramp(0.6), 1)], node(tmp_path, "alone", [0.3, *[0.0] * (ROUNDS - 1)], 2))
     assert found is not None and "no more than what the others began with" in in_words(found)
+
+
+def test_a_handful_of_rewards_is_no_verdict(tmp_path: Path) -> None:
+    nodes = [node(tmp_path, f"peer-{k}", [0.3] * 2, k) for k in range(4)]
+    few = benefit(nodes, node(tmp_path, "alone", [0.03] * 2, 9))
+    assert few is not None and few["low"] > 1.0 and 0 < few["alone_rewards"] < 30
+    assert not is_enough(few)
+    assert f"too few rewards to rely on this: {few['alone_rewards']:.0f}." in in_words(few)
+    many = benefit(nodes, node(tmp_path, "often right", [0.1] * 2, 9))
+    assert many is not None and is_enough(many)
+    assert "too few" not in in_words(many)
 
 
 def test_nothing_is_said_where_nothing_can_be(tmp_path: Path) -> None:
