@@ -16,6 +16,7 @@ from nodes.roles.run import (
     best_address,
     found_run,
     lacking_files,
+    left_run,
     on_same_ports,
     remember,
     remembered,
@@ -42,8 +43,11 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     config = load_config(file, None, os.environ, overrides).config
     config.out.mkdir(parents=True, exist_ok=True)
     identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
-    sealed = found_run(config, identity, remembered(config.out))
+    kept = remembered(config.out)
+    sealed = found_run(config, identity, kept)
     remember(config.out, sealed)
+    if left := left_run(kept, sealed):
+        warn(left, console)
     if not reopen(sealed).tasks:
         warn(f"nobody can join with the tasks of this run: {NO_TASKS}", console)
     for name in lacking_files(sealed):

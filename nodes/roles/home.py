@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.roles.run import IDENTITY_FILE, found_run, remember, remembered, reopen
+from nodes.roles.run import IDENTITY_FILE, found_run, left_run, remember, remembered, reopen
 from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, IdentityInUse
@@ -25,6 +25,8 @@ class Home(Struct, frozen=True):
     identity: Identity
     sealed: bytes | None
     """The run's manifest; None until a bootstrap answers, unless one was stored before."""
+    warning: str | None = None
+    """That it leaves another run."""
 
 
 def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None, terms: Terms | None = None) -> Home:
@@ -67,4 +69,4 @@ def _claim(config: NodeConfig, out: Path, sealed: bytes | None, terms: Terms | N
         chosen = found_run(config, identity, kept, terms)  # again, with the current configuration
     if chosen:
         remember(out, chosen)
-    return Home(out, identity, chosen)
+    return Home(out, identity, chosen, left_run(kept, chosen) if chosen else None)

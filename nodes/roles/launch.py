@@ -232,6 +232,8 @@ def opened(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
+        if home.warning:
+            warn(home.warning, console)
         if manifest and role.sets_terms:
             check_only_learner(home.identity.peer_id, manifest)
         asked = manifest_values(manifest, loaded, role.keeps_terms) if manifest else None

@@ -96,6 +96,16 @@ def found_run(config: NodeConfig, identity: Identity, kept: bytes | None = None,
     return sealed
 
 
+def left_run(kept: bytes | None, sealed: bytes) -> str | None:
+    """A warning where a directory leaves the run `kept` for one of another name; None: it has been in no other."""
+    if kept is None or (earlier := reopen(kept)).run_id == (manifest := reopen(sealed)).run_id:
+        return None
+    return (
+        f"this directory was in run {earlier.run_id} and now founds {manifest.run_id} (run_name): members of the earlier "
+        "run stay there. Identity and checkpoints go on; --out with another directory starts anew"
+    )
+
+
 def reopen(sealed: bytes) -> RunManifest:
     """Open a manifest that was checked on arrival, regardless of the current time."""
     return open_manifest(sealed, now=math.inf)

@@ -221,6 +221,18 @@ def test_a_founder_refounds_with_its_present_configuration_and_a_member_remember
     assert claim_home(_config(tmp_path / "member"), True, None).sealed == home.sealed
 
 
+def test_a_founder_who_renames_its_run_is_told_that_members_do_not_follow(tmp_path: Path) -> None:
+    first = claim_home(_config(tmp_path, ("run_name", "apples")), True, None)
+    first.identity.close()
+    again = claim_home(_config(tmp_path, ("run_name", "apples")), True, None)
+    again.identity.close()
+    assert first.warning is None and again.warning is None
+    renamed = claim_home(_config(tmp_path, ("run_name", "pears")), True, None)
+    earlier, now = (open_manifest(home.sealed).run_id for home in (first, renamed))
+    assert earlier != now and renamed.identity.peer_id == first.identity.peer_id
+    assert f"was in run {earlier} and now founds {now}" in (renamed.warning or "")
+
+
 def test_an_older_manifest_does_not_replace_the_one_remembered(tmp_path: Path) -> None:
     founder = Identity.generate()
     older = found_run(_config(tmp_path), founder)
