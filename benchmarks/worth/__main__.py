@@ -37,10 +37,12 @@ def rows(name: str, found: Found) -> list[Row]:
     """One swarm: what its nodes estimate and predict beside the truth, and the truth with its interval."""
     truth = found.truth
     values = [estimate.value if estimate is not None else None for estimate in found.estimates]
+    time = f"{name}: time of a round alone over together, by node"
     return [
         row(f"{name}: estimated progress over alone, by node", values, ""),
         row(f"{name}: predicted rewards over alone, by node", found.predictions, "", baseline=[truth.value]),
         replace(row(f"{name}: true rewards over alone", [truth.value], ""), spread=(truth.low, truth.high)),
+        row(time, found.times_alone, "", baseline=found.true_times_alone),
     ]
 
 

@@ -31,6 +31,10 @@ class Found:
     """Each node's last estimate of `help`."""
     costs: list[float]
     """Fraction of each node's time that the estimate took."""
+    times_alone: list[float | None]
+    """Each node's last estimate of the time of a round alone, over that of one with others."""
+    true_times_alone: list[float]
+    """The same by its control."""
 
     @property
     def predictions(self) -> list[float | None]:
@@ -70,6 +74,8 @@ def find(store: CellStore, together: Cell, alone: Cell) -> Found | None:
         _rewards(controls),
         [node.worth.help if node.worth else None for node in nodes],
         [_cost(node) for node in nodes],
+        [node.worth.time_alone if node.worth else None for node in nodes],
+        [_seconds(control) / _seconds(node) for node, control in zip(nodes, controls, strict=True)],
     )
 
 
@@ -83,6 +89,9 @@ def _rewards(histories: Sequence[PeerHistory]) -> Curves:
 
 def _cost(history: PeerHistory) -> float:
     """Fraction of the rounds' time."""
-    rounds = history.series()
-    spent = sum(sum(event.timings.values()) for event in rounds)
-    return sum(event.figures.get("worth/cost_s") or 0.0 for event in rounds) / spent
+    return sum(event.figures.get("worth/cost_s") or 0.0 for event in history.series()) / _seconds(history)
+
+
+def _seconds(history: PeerHistory) -> float:
+    """Of all rounds."""
+    return sum(sum(event.timings.values()) for event in history.series())

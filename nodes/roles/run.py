@@ -101,8 +101,8 @@ def left_run(kept: bytes | None, sealed: bytes) -> str | None:
     if kept is None or (earlier := reopen(kept)).run_id == (manifest := reopen(sealed)).run_id:
         return None
     return (
-        f"this directory was in run {earlier.run_id} and now founds {manifest.run_id} (run_name): members of the earlier "
-        "run stay there. Identity and checkpoints go on; --out with another directory starts anew"
+        f"this directory was in run {earlier.run_id} and now founds {manifest.run_id} (run_name): members of the "
+        "earlier run stay there. Identity and checkpoints go on; --out with another directory starts anew"
     )
 
 

@@ -209,6 +209,8 @@ class SapoNode:
         self._exchange.took(len(mixed.external), mixed.external_wanted)
         with stages("update"):
             update = self._update(mixed, len(informative))
+        if self._worth is not None and self._max_staleness == 0:  # else updates hide the time of generation
+            self._worth.timed(stages.seconds, len(mixed.local) + len(mixed.external), len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
         self._keep_own(local, mixed, update.skipped)
         self.mixer.record(this, mixed)

@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from swarm.protocols import GradientSketcher
+from swarm.sapo.pace import Pace
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.intervals import percentile_interval
 from swarm.types import Estimate, SwarmWorth
@@ -122,6 +124,7 @@ class WorthEstimator:
         self._blocks = np.empty((NUM_DRAWS + 1, 0))
         self._estimated: SwarmWorth | None = None
         """What the rounds say; None until someone asks."""
+        self._pace = Pace()
         self._spent = Stopwatch(["worth"])
         self._reported = 0.0
         """Seconds that earlier figures contain."""
@@ -134,7 +137,7 @@ class WorthEstimator:
     @property
     def worth(self) -> SwarmWorth | None:
         """What is known; None when this node cannot measure."""
-        return None if self.refusal else self._known()
+        return None if self.refusal else replace(self._known(), time_alone=self._pace.time_alone)
 
     def worth_of(self, peer_id: str) -> float | None:
         """Worth of a group by this author, in own groups; None while unknown."""
@@ -144,6 +147,7 @@ class WorthEstimator:
     def figures(self) -> dict[str, float]:
         """What is known, and the seconds spent on it since the last call, by conventional name."""
         known = {"worth/help": self._known().help, "worth/external": self._known().each}
+        time_alone = self._pace.time_alone
         found = {
             f"{name}{suffix}": value
             for name, estimate in known.items()
@@ -152,7 +156,9 @@ class WorthEstimator:
         }
         spent = self._spent.seconds["worth"] + self._sketcher.seconds
         cost, self._reported = spent - self._reported, spent
-        return found if self.refusal else {**found, "worth/cost_s": cost}
+        if self.refusal:
+            return found
+        return {**found, "worth/cost_s": cost, **({} if time_alone is None else {"worth/time_alone": time_alone})}
 
     def begin(self, number: int) -> bool:
         """Whether round `number`, whose update comes next, is measured."""
@@ -170,6 +176,10 @@ class WorthEstimator:
             sketches = self._taken(num_local + len(senders))
             if sketches is not None:
                 self.add(sketches, senders, min(num_informative, self._num_groups))
+
+    def timed(self, seconds: Mapping[str, float], num_trained: int, num_informative: int) -> None:
+        """Add the time of a round, measured or not, with `seconds` by stage and so many groups in its update."""
+        self._pace.add(seconds, num_trained, min(num_informative, self._num_groups))
 
     def _taken(self, num_groups: int) -> Sketches | None:
         """The sketches of the update; None if one is missing or not finite."""

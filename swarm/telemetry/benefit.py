@@ -19,8 +19,8 @@ Curve = npt.NDArray[np.float64]
 
 NUM_RESAMPLES = 4_000
 MIN_REWARDS = 30
-"""Of the control, before a gain is claimed. The interval leaves out the chance in a node's own rewards, which is a fifth
-of so few."""
+"""Of the control, before a gain is claimed. The interval leaves out the chance in a node's own rewards, a fifth of so
+few."""
 
 
 class Benefit(TypedDict):

@@ -225,6 +225,7 @@ def _worth_table(histories: Sequence[PeerHistory]) -> str:
         (
             escape(history.name),
             worth.in_short(found),
+            worth.figures(in_time) if (in_time := found.help_in_time) else worth.NOT_KNOWN,
             _rewards_ratio(history, found),
             worth.figures(found.each) if found.each else worth.NOT_KNOWN,
             "; ".join(
@@ -237,11 +238,20 @@ def _worth_table(histories: Sequence[PeerHistory]) -> str:
     ]
     note = (
         "Estimated without a control, from the gradients of the peer's own updates at the end of the run, with 95% "
-        "intervals: progress of its updates over that of updates on its own groups alone; what follows for the rewards "
-        "of all rounds, if it was so in every round; and the worth of an external group in own groups."
+        "intervals: progress of its updates over that of updates on its own groups alone, in as many rounds and in the "
+        "same time; what follows for the rewards of all rounds, if it was so in every round; and the worth of an "
+        "external group in own groups."
     )
-    head = ("peer", "progress over alone", "rewards over alone", "an external group", "by sender", "rounds measured")
-    return table(head, rows, text_columns=5) + f'<p class="note">{note}</p>'
+    head = (
+        "peer",
+        "progress over alone",
+        "by the clock",
+        "rewards over alone",
+        "an external group",
+        "by sender",
+        "rounds measured",
+    )
+    return table(head, rows, text_columns=6) + f'<p class="note">{note}</p>'
 
 
 def _rewards_ratio(history: PeerHistory, found: SwarmWorth) -> str:

@@ -18,8 +18,12 @@ def in_words(worth: SwarmWorth) -> str:
     if worth.help is None:
         compared = f"{worth.compared} of them with own and others' groups"
         return f"whether the swarm helps is {NOT_KNOWN} ({worth.rounds} rounds measured, {compared})"
-    each = "" if worth.each is None else f"others' groups are worth {figures(worth.each)} of your own each; "
-    return f"{each}{verdict(worth.help)}: {figures(worth.help)} times the progress alone"
+    found = f"{verdict(worth.help)}: {figures(worth.help)} times the progress alone"
+    if (in_time := worth.help_in_time) is not None:
+        found += f" by round, {figures(in_time)} by the clock"
+    # Last, because narrow terminals cut it off.
+    each = "" if worth.each is None else f"; others' groups are worth {figures(worth.each)} of your own each"
+    return found + each
 
 
 def verdict(found: Estimate) -> str:

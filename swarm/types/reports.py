@@ -37,6 +37,15 @@ class SwarmWorth(Struct, frozen=True):
     """The same by the group's author, of those that are known well enough."""
     compared: int = 0
     """Of the rounds, those with own and others' groups in the update."""
+    time_alone: float | None = None
+    """Time of a round alone over that of a round with others (`swarm/sapo/pace.py`); None while unknown."""
+
+    @property
+    def help_in_time(self) -> Estimate | None:
+        """Progress over that alone in the same time, not in as many rounds; None while unknown."""
+        if self.help is None or self.time_alone is None:
+            return None
+        return Estimate(*(self.time_alone * each for each in (self.help.value, self.help.low, self.help.high)))
 
 
 complete(globals())

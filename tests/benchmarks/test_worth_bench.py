@@ -23,7 +23,8 @@ def _found(ratio: float, estimate: float | None, noise: float = 0.0) -> Found:
     rng = np.random.default_rng(0)
     alone = np.linspace(0, 0.4, 40) + noise * rng.normal(size=(3, 40))
     known = None if estimate is None else Estimate(estimate, estimate - 0.1, estimate + 0.1)
-    return Found(ratio * (alone + noise * rng.normal(size=(3, 40))), alone, [known] * 3, [0.03] * 3)
+    together = ratio * (alone + noise * rng.normal(size=(3, 40)))
+    return Found(together, alone, [known] * 3, [0.03] * 3, [0.5, None, 0.6], [0.5, 0.6, 0.7])
 
 
 def test_rank_correlation_is_that_of_the_definition() -> None:
@@ -44,11 +45,12 @@ def test_signs_count_only_where_the_truth_is_significant() -> None:
 
 
 def test_the_truth_has_the_rewards_ratio_and_its_interval() -> None:
-    estimated, predicted, true = rows("sparse", _found(1.5, 2.0, noise=0.01))
+    estimated, predicted, true, time = rows("sparse", _found(1.5, 2.0, noise=0.01))
     assert (estimated.value, estimated.n) == (2.0, 3)
     assert predicted.value == pytest.approx(2.0, abs=0.1) and predicted.baseline == true.value
     assert true.spread is not None and true.spread[0] < 1.5 < true.spread[1]
     assert true.value == pytest.approx(1.5, abs=0.1)
+    assert (time.value, time.baseline, time.n) == (0.55, 0.6, 2)
 
 
 def test_controls_differ_from_their_nodes_in_the_others_alone(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_answer_comes_first_from_the_control(tmp_path: Path) -> None:
 
 def test_without_a_control_from_the_nodes_own_estimates(tmp_path: Path) -> None:
     one = json.loads(_site(swarm(tmp_path / "one", NOW, num_nodes=1, control=False)).overview)["answer"]
-    assert one["verdict"] == "helps" and "the swarm helps you: 1.5 (1.2 to 1.9)" in one["words"]
+    assert one["verdict"] == "helps" and "The swarm helps you: 1.5 (1.2 to 1.9)" in one["words"]
     four = json.loads(_site(swarm(tmp_path / "four", NOW, control=False)).overview)["answer"]
     assert four["verdict"] == "helps" and "peer-3 1.5 (1.2 to 1.9)" in four["words"]
     nobody = json.loads(_site(tmp_path / "nobody").overview)["answer"]

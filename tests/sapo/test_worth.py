@@ -202,6 +202,26 @@ def test_only_due_rounds_with_whole_sketches_count() -> None:
     assert estimator.worth == SwarmWorth(rounds=2)
 
 
+def test_the_time_alone_leaves_out_what_others_groups_take() -> None:
+    estimator = _estimator()
+    seconds = {"generate": 4.0, "share": 0.1, "receive": 0.1, "mix": 1.8, "update": 10.0}
+    for number in range(MIN_ROUNDS):
+        assert estimator.worth is not None and estimator.worth.time_alone is None, number
+        # Of five own groups with signal an update with others takes four, and four of others.
+        estimator.timed(seconds, 8, 5)
+    assert estimator.worth.time_alone == pytest.approx((4 + 10 * 5 / 8) / 16)
+    assert estimator.figures()["worth/time_alone"] == estimator.worth.time_alone
+    for _ in range(MIN_ROUNDS):  # nothing to train on, together or alone
+        estimator.timed({"generate": 4.0}, 0, 0)
+    assert estimator.worth.time_alone == pytest.approx((8 + 10 * 5 / 8) / 20)
+
+
+def test_progress_by_the_clock_is_help_in_the_time_of_a_round_alone() -> None:
+    assert SwarmWorth(9, help=Estimate(1.5, 1.2, 2.0)).help_in_time is None
+    assert SwarmWorth(9, time_alone=0.5).help_in_time is None
+    assert SwarmWorth(9, help=Estimate(1.5, 1.2, 2.0), time_alone=0.5).help_in_time == Estimate(0.75, 0.6, 1.0)
+
+
 def test_a_node_that_cannot_measure_does_not() -> None:
     sketcher = Planted()
     sketcher.refusal = "no gradients"

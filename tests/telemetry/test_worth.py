@@ -42,8 +42,11 @@ def _histories(folder: Path, *found: SwarmWorth | None) -> list[PeerHistory]:
 
 def test_words_follow_the_interval_not_the_value() -> None:
     assert in_words(HELPS) == (
-        "others' groups are worth 1.6 (1.2 to 2.1) of your own each; "
-        "the swarm helps you: 1.5 (1.2 to 1.9) times the progress alone"
+        "the swarm helps you: 1.5 (1.2 to 1.9) times the progress alone; "
+        "others' groups are worth 1.6 (1.2 to 2.1) of your own each"
+    )
+    assert in_words(replace(HELPS, time_alone=0.6)).startswith(
+        "the swarm helps you: 1.5 (1.2 to 1.9) times the progress alone by round, 0.9 (0.7 to 1.1) by the clock; others"
     )
     assert "the swarm does not help you: 0.5 (0.3 to 0.7)" in in_words(HURTS)
     assert "the swarm makes no clear difference to you" in in_words(UNCLEAR)
@@ -68,10 +71,10 @@ def test_the_live_view_answers_in_one_line(tmp_path: Path) -> None:
 
 def test_the_report_answers_first_and_lists_senders_by_name(tmp_path: Path) -> None:
     alone = _histories(tmp_path / "one", HELPS)
-    assert f"Others{in_words(HELPS)[6:]}".replace("'", "&#x27;") in page(alone, swarm_summary(alone, {}, {}))
-    several = _histories(tmp_path / "two", HELPS, HURTS)
+    assert f"The{in_words(HELPS)[3:]}".replace("'", "&#x27;") in page(alone, swarm_summary(alone, {}, {}))
+    several = _histories(tmp_path / "two", replace(HELPS, time_alone=0.5), HURTS)
     text = page(several, swarm_summary(several, {}, {}))
-    assert "<td>1.5 (1.2 to 1.9)</td>" in text.replace(' class="text"', "")
+    assert "<td>1.5 (1.2 to 1.9)</td><td>0.8 (0.6 to 0.9)</td>" in text.replace(' class="text"', "")
     assert "peer-2 0.1 (-0.2 to 0.4)" in text
     nothing = _histories(tmp_path / "three", None)
     assert "for a peer" not in page(nothing, swarm_summary(nothing, {}, {}))
