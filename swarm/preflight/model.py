@@ -1,22 +1,24 @@
 """What a model needs of memory, by its `config.json`.
 
 Its own code runs on tensors without content, so that every architecture counts as it is, with the casts of mixed
-precision and with adapters. Only two layers of it run: the others are like the second.
+precision and with adapters. Only the first layers of it run, two where all are alike: the others are like one of these.
 """
 
 from __future__ import annotations
 
 import copy
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import Struct, structs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import ModuleList
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -28,6 +30,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarm.engines.transformers.generating import is_cast
 from swarm.errors import PolicyError
@@ -42,6 +45,8 @@ from swarm.training.layers import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
 """Causal attention without a mask, as real passes have it; transformers would make one for tensors without content."""
+Kind = tuple[tuple[str, torch.Size], ...]
+"""Names and shapes of a layer's parameters and buffers."""
 MAX_CHARS = 100
 WIDTH = 64
 """Tokens of a row while measuring."""
@@ -150,7 +155,7 @@ def measure(
         has_encoder=has_encoder(config),
     )
     try:
-        return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored))
+        return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored, _kinds(whole)))
     except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
         return structs.replace(size, problem=_in_words(error))
 
@@ -252,37 +257,75 @@ class GroupedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return rows.new_empty(rows.shape[0], weights.shape[-1])
 
 
-def _measure_passes(config: PreTrainedConfig, lora: LoraSettings, dtype: torch.dtype, stored: torch.dtype) -> PassSize:
-    """By passes of one and two rows through models of one and two layers."""
-    num_layers = config.get_text_config().num_hidden_layers
-    kept: dict[tuple[int, int, bool], int] = {}
-    cached: list[int] = []
-    for layers in (1, 2):
-        model = _build(_with_layers(config, layers), lora, stored)
-        with FakeTensorMode(), GroupedProducts():  # type: ignore[no-untyped-call]
-            _give_fake_memory(model)
-            for rows in (1, 2):
-                for checkpointed in (False, True):
-                    with TrainingLayers(model, compiled=False, checkpointed=checkpointed).active():
-                        kept[layers, rows, checkpointed] = _kept_bytes(model, rows, dtype)
-            cached.append(_cached_bytes(model, dtype))
+def _kinds(model: PreTrainedModel) -> list[Kind]:
+    """What tells the layers of the text model apart, in their order; all alike where they cannot be identified.
 
-    def growth(first: Callable[[int], float]) -> Growth:
-        per_token = (first(2) - first(1)) / WIDTH
-        return Growth(first(1) - per_token * WIDTH, per_token)
+    Some models of experts begin with layers without any.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in model.get_decoder().modules() if isinstance(module, ModuleList))
+    for layers in lists:
+        if len(layers) == number and isinstance(layers[0], GradientCheckpointingLayer):
+            tensors = ([*layer.named_parameters(), *layer.named_buffers()] for layer in layers)
+            return [tuple((name, tensor.shape) for name, tensor in found) for found in tensors]
+    return [()] * number
 
-    def all_layers(checkpointed: bool) -> Growth:
-        return growth(lambda rows: kept[1, rows, checkpointed] + (num_layers - 1) * a_layer(rows, checkpointed))
 
-    def a_layer(rows: int, checkpointed: bool) -> int:
-        return kept[2, rows, checkpointed] - kept[1, rows, checkpointed]
+class _Run(NamedTuple):
+    """Bytes of a model of the first layers."""
+
+    kept: dict[tuple[int, bool], int]
+    """Of a forward pass, by its rows and whether layers are checkpointed."""
+    cached: int
+    """Keys and values of a token."""
+
+
+def _measure_passes(
+    config: PreTrainedConfig, lora: LoraSettings, dtype: torch.dtype, stored: torch.dtype, kinds: Sequence[Kind]
+) -> PassSize:
+    """By models of one layer, and of as many as end with the first one of each kind, with and without that one."""
+    counts = Counter(kinds[1:])
+    ends = {kind: kinds.index(kind, 1) + 1 for kind in counts}
+    runs = {
+        layers: _run(_build(_with_layers(config, layers), lora, stored), dtype)
+        for layers in sorted({1, *ends.values(), *(end - 1 for end in ends.values())})
+    }
+
+    def growth(bytes_of: Callable[[int], float]) -> Growth:
+        """By passes of one and two rows."""
+        per_token = (bytes_of(2) - bytes_of(1)) / WIDTH
+        return Growth(bytes_of(1) - per_token * WIDTH, per_token)
+
+    def more(kind: Kind, of: Callable[[_Run], int]) -> int:
+        """What a layer of this kind adds."""
+        return of(runs[ends[kind]]) - of(runs[ends[kind] - 1])
+
+    def whole(of: Callable[[_Run], int]) -> int:
+        return of(runs[1]) + sum(count * more(kind, of) for kind, count in counts.items())
+
+    def alone(rows: int) -> int:
+        """Of a model with a single layer."""
+        return runs[1].kept[rows, False]
 
     return PassSize(
-        kept=all_layers(False),
-        kept_checkpointed=all_layers(True),
-        layer=growth(lambda rows: a_layer(rows, False)),
-        cached_per_token=cached[0] + (num_layers - 1) * (cached[1] - cached[0]),
+        kept=growth(lambda rows: whole(lambda run: run.kept[rows, False])),
+        kept_checkpointed=growth(lambda rows: whole(lambda run: run.kept[rows, True])),
+        layer=growth(
+            lambda rows: max((more(kind, lambda run: run.kept[rows, False]) for kind in counts), default=alone(rows))
+        ),
+        cached_per_token=whole(lambda run: run.cached),
     )
+
+
+def _run(model: PreTrainedModel, dtype: torch.dtype) -> _Run:
+    kept: dict[tuple[int, bool], int] = {}
+    with FakeTensorMode(), GroupedProducts():  # type: ignore[no-untyped-call]
+        _give_fake_memory(model)
+        for rows in (1, 2):
+            for checkpointed in (False, True):
+                with TrainingLayers(model, compiled=False, checkpointed=checkpointed).active():
+                    kept[rows, checkpointed] = _kept_bytes(model, rows, dtype)
+        return _Run(kept, _cached_bytes(model, dtype))
 
 
 def _kept_bytes(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> int:

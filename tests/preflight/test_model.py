@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Glm4MoeForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from swarm.engines.transformers.generating import GeneratingModel
@@ -86,6 +86,26 @@ def test_activations_are_what_a_pass_saves(architecture: str, dtype: torch.dtype
     passes = _size(model, dtype).passes
     assert passes is not None
     assert passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, dtype), rel=0.1)
+
+
+def _first_without_experts(num_dense: int, num_layers: int = 6) -> PreTrainedModel:
+    config = copy.deepcopy(make_published("glm4_moe").model.config)
+    config.num_hidden_layers, config.first_k_dense_replace = num_layers, num_dense
+    config.mlp_layer_types = ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
+    torch.manual_seed(0)
+    return Glm4MoeForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("num_dense", [0, 1, 2, 3, 6])
+def test_layers_of_each_kind_count_as_they_are(num_dense: int) -> None:
+    """Models of experts that begin with several layers without."""
+    model = _first_without_experts(num_dense)
+    passes = _size(model).passes
+    assert passes is not None
+    assert passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, torch.float32), rel=0.02)
+    dense = _size(_first_without_experts(6)).passes
+    assert dense is not None and passes.cached_per_token == dense.cached_per_token
+    assert (passes.layer.per_token > dense.layer.per_token) == (num_dense < 6)
 
 
 def test_code_that_depends_on_values_is_said_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
