@@ -128,6 +128,7 @@ def _row(place: int, node: NodeReader, now: float) -> Json:
         "peers": event.peers if event else 0,
         "tokens_per_s": event.tokens_per_s if event else None,
         "help": worth.in_short(history.worth) if history.worth else "",
+        "help_in_time": worth.in_short_by_the_clock(history.worth) if history.worth else "",
         "alerts": len(found),
         "errors": sum(alert.level == "error" for alert in found),
         "version": _policy_version(node),

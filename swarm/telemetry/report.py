@@ -225,7 +225,7 @@ def _worth_table(histories: Sequence[PeerHistory]) -> str:
         (
             escape(history.name),
             worth.in_short(found),
-            worth.figures(in_time) if (in_time := found.help_in_time) else worth.NOT_KNOWN,
+            worth.in_short_by_the_clock(found),
             _rewards_ratio(history, found),
             worth.figures(found.each) if found.each else worth.NOT_KNOWN,
             "; ".join(

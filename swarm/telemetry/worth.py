@@ -47,6 +47,12 @@ def in_short(worth: SwarmWorth) -> str:
     return NOT_KNOWN if worth.help is None else figures(worth.help)
 
 
+def in_short_by_the_clock(worth: SwarmWorth) -> str:
+    """The same for the progress in the same time."""
+    in_time = worth.help_in_time
+    return NOT_KNOWN if in_time is None else figures(in_time)
+
+
 def rewards_ratio(rewards: Sequence[float], found: float) -> float:
     """Rewards of all rounds over what they would have been alone, if `help` was `found` in every round.
 

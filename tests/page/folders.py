@@ -69,6 +69,7 @@ def _figures(number: int, index: int, alone: bool) -> dict[str, object]:
             Estimate(1.5, 1.2, 1.9),
             Estimate(1.6, 1.2, 2.1),
             {f"12D3KooWpeer{each}": Estimate(1.0 + each / 4, 0.8, 2.2) for each in range(1, 5) if each != index},
+            time_alone=0.6,
         ),
     }  # fmt: skip
 

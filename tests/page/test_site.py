@@ -49,6 +49,11 @@ def test_without_a_control_from_the_nodes_own_estimates(tmp_path: Path) -> None:
     assert one["verdict"] == "helps" and "The swarm helps you: 1.5 (1.2 to 1.9)" in one["words"]
     four = json.loads(_site(swarm(tmp_path / "four", NOW, control=False)).overview)["answer"]
     assert four["verdict"] == "helps" and "peer-3 1.5 (1.2 to 1.9)" in four["words"]
+    nodes = json.loads(_site(swarm(tmp_path / "with control", NOW)).overview)["nodes"]
+    assert [(node["help"], node["help_in_time"]) for node in nodes[-2:]] == [
+        ("1.5 (1.2 to 1.9)", "0.9 (0.7 to 1.1)"),
+        ("", ""),
+    ]
     nobody = json.loads(_site(tmp_path / "nobody").overview)["answer"]
     assert nobody["verdict"] == "open" and "not known yet" in nobody["words"]
 

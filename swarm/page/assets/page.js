@@ -99,7 +99,10 @@ function nodeTable([nodes]) {
     ["peers", (node) => count(node.peers), "number"],
     ["tokens/s", (node) => (node.tokens_per_s === null ? "–" : whole(node.tokens_per_s)), "number"],
   ];
-  if (nodes.some((node) => node.help)) columns.push(["progress over alone", (node) => node.help]);
+  if (nodes.some((node) => node.help)) {
+    columns.push(["progress over alone", (node) => node.help]);
+    columns.push(["by the clock", (node) => node.help_in_time]);
+  }
   if (nodes.some((node) => node.version !== null)) columns.push(["version", (node) => count(node.version), "number"]);
   return table(columns, nodes, (node) => (node.place === chosen ? "chosen" : null));
 }
