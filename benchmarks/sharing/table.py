@@ -62,6 +62,7 @@ def _measured(title: str, compared: ComparedRow) -> list[Row]:
         "own groups with signal a round": compared.signal,
         "others' groups used a round": compared.others_used,
         "tokens a node": compared.tokens,
+        "seconds a node": compared.seconds,
     }
     return [figure_row(f"{name}: {what}", figure) for what, figure in figures.items() if figure is not None]
 

@@ -43,6 +43,7 @@ def test_a_node_s_outcome_is_that_of_its_history(tmp_path: Path) -> None:
     assert (first.round, first.tokens, first.seconds, first.accuracy) == (0, 0, 0.0, before)
     assert (last_one.round, last_one.tokens, last_one.accuracy) == (20, 20 * 900, after)
     assert last_one.seconds == pytest.approx(20 * (0.2 + 0.05 + 0.001 + 0.2)), "the stages, not the time on the wall"
+    assert found.seconds == last_one.seconds
     assert all(correct / asked == after for correct, asked in last_one.tasks.values())
     last = rounds[-1].groups
     assert found.signal == (last["used_local"] + last["local"]["not_sampled"]) / 20
@@ -65,6 +66,9 @@ def test_rows_are_compared_with_the_first_over_the_seeds_that_both_have() -> Non
     text = markdown(compare({"8/0": alone, "4/4": together[:2]}), "8/0")
     assert "| 4/4 | 4.50 (3.00 to 6.00) | +50.0% (+50.0% to +50.0%) |" in text
     assert text.count("\n") == 4
+    assert "| tokens a node | seconds a node | seeds |" in text and "| 100 | – | 2 |" in text
+    timed = [replace(outcome, nodes=[replace(each, seconds=90.0) for each in outcome.nodes]) for outcome in alone]
+    assert "| 100 | 90 |" in markdown(compare({"8/0": timed}), "8/0")
 
 
 def test_a_bootstrap_interval_agrees_with_the_normal_one_where_that_holds() -> None:
