@@ -30,7 +30,7 @@ from tests.engines.reference import teacher_forced
 pytestmark = pytest.mark.slow
 
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4", "a much longer prompt than the others, in single letters"]
-LONG_S = 60.0
+LONG_S = 300.0
 SETTINGS = GenerationSettings(max_batch_sequences=8)
 
 
