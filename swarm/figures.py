@@ -84,3 +84,13 @@ def values(figures: Figures) -> dict[str, float]:
 def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
     """The numbers as JSON can represent them: None for one that is not finite."""
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+
+def means_by_task(rounds: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """Mean reward by task of rounds that have (sum of rewards, completions) by task."""
+    totals: dict[str, tuple[float, int]] = {}
+    for tasks in rounds:
+        for task, (reward, count) in tasks.items():
+            total, asked = totals.get(task, (0.0, 0))
+            totals[task] = (total + reward, asked + count)
+    return {task: total / asked for task, (total, asked) in totals.items() if asked}

@@ -75,7 +75,7 @@ def find(store: CellStore, together: Cell, alone: Cell) -> Found | None:
         [node.worth.help if node.worth else None for node in nodes],
         [_cost(node) for node in nodes],
         [node.worth.time_alone if node.worth else None for node in nodes],
-        [_seconds(control) / _seconds(node) for node, control in zip(nodes, controls, strict=True)],
+        [control.seconds / node.seconds for node, control in zip(nodes, controls, strict=True)],
     )
 
 
@@ -89,9 +89,4 @@ def _rewards(histories: Sequence[PeerHistory]) -> Curves:
 
 def _cost(history: PeerHistory) -> float:
     """Fraction of the rounds' time."""
-    return sum(event.figures.get("worth/cost_s") or 0.0 for event in history.series()) / _seconds(history)
-
-
-def _seconds(history: PeerHistory) -> float:
-    """Of all rounds."""
-    return sum(sum(event.timings.values()) for event in history.series())
+    return sum(event.figures.get("worth/cost_s") or 0.0 for event in history.series()) / history.seconds

@@ -303,16 +303,15 @@ def _measure_passes(
     def whole(of: Callable[[_Run], int]) -> int:
         return of(runs[1]) + sum(count * more(kind, of) for kind, count in counts.items())
 
-    def alone(rows: int) -> int:
-        """Of a model with a single layer."""
-        return runs[1].kept[rows, False]
+    def largest(rows: int) -> int:
+        """Of a layer; where there is only one, of the whole model."""
+        each = [more(kind, lambda run: run.kept[rows, False]) for kind in counts]
+        return max(each, default=runs[1].kept[rows, False])
 
     return PassSize(
         kept=growth(lambda rows: whole(lambda run: run.kept[rows, False])),
         kept_checkpointed=growth(lambda rows: whole(lambda run: run.kept[rows, True])),
-        layer=growth(
-            lambda rows: max((more(kind, lambda run: run.kept[rows, False]) for kind in counts), default=alone(rows))
-        ),
+        layer=growth(largest),
         cached_per_token=whole(lambda run: run.cached),
     )
 

@@ -23,7 +23,7 @@ class _Round(NamedTuple):
 class Pace:
     """The last rounds of one node.
 
-    An update is taken to need time in proportion to its groups: the estimates are within 13% of controls' times, for
+    An update is taken to need time in proportion to its groups: the estimates are within 15% of controls' times, for
     the embedded policy and for SmolLM2-135M on a CPU. What other processes of this node do for the swarm is in both
     sides' times.
     """

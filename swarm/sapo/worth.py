@@ -147,7 +147,6 @@ class WorthEstimator:
     def figures(self) -> dict[str, float]:
         """What is known, and the seconds spent on it since the last call, by conventional name."""
         known = {"worth/help": self._known().help, "worth/external": self._known().each}
-        time_alone = self._pace.time_alone
         found = {
             f"{name}{suffix}": value
             for name, estimate in known.items()
@@ -158,7 +157,9 @@ class WorthEstimator:
         cost, self._reported = spent - self._reported, spent
         if self.refusal:
             return found
-        return {**found, "worth/cost_s": cost, **({} if time_alone is None else {"worth/time_alone": time_alone})}
+        if (time_alone := self._pace.time_alone) is not None:
+            found["worth/time_alone"] = time_alone
+        return {**found, "worth/cost_s": cost}
 
     def begin(self, number: int) -> bool:
         """Whether round `number`, whose update comes next, is measured."""

@@ -6,12 +6,13 @@ control's are all its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from swarm.figures import means_by_task
 from swarm.telemetry.history import PeerHistory, mean, reward_window
 from swarm.telemetry.intervals import percentile_interval
 
@@ -47,9 +48,7 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
     rounds = min((max(history.rounds, default=0) for history in (*nodes, control)), default=0)
     if not nodes or rounds == 0:
         return None
-    by_task = [_means(_by_task(history, rounds)) for history in nodes]
-    alone_totals = _by_task(control, rounds)
-    alone_by_task = _means(alone_totals)
+    by_task, alone_by_task = [_by_task(history, rounds) for history in nodes], _by_task(control, rounds)
     tasks = sorted(set(alone_by_task).intersection(*by_task))
     together = np.array([[found[task] for task in tasks] for found in by_task])  # [nodes, tasks]
     alone = np.array([alone_by_task[task] for task in tasks])  # [tasks]
@@ -67,7 +66,7 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
         low=low,
         high=high,
         rounds_to_match=_rounds_to_match(curve, window, last_alone),
-        alone_rewards=sum(total for total, _ in alone_totals.values()),
+        alone_rewards=sum(total for event in control.series()[:rounds] for total, _ in event.tasks.values()),
     )
 
 
@@ -95,18 +94,9 @@ def in_words(found: Benefit) -> str:
     )
 
 
-def _by_task(history: PeerHistory, rounds: int) -> dict[str, tuple[float, int]]:
-    """(sum of rewards, completions) by task over the first `rounds` rounds."""
-    totals: dict[str, tuple[float, int]] = {}
-    for event in history.series()[:rounds]:
-        for task, (reward, count) in event.tasks.items():
-            total, asked = totals.get(task, (0.0, 0))
-            totals[task] = (total + reward, asked + count)
-    return totals
-
-
-def _means(totals: Mapping[str, tuple[float, int]]) -> dict[str, float]:
-    return {task: total / asked for task, (total, asked) in totals.items() if asked}
+def _by_task(history: PeerHistory, rounds: int) -> dict[str, float]:
+    """Mean reward by task over the first `rounds` rounds."""
+    return means_by_task(event.tasks for event in history.series()[:rounds])
 
 
 def _interval(together: Curve, alone: Curve) -> tuple[float, float]:

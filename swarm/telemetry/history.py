@@ -199,6 +199,11 @@ class PeerHistory:
         """What others' groups do for the node, by its latest round; None when it is not measured."""
         return self.latest.worth if self.latest else None
 
+    @property
+    def seconds(self) -> float:
+        """That the rounds took by the clock, without evaluations and checkpoints; of a history read whole."""
+        return sum(sum(event.timings.values()) for event in self.series())
+
     def series(self) -> list[RoundEvent]:
         """The rounds in order, each once."""
         return [self.rounds[number] for number in sorted(self.rounds)]

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from swarm.figures import means_by_task
 from swarm.settings import Settings
 from swarm.types import GradedGroup
 
@@ -131,12 +132,7 @@ class History(Struct, frozen=True):
 
     def success(self, num_rounds: int) -> dict[str, float]:
         """Mean reward of own completions in the last rounds, by task."""
-        totals: dict[str, tuple[float, int]] = {}
-        for each in self.rounds[-num_rounds:]:
-            for task, (reward, count) in each.tasks.items():
-                total, asked = totals.get(task, (0.0, 0))
-                totals[task] = (total + reward, asked + count)
-        return {task: total / asked for task, (total, asked) in totals.items() if asked}
+        return means_by_task(each.tasks for each in self.rounds[-num_rounds:])
 
 
 class Decision(Struct, frozen=True):

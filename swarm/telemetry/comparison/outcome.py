@@ -132,7 +132,7 @@ def node_outcome(history: PeerHistory) -> NodeOutcome:
         accuracy_before=before.accuracy if before else None,
         accuracy_after=after.accuracy if after else None,
         evaluations=_evaluated(history),
-        seconds=sum(sum(event.timings.values()) for event in history.series()),
+        seconds=history.seconds,
     )
 
 
