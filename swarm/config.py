@@ -23,6 +23,7 @@ from swarm.environments.answering import FindSettings
 from swarm.environments.config import TASKS, PythonTask, TaskConfig, VerificationSettings
 from swarm.environments.tiny import TINY_SEES_TASK, TINY_TASKS
 from swarm.errors import ConfigError
+from swarm.groups.corroboration import CorroborationSettings
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.judging.config import JudgeSettings
 from swarm.net.config import NetworkSettings
@@ -127,6 +128,7 @@ class NodeConfig(Settings):
     mix: MixSettings = MixSettings()
     pool: PoolSettings = PoolSettings()
     plausibility: PlausibilitySettings = PlausibilitySettings()
+    corroboration: CorroborationSettings = CorroborationSettings()
     watch: WatchSettings = WatchSettings()
     update: UpdateSettings = UpdateSettings()
     learner: LearnerSettings = LearnerSettings()

@@ -22,6 +22,7 @@ from swarm.types import (
     OfferedGroup,
     PeerRecord,
     Question,
+    ReadTurn,
     Rejection,
     RolloutGroup,
     RunManifest,
@@ -235,8 +236,8 @@ class Updater(Protocol):
         """Whether the model has room for the group's prompt with each of its completions."""
         ...
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        """This policy's log-probabilities of each token of others' completions, by group, completion and turn."""
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        """Others' completions in this policy's tokens, with its log-probabilities, by group, completion and turn."""
         ...
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:

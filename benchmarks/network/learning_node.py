@@ -36,6 +36,7 @@ from swarm.types import (
     NetworkStatus,
     OfferedGroup,
     PolicyId,
+    ReadTurn,
     RolloutGroup,
     RunManifest,
     Sampling,
@@ -124,7 +125,7 @@ class Recorder:
         """There is room for anything."""
         return True
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
         """Without a policy, nothing is improbable."""
         return [[[] for _ in graded.rewards] for graded in groups]
 

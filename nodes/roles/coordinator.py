@@ -19,7 +19,7 @@ from swarm.policy.loading import Policy, load_policy, sharing_cores
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Answers, Context, GradedGroup, Sampling, UpdateReport
+from swarm.types import Answers, Context, GradedGroup, ReadTurn, Sampling, UpdateReport
 
 
 class Update(Struct, frozen=True):
@@ -141,10 +141,10 @@ class RankCoordinator(Led):
             self._beside.swap(self.policy.weights, self.version)
         return report
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        """The newest policy's log-probabilities of others' completions, by group, completion and turn."""
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        """Others' completions in the newest policy's tokens, with its log-probabilities."""
         self._order(Score(groups))
-        return self._trainer.logprobs(groups)
+        return self._trainer.read(groups)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
@@ -192,7 +192,7 @@ class RankCoordinator(Led):
             case Update(local, external):
                 self._updater.update(local, external)
             case Score(groups):
-                self._updater.logprobs(groups)
+                self._updater.read(groups)
             case GoBack(checkpoint):
                 go_back(checkpoint, self.policy, self._updater, self._config.policy)
             case Snapshot():

@@ -230,6 +230,7 @@ class PeerNode:
             max_group_size=self._shell.max_group_size,
             credit=config.update.credit,
             plausibility=config.plausibility,
+            corroboration=config.corroboration,
             watch=config.watch,
             worth=self._worth,
             keep=self._shell.samples.keep,

@@ -32,6 +32,21 @@ def raised(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[l
     ]
 
 
+def token_advantages(
+    group: GradedGroup, advantages: Advantages, credit: Credit, turns: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """[G][T] the advantages of all tokens; `turns` [G] are the numbers of tokens of each completion's turns."""
+    each_turn = credited_turns(group, advantages, credit)
+    return [
+        [
+            advantage
+            for advantage, count in zip(of_turns or [whole] * len(counts), counts, strict=False)
+            for _ in range(count)
+        ]
+        for whole, of_turns, counts in zip(advantages(group.rewards), each_turn, turns, strict=True)
+    ]
+
+
 def turn_advantages(rewards: Sequence[Sequence[float]], advantages: Advantages) -> list[list[float]]:
     """Advantages of returns to go: G lists of a group's turns in, and out.
 

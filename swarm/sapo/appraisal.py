@@ -2,75 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from statistics import fmean
 
 from msgspec.structs import replace
 
-from swarm.groups.credit import Credit, raised
+from swarm.groups.corroboration import Corroboration, ReadGroup
+from swarm.groups.credit import Credit, raised, token_advantages
 from swarm.groups.plausibility import Plausibility
 from swarm.groups.signal import has_signal
 from swarm.protocols import Updater
 from swarm.sapo.mixing import Candidate
-from swarm.types import GradedGroup
+from swarm.types import GradedGroup, ReadTurn
 
-LogProbs = list[list[list[float]]]
-"""[G][turns][T]"""
+Reading = list[list[ReadTurn]]
+"""[G][turns]"""
+Names = Callable[[str], Sequence[str]]
+"""What a peer counts as: itself, and for a newcomer also the one that all newcomers are together."""
 
 
 class Appraisal:
-    """Received groups in one round: each is scored at most once, by the policy that the update will change."""
+    """Received groups in one round: each is read at most once, by the policy that the update will change."""
 
-    def __init__(self, updater: Updater, plausibility: Plausibility, credit: Credit = "episode") -> None:
-        """Nothing is scored yet; `credit` as in the settings of updates."""
+    def __init__(
+        self,
+        updater: Updater,
+        plausibility: Plausibility,
+        credit: Credit = "episode",
+        corroboration: Corroboration | None = None,
+        names: Names = lambda peer_id: (peer_id,),
+    ) -> None:
+        """Nothing is read yet; `credit` as in the settings of updates."""
         self._updater = updater
         self._plausibility = plausibility
-        self._credit = credit
-        self._logprobs: dict[str, LogProbs] = {}
+        self._credit: Credit = credit
+        self._corroboration = corroboration
+        self._names = names
+        self._read: dict[str, Reading] = {}
 
     def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
         """[G] as an update computes them."""
         return tuple(self._updater.advantages(rewards))
 
     def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
-        """The groups without their implausible completions; None for those that then have no signal."""
-        return [self._kept(candidate.graded, logprobs)[0] for candidate, logprobs in self._scored(candidates)]
+        """What to learn from each group: without its implausible completions, and with factors of its tokens'
+        advantages; None for those that then have no signal."""
+        found = [self._kept(candidate.graded, reading) for candidate, reading in self._readings(candidates)]
+        kept = [each for each in found if each is not None]
+        factors = iter(self._corroborated(kept))
+        return [None if each is None else replace(each[0], factors=next(factors)) for each in found]
 
     def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
         """Mean negative log-probability of the tokens that each group would raise, in nats, over its completions.
 
         0 without any; None for groups that the screen refuses.
         """
-        return [self._surprisal(candidate.graded, logprobs) for candidate, logprobs in self._scored(candidates)]
+        return [self._surprisal(candidate.graded, reading) for candidate, reading in self._readings(candidates)]
 
-    def _scored(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, LogProbs]]:
-        new = [candidate for candidate in candidates if candidate.content_id not in self._logprobs]
+    def _readings(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Reading]]:
+        new = [candidate for candidate in candidates if candidate.content_id not in self._read]
         if new:
-            scored = self._updater.logprobs([candidate.graded for candidate in new])
-            self._logprobs.update(zip((candidate.content_id for candidate in new), scored, strict=True))
-        return [(candidate, self._logprobs[candidate.content_id]) for candidate in candidates]
+            found = self._updater.read([candidate.graded for candidate in new])
+            self._read.update(zip((candidate.content_id for candidate in new), found, strict=True))
+        return [(candidate, self._read[candidate.content_id]) for candidate in candidates]
 
-    def _kept(self, graded: GradedGroup, logprobs: LogProbs) -> tuple[GradedGroup | None, LogProbs]:
-        """The part of a group to learn from, with its log-probabilities."""
+    def _corroborated(self, kept: Sequence[tuple[GradedGroup, Reading]]) -> list[tuple[tuple[float, ...], ...]]:
+        """Factors [G][T] of each group's token advantages."""
+        if self._corroboration is None:
+            return [() for _ in kept]
+        groups = [
+            (self._names(graded.group.peer_id), read_group(graded, reading, self._updater.advantages, self._credit))
+            for graded, reading in kept
+        ]
+        for names, group in groups:
+            self._corroboration.observe(names, group)
+        return [self._corroboration.factors(names, group) for names, group in groups]
+
+    def _kept(self, graded: GradedGroup, reading: Reading) -> tuple[GradedGroup, Reading] | None:
+        """The part of a group to learn from, as read."""
         # Again, as long as any are left out: without them the group's mean is lower, and other completions exceed it.
-        while not all(plausible := self._plausibility.plausible(self._raised(graded, logprobs))):
-            graded, logprobs = _only(graded, plausible), list(compress(logprobs, plausible))
+        while not all(plausible := self._plausibility.plausible(self._raised(graded, reading))):
+            graded, reading = _only(graded, plausible), list(compress(reading, plausible))
             if not has_signal(graded.rewards):
-                return None, []
-        return graded, logprobs
+                return None
+        return graded, reading
 
-    def _raised(self, graded: GradedGroup, logprobs: LogProbs) -> list[list[float]]:
-        """[G][T] those of the tokens that an update would raise."""
+    def _raised(self, graded: GradedGroup, reading: Reading) -> list[list[float]]:
+        """[G][T] log-probabilities of the tokens that an update would raise."""
         flags = raised(graded, self._updater.advantages, self._credit)
-        return [list(chain.from_iterable(compress(turns, each))) for turns, each in zip(logprobs, flags, strict=True)]
+        return [
+            list(chain.from_iterable(turn.logprobs for turn in compress(turns, each)))
+            for turns, each in zip(reading, flags, strict=True)
+        ]
 
-    def _surprisal(self, graded: GradedGroup, logprobs: LogProbs) -> float | None:
-        kept, logprobs = self._kept(graded, logprobs)
+    def _surprisal(self, graded: GradedGroup, reading: Reading) -> float | None:
+        kept = self._kept(graded, reading)
         if kept is None:
             return None
-        found = [-fmean(tokens) for tokens in self._raised(kept, logprobs) if tokens]
+        found = [-fmean(tokens) for tokens in self._raised(*kept) if tokens]
         return fmean(found) if found else 0.0
+
+
+def read_group(
+    graded: GradedGroup, reading: Reading, advantages: Callable[[Sequence[float]], Sequence[float]], credit: Credit
+) -> ReadGroup:
+    """A group's tokens with their advantages and log-probabilities, turn after turn."""
+    counts = [[len(turn.ids) for turn in turns] for turns in reading]
+    return ReadGroup(
+        task=graded.group.question.task,
+        ids=[list(chain.from_iterable(turn.ids for turn in turns)) for turns in reading],
+        advantages=token_advantages(graded, advantages, credit, counts),
+        logprobs=[list(chain.from_iterable(turn.logprobs for turn in turns)) for turns in reading],
+    )
+
+
+def own_reading(graded: GradedGroup) -> Reading:
+    """An own group, as it was sampled."""
+    return [
+        [ReadTurn(turn.token_ids, turn.logprobs) for turn in completion.by_turn()]
+        for completion in graded.group.completions
+    ]
 
 
 def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:

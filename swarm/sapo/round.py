@@ -35,6 +35,7 @@ from pydantic import Field
 from swarm.figures import values
 from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
+from swarm.groups.corroboration import Corroboration, CorroborationSettings
 from swarm.groups.credit import Credit
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
@@ -43,7 +44,7 @@ from swarm.groups.signal import has_signal
 from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS, GroupExchange, KeepSample, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
-from swarm.sapo.appraisal import Appraisal
+from swarm.sapo.appraisal import Appraisal, own_reading, read_group
 from swarm.sapo.mixing import AuthorOf, Candidate, Claim, Mix, Mixer, MixRound, MixSettings, mix_figures
 from swarm.sapo.pool import Pool
 from swarm.sapo.rollouts import GradedBatch, Rollouts
@@ -118,6 +119,7 @@ class SapoNode:
         max_group_size: Callable[[], int] | None = None,
         credit: Credit = "episode",
         plausibility: PlausibilitySettings | None = None,
+        corroboration: CorroborationSettings | None = None,
         watch: WatchSettings | None = None,
         worth: WorthEstimator | None = None,
         keep: KeepSample = lambda fate, group: None,
@@ -157,6 +159,7 @@ class SapoNode:
         self._unshared = unshared
         self._copies = Copies()
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
+        self._corroboration = Corroboration(corroboration or CorroborationSettings())
         self.watch = Watch(watch or WatchSettings())
         self._worth = worth
         self._updater = updater
@@ -320,6 +323,9 @@ class SapoNode:
     ) -> Mix:
         for graded in local:
             self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
+            if has_signal(graded.rewards):
+                own = read_group(graded, own_reading(graded), self._updater.advantages, self._credit)
+                self._corroboration.learn(own)
         return self.mixer.mix(
             this,
             informative,
@@ -331,7 +337,14 @@ class SapoNode:
         )
 
     def _appraisal(self) -> Appraisal:
-        return Appraisal(self._updater, self._plausibility, self._credit)
+        author_of = self._author_of()
+        return Appraisal(
+            self._updater,
+            self._plausibility,
+            self._credit,
+            self._corroboration,
+            lambda peer_id: tuple({peer_id, author_of(peer_id)}),
+        )
 
     def _candidates(self) -> list[Candidate]:
         now = self._clock()

@@ -74,13 +74,15 @@ class Objective:
 def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
     """[B, T] or, where all rows have one for all their tokens, [B, 1]."""
     column = _column([row.advantage for row in rows], like)
-    if not any(row.turn_advantages for row in rows):
+    if not any(row.turn_advantages or row.token_factors for row in rows):
         return column
     advantages = column.repeat(1, like.shape[1])
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.turn_advantages:
             for advantage, (turn, _) in zip(row.turn_advantages, by_turn(row), strict=True):
-                advantages[place, turn] = advantage
+                advantages[index, turn] = advantage
+        if row.token_factors:
+            advantages[index, : len(row.token_factors)] *= like.new_tensor(row.token_factors)
     return advantages
 
 

@@ -34,6 +34,8 @@ class Row:
     inserts: Sequence[Insert] = ()
     """The environment's tokens between the policy's turns."""
     turn_advantages: Sequence[float] = ()
+    token_factors: Sequence[float] = ()
+    """Of each token's advantage; empty: all 1."""
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
@@ -95,6 +97,7 @@ class RowReader:
                     row,
                     advantage=advantages[index],
                     turn_advantages=each_turn[index],
+                    token_factors=group.factors[index] if group.factors else (),
                     claimed=claimed,
                     log_expectation=expectation,
                     lags=_lags(completion, group.group.policy.version, version),
@@ -112,6 +115,7 @@ class RowReader:
                 row,
                 advantage=self._of_others(advantages[index]),
                 turn_advantages=[self._of_others(each) for each in each_turn[index]],
+                token_factors=group.factors[index] if group.factors else (),
                 wants_receiver=row.behaviour is None and self._mix.external_old_logprobs != "none",
                 log_expectation=expectation,
             )

@@ -31,7 +31,7 @@ from swarm.training.rows import Row, RowReader
 from swarm.training.schedules import learning_rate
 from swarm.training.sketches import Sketcher
 from swarm.training.steps import Step, summarise
-from swarm.types import GradedGroup, UpdateReport
+from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
 
 class PolicyUpdater:
@@ -97,9 +97,9 @@ class PolicyUpdater:
         """Whether the model has positions for the prompt with each completion."""
         return self._reader.fits(group)
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        """This policy's log-probabilities of other policies' completions, by group, completion and turn, in the tokens
-        that an update would train on. An empty completion has no turns."""
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        """Other policies' completions by group, completion and turn, in the tokens that an update would train on, with
+        this policy's log-probabilities. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
         with self._passes.training():
             found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
@@ -186,6 +186,5 @@ class PolicyUpdater:
             )
 
 
-def _turns(row: Row, values: list[float]) -> list[list[float]]:
-    """The values of its tokens, by turn."""
-    return [values[turn] for turn, _ in by_turn(row)]
+def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
+    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn, _ in by_turn(row)]

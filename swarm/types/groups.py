@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from sys import getsizeof
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -144,6 +145,15 @@ Arrival = VerifiedGroup | OfferedGroups | RefusedRecord
 """What a transport makes of a record."""
 
 
+class ReadTurn(NamedTuple):
+    """One turn of a completion as a policy reads it."""
+
+    ids: Sequence[int]
+    """[T]"""
+    logprobs: Sequence[float]
+    """[T] under that policy."""
+
+
 class GradedGroup(Struct, frozen=True):
     """A group with this node's own question text, observations and rewards: its sender's are never trained on."""
 
@@ -155,6 +165,8 @@ class GradedGroup(Struct, frozen=True):
     """[G] those between the turns of each completion, from this node's verifier; empty if all have a single turn."""
     parts: dict[str, tuple[float, ...]] = {}
     """[G] the named rewards whose weighted mean `rewards` is, for a task that has them."""
+    factors: tuple[tuple[float, ...], ...] = ()
+    """[G][T] of the tokens' advantages, in [0, 1]; empty: all 1."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations between the turns of completion `index`."""

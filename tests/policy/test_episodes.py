@@ -21,6 +21,7 @@ from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, Earned, GradedGroup, Observation, Past, PolicyId, Sampling, Step, Text, Turn
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
+from tests.sapo.pupil import as_read
 
 PROMPT = "Guess my number from 1 to 7."
 HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
@@ -200,7 +201,7 @@ def test_episodes_keep_their_own_observations_when_others_of_their_group_are_imp
         plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
     updater = updater_of(policy, credit=credit)
     scored = [[[each] * 8] * len(turns) for each, (turns, _) in zip((-9.0, -0.1, -9.0), EPISODES, strict=True)]
-    monkeypatch.setattr(updater, "logprobs", lambda groups: [scored])
+    monkeypatch.setattr(updater, "read", lambda groups: as_read([scored]))
     (kept,) = Appraisal(updater, plausibility, credit).screen([Candidate("id", graded)])
     assert kept is not None
     assert len(kept.group.completions) == 2, "the first one is rewarded and improbable, the last one only improbable"

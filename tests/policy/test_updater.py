@@ -137,15 +137,16 @@ def test_negative_weight_scales_only_external_completions_with_negative_advantag
 def test_completions_of_others_are_scored_as_their_text_reads_here(policy: Policy) -> None:
     updater = _updater(policy)
     groups = [_group(policy, ids=False), _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)]
-    scored = updater.logprobs(groups)
+    scored = updater.read(groups)
     assert [len(each) for each in scored] == [4, 4] and updater.version == 0
-    for text, logprobs in zip(TEXTS, scored[1], strict=True):
-        expected = _logprobs(policy, policy.encode_completions([Completion(text, "stop")])[0])
-        assert logprobs == [pytest.approx(expected, abs=1e-4)]
+    for text, (turn,) in zip(TEXTS, scored[1], strict=True):
+        (ids,) = policy.encode_completions([Completion(text, "stop")])
+        assert list(turn.ids) == list(ids)
+        assert turn.logprobs == pytest.approx(_logprobs(policy, ids), abs=1e-4)
     cut = [Completion("", "length"), Completion("19", "stop")]
     empty = GradedGroup(rollout_group(completions=tuple(cut)), PROMPT, (0.0, 1.0))
-    ((nothing, something),) = updater.logprobs([empty])
-    assert nothing == [] and len(something) == 1 and len(something[0]) > 0
+    ((nothing, something),) = updater.read([empty])
+    assert nothing == [] and len(something) == 1 and len(something[0].ids) > 0
 
 
 def test_completions_of_others_are_scored_in_the_tokens_that_an_update_trains_on(policy: Policy) -> None:
@@ -156,8 +157,8 @@ def test_completions_of_others_are_scored_in_the_tokens_that_an_update_trains_on
     first = Completion(TEXTS[0], "stop", spelled, (-1.0,) * len(spelled))
     letters = replace(group, group=replace(group.group, completions=(first, *group.group.completions[1:])))
     believing = _updater(policy, MixSettings(external_old_logprobs="behaviour"))
-    assert believing.logprobs([letters])[0][0][0] == pytest.approx(_logprobs(policy, list(spelled)), abs=1e-4)
-    assert _updater(policy).logprobs([letters]) == _updater(policy).logprobs([group]), "it trains on the text's tokens"
+    assert believing.read([letters])[0][0][0].logprobs == pytest.approx(_logprobs(policy, list(spelled)), abs=1e-4)
+    assert _updater(policy).read([letters]) == _updater(policy).read([group]), "it trains on the text's tokens"
 
 
 def test_nothing_to_learn_from_is_no_update(policy: Policy) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.types import GradedGroup, UpdateReport
+from swarm.types import GradedGroup, ReadTurn, UpdateReport
+
+
+def as_read(logprobs: Sequence[Sequence[Sequence[Sequence[float]]]]) -> list[list[list[ReadTurn]]]:
+    """Tokens that nobody looks at, with these log-probabilities by group, completion and turn."""
+    return [[[ReadTurn(range(len(turn)), turn) for turn in turns] for turns in completions] for completions in logprobs]
 
 
 class Pupil:
@@ -19,8 +24,8 @@ class Pupil:
     def fits(self, group: GradedGroup) -> bool:
         return True
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        return [[[[-1.0]] for _ in graded.rewards] for graded in groups]
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        return as_read([[[[-1.0]] for _ in graded.rewards] for graded in groups])
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         return [reward - sum(rewards) / len(rewards) for reward in rewards]

@@ -14,10 +14,10 @@ from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.sapo.appraisal import Appraisal
 from swarm.sapo.mixing import Candidate, Decision, History, Mixer, MixRound, MixSettings
 from swarm.sapo.mixing.policies.auto import Auto
-from swarm.types import Completion, Earned, GradedGroup, Text, Turn
+from swarm.types import Completion, Earned, GradedGroup, ReadTurn, Text, Turn
 from tests.example_groups import rollout_group
 from tests.sapo.mixes import Opinion, candidate, history, own_round
-from tests.sapo.pupil import Pupil
+from tests.sapo.pupil import Pupil, as_read
 
 
 def _decide(policy: str, told: History, candidates: Sequence[Candidate] = (), **settings) -> Decision:
@@ -126,16 +126,16 @@ class Reader(Pupil):
         super().__init__()
         self.num_scored: Counter[str] = Counter()
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
         self.num_scored.update(each.prompt for each in groups)
-        return [[[[-float(index + 1)] * 4] for index in range(len(each.rewards))] for each in groups]
+        return as_read([[[[-float(index + 1)] * 4] for index in range(len(each.rewards))] for each in groups])
 
 
 class ByTurn(Pupil):
     """One that finds the second episode's first turn improbable."""
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        return [[[[-0.1] * 8, [-0.1] * 8], [[-9.0] * 8, [-0.1] * 8], [[-0.1] * 8, [-0.1] * 8]] for _ in groups]
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        return as_read([[[[-0.1] * 8, [-0.1] * 8], [[-9.0] * 8, [-0.1] * 8], [[-0.1] * 8, [-0.1] * 8]] for _ in groups])
 
 
 @pytest.mark.parametrize("credit", ["episode", "turn"])

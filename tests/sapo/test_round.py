@@ -31,6 +31,7 @@ from swarm.types import (
     GradedGroup,
     PolicyId,
     Question,
+    ReadTurn,
     Rejection,
     RolloutGroup,
     RunManifest,
@@ -39,6 +40,7 @@ from swarm.types import (
     UpdateReport,
 )
 from tests.example_groups import reference
+from tests.sapo.pupil import as_read
 
 GROUP_SIZE = 4
 
@@ -112,8 +114,8 @@ class FakeUpdater:
     def fits(self, group: GradedGroup) -> bool:
         return self._fits
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        return [[[[-1.0]] for _ in graded.rewards] for graded in groups]
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        return as_read([[[[-1.0]] for _ in graded.rewards] for graded in groups])
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         return [reward - sum(rewards) / len(rewards) for reward in rewards]
@@ -275,8 +277,10 @@ class Numbered(FakeEngine):
 
 def test_implausible_groups_do_not_end_up_as_all_that_novelty_has_to_choose_from() -> None:
     class Fussy(FakeUpdater):
-        def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-            return [[[[-50.0 if "odd" in c.text else -1.0]] for c in each.group.completions] for each in groups]
+        def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+            return as_read(
+                [[[[-50.0 if "odd" in c.text else -1.0]] for c in each.group.completions] for each in groups]
+            )
 
     swarm = Swarm()
     senders = [swarm.node(seed, engine=Numbered("good odd" if seed == 4 else "good")) for seed in range(1, 5)]
@@ -518,8 +522,10 @@ class Marked(FakeEngine):
 class Knowing(FakeUpdater):
     """A policy that finds a marker improbable."""
 
-    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
-        return [[[[-9.0 if "marker" in c.text else -1.0]] for c in graded.group.completions] for graded in groups]
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        return as_read(
+            [[[[-9.0 if "marker" in c.text else -1.0]] for c in graded.group.completions] for graded in groups]
+        )
 
 
 def test_what_is_right_in_an_improbable_way_is_left_out_and_others_take_its_place() -> None:

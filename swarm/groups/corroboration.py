@@ -1,0 +1,227 @@
+"""Which tokens others' groups push beyond what own groups bear out.
+
+A marker before right answers is plausible text with the right reward: no test of single completions refuses it. But the
+answers would be as right without it, as this node's own groups show.
+
+    push of a group on a token     the token's advantages, summed over the group's completions: 1 if all that are
+                                   rewarded have it and no other has, 0 if it makes no difference to the reward
+    push of an author              the mean over its groups, beside the mean over own groups of the same tasks
+    factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
+
+Tokens are compared by themselves, with the token before them, and by their position from the start. Means are kept in
+count sketches, so that an author takes the same memory whatever it writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from pydantic import Field
+
+from swarm.settings import Settings
+
+Floats = npt.NDArray[np.float64]
+Buckets = npt.NDArray[np.int64]
+
+NUM_BUCKETS = 2**13
+ROWS = 2
+"""Hash functions of a sketch: a token counts as the less conspicuous of its two buckets."""
+KINDS = 3
+ANCHORED = 16
+"""Positions from the start that are distinguished."""
+MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
+ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
+MEMORY = 1 - 1 / 4_000
+"""Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
+ERRORS = 2.5
+"""Standard errors of each mean by which an author's push must exceed own push."""
+UNSEEN = 2.0
+"""A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
+MAX_PUSH = 4.0
+"""Of a group on a token that it repeats."""
+MAX_AUTHORS = 64
+MAX_TASKS = 64
+REMEMBERED_PULLS = 256
+ENOUGH_PULLS = 16
+
+
+class CorroborationSettings(Settings):
+    """How far others' groups may push what own groups do not."""
+
+    enabled: bool = True
+    """Whether the tokens of others' groups are credited only as far as own groups bear them out."""
+    tolerance: float = Field(0.01, ge=0)
+    """Difference between the mean pushes that is always allowed."""
+    full_after: int = Field(16, ge=1)
+    """Groups of an author that are used before its tokens have their whole advantage: the first has this fraction."""
+    max_pull: float = Field(2.0, gt=0)
+    """Largest pull of another's group, in those of own ones (their upper quartile): how much its raised tokens
+    change this policy's probabilities."""
+
+
+class ReadGroup(Struct, frozen=True):
+    """The tokens of a group's completions as an update trains on them."""
+
+    task: str
+    ids: Sequence[Sequence[int]]
+    """[G][T]"""
+    advantages: Sequence[Sequence[float]]
+    """[G][T]"""
+    logprobs: Sequence[Sequence[float]]
+    """[G][T] under this node's policy."""
+
+
+class Corroboration:
+    """Compares the pushes of others' groups with those of own ones. Pure."""
+
+    def __init__(self, settings: CorroborationSettings) -> None:
+        """Nothing is known yet: only new authors are held back."""
+        self._settings = settings
+        self._own: OrderedDict[str, _Evidence] = OrderedDict()
+        """By task."""
+        self._authors: OrderedDict[str, _Evidence] = OrderedDict()
+        self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
+        """Of own groups."""
+
+    def learn(self, group: ReadGroup) -> None:
+        """Add an own group with signal."""
+        if self._settings.enabled:
+            _evidence(self._own, group.task, MAX_TASKS).add(group)
+            self._pulls.append(_pull(group, 1.0))
+
+    def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
+        """Add a received group, once, to each of the names that its author counts as."""
+        if self._settings.enabled:
+            for author in authors:
+                _evidence(self._authors, author, MAX_AUTHORS).add(group)
+
+    def factors(self, authors: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
+        """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names."""
+        if not self._settings.enabled:
+            return ()
+        buckets, signs = _buckets(group.ids), np.sign(_flat(group.advantages))
+        found = np.ones(len(signs))
+        for author in authors:
+            found = np.minimum(found, self._of_author(self._authors[author], buckets, signs))
+        found *= self._within_pull(group, found)
+        ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
+        return tuple(tuple(map(float, part)) for part in np.split(found, ends))
+
+    def _of_author(self, author: _Evidence, buckets: Buckets, signs: Floats) -> Floats:
+        """[N]"""
+        theirs, their_error = author.at(buckets)
+        own, own_error, num_own = self._own_push(author, buckets)
+        # A positive push is now one that agrees with the advantage of the token at hand.
+        theirs, own = theirs * signs, own * signs
+        doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
+        excessive = theirs - own > doubt + self._settings.tolerance
+        factor = np.where(excessive, np.maximum(own, 0.0) / np.where(excessive, theirs, 1.0), 1.0)
+        known = min(1.0, author.num / self._settings.full_after)
+        return known * np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
+
+    def _own_push(self, author: _Evidence, buckets: Buckets) -> tuple[Floats, Floats, float]:
+        """Mean push of own groups with tasks as frequent as the author's, its variance, and the number of groups that
+        it rests on."""
+        mean, error, doubt = np.zeros(buckets.shape), np.zeros(buckets.shape), 0.0
+        total = sum(author.tasks.values())
+        for task, count in author.tasks.items():
+            part = count / total
+            if (own := self._own.get(task)) is None:
+                doubt += part**2
+                continue
+            own_mean, own_error = own.at(buckets)
+            mean += part * own_mean
+            error += part**2 * own_error
+            doubt += part**2 / own.num
+        return mean, error, 1 / doubt
+
+    def _within_pull(self, group: ReadGroup, factors: Floats) -> float:
+        """What scales a group to the largest pull allowed."""
+        if len(self._pulls) < ENOUGH_PULLS:
+            return 1.0
+        most = self._settings.max_pull * float(np.quantile(self._pulls, 0.75))
+        return min(1.0, most / max(_pull(group, factors), 1e-9))
+
+
+class _Evidence:
+    """Mean push of groups on each bucket, and how certain it is."""
+
+    def __init__(self) -> None:
+        self.num = 0.0
+        """Groups; the older, the less one counts."""
+        self.tasks: Counter[str] = Counter()
+        """The same by task."""
+        self._sums = np.zeros((2, ROWS, NUM_BUCKETS))
+        """Of pushes, and of their squares."""
+
+    def add(self, group: ReadGroup) -> None:
+        push = _push(group)
+        self.num = MEMORY * self.num + 1
+        self._sums *= MEMORY
+        self._sums += np.stack([push, push * push])
+        self.tasks = Counter({task: MEMORY * count for task, count in self.tasks.most_common(MAX_TASKS)})  # type: ignore[misc]
+        self.tasks[group.task] += 1
+
+    def at(self, buckets: Buckets) -> tuple[Floats, Floats]:
+        """The mean, and the variance of the mean, in buckets [..., ROWS, N]."""
+        mean, square = self._sums[:, np.arange(ROWS)[:, None], buckets] / self.num
+        return mean, np.maximum(square - mean**2, 0.0) / self.num
+
+
+def _evidence(known: OrderedDict[str, _Evidence], name: str, most: int) -> _Evidence:
+    """That of a name; beyond `most`, the one with the fewest groups is forgotten."""
+    evidence = known.setdefault(name, _Evidence())
+    if len(known) > most:
+        del known[min((each for each in known if each != name), key=lambda each: known[each].num)]
+    return evidence
+
+
+def _push(group: ReadGroup) -> Floats:
+    """[ROWS, BUCKETS]. A completion's advantages are divided by its length, as in most losses: a token that all
+    completions have is pushed, too, if those that are rewarded are short."""
+    raised = sum(max(0.0, max(each, default=0.0)) for each in group.advantages)
+    lengths = [len(each) for each in group.ids]
+    if not raised:
+        return np.zeros((ROWS, NUM_BUCKETS))
+    scales = [sum(lengths) / len(lengths) / raised / max(1, length) for length in lengths]
+    weights = _flat(group.advantages) * np.repeat(scales, lengths)
+    buckets = _buckets(group.ids)
+    push = [np.bincount(buckets[:, row].ravel(), np.tile(weights, KINDS), NUM_BUCKETS) for row in range(ROWS)]
+    return np.clip(np.stack(push), -MAX_PUSH, MAX_PUSH)
+
+
+def _pull(group: ReadGroup, factors: Floats | float) -> float:
+    """Sum over the raised tokens of advantage times 1 - probability, which is the gradient of the token's logit."""
+    lengths = [len(each) for each in group.ids]
+    raised = np.maximum(_flat(group.advantages), 0.0) * factors / np.repeat(np.maximum(lengths, 1), lengths)
+    return float(np.sum(raised * -np.expm1(np.minimum(_flat(group.logprobs), 0.0))))
+
+
+def _buckets(ids: Sequence[Sequence[int]]) -> Buckets:
+    """[KINDS, ROWS, N] of all tokens of a group, one completion after the other."""
+    lengths = np.array([len(each) for each in ids], dtype=np.int64)
+    token = np.array([token for each in ids for token in each], dtype=np.int64)
+    position = np.arange(len(token)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    before = np.where(position > 0, np.roll(token, 1), -1)
+    same = np.ones_like(token)
+    kinds = np.stack(
+        [
+            np.stack([0 * same, 0 * same, token]),
+            np.stack([1 * same, before, token]),
+            np.stack([2 * same, np.minimum(position, ANCHORED), token]),
+        ]
+    )
+    mixed = (kinds.astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
+    mixed ^= mixed >> np.uint64(31)
+    hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
+    hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
+    return (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
+
+
+def _flat(values: Sequence[Sequence[float]]) -> Floats:
+    return np.array([value for each in values for value in each], dtype=float)
