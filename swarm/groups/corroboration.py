@@ -15,7 +15,7 @@ count sketches, so that an author takes the same memory whatever it writes.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -154,7 +154,7 @@ class _Evidence:
     def __init__(self) -> None:
         self.num = 0.0
         """Groups; the older, the less one counts."""
-        self.tasks: Counter[str] = Counter()
+        self.tasks: dict[str, float] = {}
         """The same by task."""
         self._sums = np.zeros((2, ROWS, NUM_BUCKETS))
         """Of pushes, and of their squares."""
@@ -164,8 +164,9 @@ class _Evidence:
         self.num = MEMORY * self.num + 1
         self._sums *= MEMORY
         self._sums += np.stack([push, push * push])
-        self.tasks = Counter({task: MEMORY * count for task, count in self.tasks.most_common(MAX_TASKS)})  # type: ignore[misc]
-        self.tasks[group.task] += 1
+        kept = sorted(self.tasks.items(), key=lambda each: -each[1])[:MAX_TASKS]
+        self.tasks = {task: MEMORY * count for task, count in kept}
+        self.tasks[group.task] = self.tasks.get(group.task, 0.0) + 1
 
     def at(self, buckets: Buckets) -> tuple[Floats, Floats]:
         """The mean, and the variance of the mean, in buckets [..., ROWS, N]."""
@@ -220,7 +221,8 @@ def _buckets(ids: Sequence[Sequence[int]]) -> Buckets:
     mixed ^= mixed >> np.uint64(31)
     hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
     hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
-    return (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
+    found: Buckets = (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
+    return found
 
 
 def _flat(values: Sequence[Sequence[float]]) -> Floats:

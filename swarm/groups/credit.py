@@ -36,15 +36,12 @@ def token_advantages(
     group: GradedGroup, advantages: Advantages, credit: Credit, turns: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     """[G][T] the advantages of all tokens; `turns` [G] are the numbers of tokens of each completion's turns."""
+    found = []
     each_turn = credited_turns(group, advantages, credit)
-    return [
-        [
-            advantage
-            for advantage, count in zip(of_turns or [whole] * len(counts), counts, strict=False)
-            for _ in range(count)
-        ]
-        for whole, of_turns, counts in zip(advantages(group.rewards), each_turn, turns, strict=True)
-    ]
+    for whole, of_turns, counts in zip(advantages(group.rewards), each_turn, turns, strict=True):
+        values = of_turns or [whole] * len(counts)
+        found.append([value for value, count in zip(values, counts, strict=False) for _ in range(count)])
+    return found
 
 
 def turn_advantages(rewards: Sequence[Sequence[float]], advantages: Advantages) -> list[list[float]]:
