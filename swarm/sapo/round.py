@@ -418,9 +418,11 @@ class SapoNode:
             self.ledger.local(reason, count)
         self.ledger.local(Reason.ZERO_ADVANTAGE, num_zero_advantage)
         self.ledger.local(Reason.NOT_SAMPLED, num_informative - len(mixed.local))
-        self.ledger.dropped(Reason.IMPROBABLE, self.pool.refuse(mixed.refused_ids, Reason.IMPROBABLE))
+        senders = {each.content_id: each.graded.group.peer_id for each in self.pool.dump()}
         for content_id in mixed.refused_ids:
             self._shortlist.refused(content_id)
+            self._exchange.report(senders[content_id], Reason.IMPROBABLE)
+        self.ledger.dropped(Reason.IMPROBABLE, self.pool.refuse(mixed.refused_ids, Reason.IMPROBABLE))
         self._intake.settle(mixed.external, self.pool.use(mixed.external_ids), skipped)
         if skipped:
             self.ledger.local(Reason.UPDATE_SKIPPED, len(mixed.local))

@@ -124,7 +124,7 @@ def test_offences_lead_to_quarantine_that_ends_and_grows(clock: Clock) -> None:
 def test_usefulness_outweighs_mistakes(clock: Clock) -> None:
     book = _book(clock, quarantine_at=8.0)
     for _ in range(50):
-        book.report("busy", "informative")
+        book.report("busy", "used")
         book.report("busy", "question_mismatch")
     assert not book.is_quarantined("busy")
     assert book.stats()["busy"].reputation == pytest.approx(0.5, abs=0.01)
@@ -161,7 +161,7 @@ def test_memory_is_bounded_and_new_keys_do_not_buy_a_release(clock: Clock) -> No
     book = _book(clock, quarantine_at=1.0)
     book.report("bad", "verifier_timeout")
     for n in range(3 * MAX_TRACKED_PEERS):
-        book.report(f"sybil-{n}", "informative")
+        book.report(f"sybil-{n}", "used")
     assert len(book.stats()) == MAX_TRACKED_PEERS
     assert book.is_quarantined("bad")
 
@@ -169,7 +169,7 @@ def test_memory_is_bounded_and_new_keys_do_not_buy_a_release(clock: Clock) -> No
 def test_a_peer_whose_groups_take_long_to_verify_waits_until_it_has_paid(clock: Clock) -> None:
     book = _book(clock, verify_s_per_min=6.0)
     assert _refused(book, "slow", 1) is None
-    book.report("slow", "informative", verify_s=9.0)
+    book.report("slow", "used", verify_s=9.0)
     assert _refused(book, "slow", 2) == "verify_budget"
     clock.now += 31
     assert _refused(book, "slow", 3) is None
@@ -259,8 +259,8 @@ def test_who_would_be_refused_is_not_opened(clock: Clock) -> None:
 def test_who_was_of_use_lately_is_proven(clock: Clock) -> None:
     book = _book(clock)
     for _ in range(4):
-        book.report("useful", "informative")
-        book.report("mixed", "informative")
+        book.report("useful", "used")
+        book.report("mixed", "used")
         book.report("mixed", "question_mismatch")
         book.report("dull", "zero_advantage")
     assert book.proven() == {"useful"}
@@ -279,7 +279,7 @@ def _timeouts_until_quarantine(book: PeerBook, peer: str) -> int:
 def test_ten_minutes_of_usefulness_buy_no_more_time_outs_than_a_newcomer_has(clock: Clock) -> None:
     book = _book(clock)
     for _ in range(600 * 18):
-        book.report("busy", "informative")
+        book.report("busy", "used")
         book.report("busy", "used")
         clock.now += 1 / 18
     assert _timeouts_until_quarantine(book, "busy") <= _timeouts_until_quarantine(book, "new") + 1 <= 4
@@ -289,7 +289,7 @@ def test_usefulness_in_between_buys_hardly_more(clock: Clock) -> None:
     book = _book(clock)
     for _ in range(4):
         for _ in range(500):
-            book.report("busy", "informative")
+            book.report("busy", "used")
         book.report("busy", "verifier_timeout")
     assert book.is_quarantined("busy")
 
@@ -297,7 +297,7 @@ def test_usefulness_in_between_buys_hardly_more(clock: Clock) -> None:
 def test_an_honest_peer_with_rare_offences_is_not_banned(clock: Clock) -> None:
     book = _book(clock)
     for number in range(3 * 3_600):  # an hour, three groups a second
-        book.report("honest", "informative")
+        book.report("honest", "used")
         if number % 10 == 0:
             book.report("honest", "question_mismatch")
         if number % 1_000 == 0:
@@ -319,17 +319,17 @@ def test_copies_weigh_lightly_but_a_life_of_copying_ends(clock: Clock) -> None:
 def test_standing_grows_with_time_and_not_with_volume(clock: Clock) -> None:
     book = _book(clock)
     for second in range(400):
-        book.report("senior", "informative")
+        book.report("senior", "used")
         if second >= 300:
             for _ in range(20):
-                book.report("flood", "informative")
+                book.report("flood", "used")
         clock.now += 1
     assert book.established() == {"senior"}
     stats = book.stats()
     assert stats["senior"].standing_s == 399 and stats["flood"].standing_s == 99
     for _ in range(220):
         for peer in ("senior", "flood"):
-            book.report(peer, "informative")
+            book.report(peer, "used")
         clock.now += 1
     assert book.established() == {"senior", "flood"}, "whoever stays is a member in the end"
 
@@ -337,23 +337,23 @@ def test_standing_grows_with_time_and_not_with_volume(clock: Clock) -> None:
 def test_in_a_young_swarm_everybody_soon_has_standing(clock: Clock) -> None:
     book = _book(clock)
     for peer in ("a", "b"):
-        book.report(peer, "informative")
+        book.report(peer, "used")
     assert book.established() == {"a", "b"}
     for _ in range(10):
         clock.now += 1
         for peer in ("a", "b", "c"):
-            book.report(peer, "informative")
+            book.report(peer, "used")
     assert book.established() == {"a", "b", "c"}
 
 
 def test_slow_peers_get_standing_too_and_silence_gives_little(clock: Clock) -> None:
     book = _book(clock)
     for _ in range(10):
-        book.report("slow", "informative")
+        book.report("slow", "used")
         clock.now += 200
-    book.report("sleeper", "informative")
+    book.report("sleeper", "used")
     clock.now += 100_000
-    book.report("sleeper", "informative")
+    book.report("sleeper", "used")
     stats = book.stats()
     assert stats["slow"].standing_s == MAX_STANDING_S
     assert stats["sleeper"].standing_s == MAX_GAP_S
@@ -362,7 +362,7 @@ def test_slow_peers_get_standing_too_and_silence_gives_little(clock: Clock) -> N
 def test_harm_costs_merit_and_standing_and_is_no_offence(clock: Clock) -> None:
     book = _book(clock)
     for _ in range(100):
-        book.report("a", "informative")
+        book.report("a", "used")
         clock.now += 1
     book.report("a", "harmful")
     stats = book.stats()["a"]
@@ -372,10 +372,10 @@ def test_harm_costs_merit_and_standing_and_is_no_offence(clock: Clock) -> None:
 def test_new_keys_do_not_push_out_who_has_standing(clock: Clock) -> None:
     book = _book(clock)
     for _ in range(3):
-        book.report("senior", "informative")
+        book.report("senior", "used")
         clock.now += 60
     for n in range(3 * MAX_TRACKED_PEERS):
-        book.report(f"sybil-{n}", "informative")
+        book.report(f"sybil-{n}", "used")
     assert book.stats()["senior"].standing_s == 120 and len(book.stats()) == MAX_TRACKED_PEERS
 
 
@@ -385,13 +385,13 @@ def test_a_clock_that_is_set_back_costs_nobody_anything(clock: Clock, back_s: fl
     for sequence in range(60):
         clock.now += 10.0
         assert _refused(book, "honest", sequence) is None
-        book.report("honest", "informative")
+        book.report("honest", "used")
     book.report("honest", "question_mismatch")
     before = replace(book.stats()["honest"])
     clock.now -= back_s
     after = book.stats()["honest"]
     assert (after.merit, after.offence, after.standing_s) == (before.merit, before.offence, before.standing_s)
-    book.report("honest", "informative")
+    book.report("honest", "used")
     assert after.standing_s == before.standing_s
     assert _refused(book, "honest", 60) is None and not book.is_quarantined("honest")
     clock.now += 600.0

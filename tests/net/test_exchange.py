@@ -120,7 +120,7 @@ def test_the_network_is_told_who_was_of_use(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[frozenset[str]] = []
     monkeypatch.setattr(pair.far, "trust", told.append)
     for _ in range(4):
-        pair.receiver.report(pair.alice.peer_id, "informative")
+        pair.receiver.report(pair.alice.peer_id, "used")
     pair.receiver.receive()
     assert told == [{pair.alice.peer_id}]
     pair.now -= 500.0

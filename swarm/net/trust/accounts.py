@@ -53,6 +53,7 @@ OFFENCES: dict[Outcome, float] = {
     Reason.WITHHELD: 0.5,
     Reason.FALSE_OFFER: 2.0,
     Reason.COPIED: 0.5,
+    Reason.IMPROBABLE: 0.05,
     Reason.CORRUPT_CHUNK: 4.0,
     Reason.FLOOD: 0.5,
     Reason.BAD_REQUEST: 0.1,
@@ -66,7 +67,8 @@ mismatched question or episode may come from another library version; whom this 
 honest node shares a held-out question. A grading that hangs costs seconds. A slow download may be the fault of this
 node's link. A peer that forwards a wrong chunk or record has not checked it. Larger groups than the run's are refused
 before they cost anything, and a member may have joined before the run was founded again. Groups too long for this
-policy may suit others but take time to read, so a few per minute are forgiven. Clock errors have no weight because
+policy may suit others but take time to read, so a few per minute are forgiven. Improbable ones may come from another
+family of models, whose other groups are used; whoever sends nothing else is not worth hearing. Clock errors have no weight because
 either clock may be wrong. A later protocol version has none either: the sender is honest, and the admission budgets
 limit the volume."""
 
@@ -80,7 +82,8 @@ FRAUDS = frozenset({Reason.WRONG_VERSION, Reason.WRONG_LOGPROBS})
 FORFEITS = FRAUDS | {Reason.HARMFUL}
 """Outcomes that erase a peer's merit and standing. `harmful`: this node got worse while it learned from the peer."""
 
-MERITS: dict[Outcome, float] = {"informative": 1.0, "used": 1.0}
+MERIT = 1.0
+"""Of a group that an update used. One that was merely right earns nothing: it may never have been learned from."""
 
 MAX_STANDING_S = 600.0
 MAX_GAP_S = 300.0
@@ -216,7 +219,7 @@ class PeerBook:
         stats.verify_allowance -= verify_s
         if outcome == "used":
             stats.used += 1
-        elif outcome not in MERITS:
+        elif outcome != "informative":
             stats.dropped[outcome] += 1
         self._decay(stats, now)
         self._judge(stats, outcome, now)
@@ -345,9 +348,9 @@ class PeerBook:
         if outcome in FORFEITS:
             stats.merit = stats.standing_s = 0.0
             stats.useful_at = None
-        stats.merit += MERITS.get(outcome, 0.0)
         stats.severe += offence if offence > MISTAKE else 0.0
-        if outcome == "informative":
+        if outcome == "used":
+            stats.merit += MERIT
             gap = 0.0 if stats.useful_at is None else min(MAX_GAP_S, _elapsed_s(stats.useful_at, now))
             stats.standing_s = min(MAX_STANDING_S, stats.standing_s + gap)
             stats.useful_at = now
