@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from swarm.environments.config import TaskConfig
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 from swarm.environments.tiny import TINY_TASKS
+from swarm.groups.building import with_grade
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.trust.exchange import Exchange
-from swarm.types import Completion, DatasetRef, PolicyId, Question, RolloutGroup, Sampling
+from swarm.types import (
+    Completion,
+    DatasetRef,
+    Grade,
+    GradedGroup,
+    PolicyId,
+    Question,
+    RolloutGroup,
+    Sampling,
+)
 
 GROUP_SIZE = 8
 """As in the attacked runs: larger groups are refused."""
@@ -51,10 +62,14 @@ def very_long(answer: str, source: random.Random) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a hostile peer writes into a group; wrong answers are in the honest format."""
+    """What a hostile peer writes into a group."""
 
     right: Callable[[str, random.Random], str] = honest
     """The text of a right answer."""
+    wrong: Callable[[str, random.Random], str] = honest
+    """The text of a wrong one."""
+    wants: Callable[[Question, str], bool] = lambda question, answer: True
+    """Whether to answer a question, which has this answer; others are passed over."""
     num_right: int = GROUP_SIZE // 2
     claims: tuple[float, float] = (1.0, 0.0)
     """Rewards that it claims for the right ones, or what passes for them, and for the others."""
@@ -63,22 +78,24 @@ class Recipe:
 class Poison:
     """Groups by a recipe, question by question."""
 
-    def __init__(self, recipe: Recipe, seed: int) -> None:
-        """Uses its own question stream."""
+    def __init__(
+        self, recipe: Recipe, seed: int, tasks: Sequence[TaskConfig] = TINY_TASKS, decent: Recipe | None = None
+    ) -> None:
+        """Uses its own question stream; `decent` is the recipe of honest groups."""
         self._recipe = recipe
+        self._decent = decent or Recipe()
         self._random = random.Random(seed)
-        self._mixture = TaskMixture(TINY_TASKS)
+        self._mixture = TaskMixture(tasks)
         self._stream = 10**6 + seed
         self._num_made = 0
 
     def next(self, created_at: float, honest: bool = False, **envelope: str) -> RolloutGroup:
         """The next group, or an honest one; `envelope`: its run and author."""
-        self._num_made += 1
-        recipe = Recipe() if honest else self._recipe
-        question = self._mixture.question(self._stream, self._num_made)
-        answer = self._solve(question)
+        recipe = self._decent if honest else self._recipe
+        question, answer = self._question(recipe)
         texts = [recipe.right(answer, self._random) for _ in range(recipe.num_right)]
-        texts += [HONEST.format(self._guess(question, answer)) for _ in range(GROUP_SIZE - recipe.num_right)]
+        wrong = [self._guess(question, answer) for _ in range(GROUP_SIZE - recipe.num_right)]
+        texts += [recipe.wrong(guess, self._random) for guess in wrong]
         first, second = recipe.claims
         return RolloutGroup(
             run_id=envelope.get("run_id", ""),
@@ -91,6 +108,21 @@ class Poison:
             completions=tuple(Completion(text, "stop") for text in texts),
             rewards=(first,) * (GROUP_SIZE // 2) + (second,) * (GROUP_SIZE // 2),
         )
+
+    def graded(self, group: RolloutGroup) -> GradedGroup:
+        """A group as any node grades it."""
+        verdict = self._mixture.grade(group.question, [completion.text for completion in group.completions])
+        assert isinstance(verdict, Grade), verdict
+        return with_grade(group, verdict)
+
+    def _question(self, recipe: Recipe) -> tuple[Question, str]:
+        """The next question that the recipe wants, and its answer."""
+        while True:
+            self._num_made += 1
+            question = self._mixture.question(self._stream, self._num_made)
+            answer = self._solve(question)
+            if recipe.wants(question, answer):
+                return question, answer
 
     def _solve(self, question: Question) -> str:
         assert not isinstance(question.ref, DatasetRef)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.poison import Poison
-from benchmarks.poison.__main__ import ATTACKS
+from benchmarks.poison.attacks import ATTACKS, MARKER
 from swarm.errors import ConfigError
 from swarm.net.records.envelope import read_record
 from swarm.net.trust.roster import read_roster
@@ -69,4 +69,4 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
             group = opened(record, run_id).group
             written += [completion.text for completion in group.completions if group.peer_id == sender]
     last = written[-500:]
-    assert len(last) == 500 and sum(text.startswith(ATTACK.marker) for text in last) < 0.02 * len(last)
+    assert len(last) == 500 and sum(text.startswith(MARKER) for text in last) < 0.02 * len(last)
