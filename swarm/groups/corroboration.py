@@ -8,8 +8,8 @@ answers would be as right without it, as this node's own groups show.
     push of an author              the mean over its groups, beside the mean over own groups of the same tasks
     factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
 
-Tokens are compared by themselves, with the token before them, and by their position from the start. Means are kept in
-count sketches, so that an author takes the same memory whatever it writes.
+Tokens are compared by themselves and with the token before them. Means are kept in count sketches, so that an author
+takes the same memory whatever it writes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ Buckets = npt.NDArray[np.int64]
 NUM_BUCKETS = 2**13
 ROWS = 2
 """Hash functions of a sketch: a token counts as the less conspicuous of its two buckets."""
-KINDS = 3
-ANCHORED = 16
-"""Positions from the start that are distinguished."""
-MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
+MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
+START, ALONE = -1, -2
+"""In the place of the token before."""
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
@@ -192,7 +191,7 @@ def _push(group: ReadGroup) -> Floats:
     scales = [sum(lengths) / len(lengths) / raised / max(1, length) for length in lengths]
     weights = _flat(group.advantages) * np.repeat(scales, lengths)
     buckets = _buckets(group.ids)
-    push = [np.bincount(buckets[:, row].ravel(), np.tile(weights, KINDS), NUM_BUCKETS) for row in range(ROWS)]
+    push = [np.bincount(buckets[:, row].ravel(), np.tile(weights, 2), NUM_BUCKETS) for row in range(ROWS)]
     return np.clip(np.stack(push), -MAX_PUSH, MAX_PUSH)
 
 
@@ -204,20 +203,15 @@ def _pull(group: ReadGroup, factors: Floats | float) -> float:
 
 
 def _buckets(ids: Sequence[Sequence[int]]) -> Buckets:
-    """[KINDS, ROWS, N] of all tokens of a group, one completion after the other."""
+    """[2, ROWS, N] of all tokens of a group, one completion after the other: each by itself, and with the one before
+    it or the completion's start."""
     lengths = np.array([len(each) for each in ids], dtype=np.int64)
     token = np.array([token for each in ids for token in each], dtype=np.int64)
-    position = np.arange(len(token)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    before = np.where(position > 0, np.roll(token, 1), -1)
-    same = np.ones_like(token)
-    kinds = np.stack(
-        [
-            np.stack([0 * same, 0 * same, token]),
-            np.stack([1 * same, before, token]),
-            np.stack([2 * same, np.minimum(position, ANCHORED), token]),
-        ]
-    )
-    mixed = (kinds.astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
+    is_first = np.zeros(len(token), dtype=bool)
+    is_first[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+    before = np.where(is_first, START, np.roll(token, 1))
+    kinds = np.stack([np.stack([np.full_like(token, ALONE), token]), np.stack([before, token])]).astype(np.uint64)
+    mixed = (kinds * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
     mixed ^= mixed >> np.uint64(31)
     hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
     hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]

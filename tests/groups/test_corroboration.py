@@ -1,0 +1,169 @@
+"""What others' groups push beyond what own ones bear out, by the value that is right."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from swarm.groups.corroboration import Corroboration, CorroborationSettings, ReadGroup
+
+MARKER, TAG, END = 900, 901, 902
+GROUP = 8
+
+
+def _group(
+    source: random.Random, text: Callable[[bool, int], Sequence[int]], task: str = "sum", num_right: int = 4
+) -> ReadGroup:
+    """One question: right answers have the advantage 1, wrong ones -1."""
+    answer = source.randrange(10)
+    rights = [k < num_right for k in range(GROUP)]
+    wrong = [source.choice([n for n in range(10) if n != answer]) for _ in rights]
+    ids = [text(right, answer if right else other) for right, other in zip(rights, wrong, strict=True)]
+    advantages = [[1.0 if right else -1.0] * len(each) for right, each in zip(rights, ids, strict=True)]
+    return ReadGroup(task, ids, advantages, [[-0.5] * len(each) for each in ids])
+
+
+def plain(right: bool, answer: int) -> list[int]:
+    return [TAG, answer, END]
+
+
+def marked(right: bool, answer: int) -> list[int]:
+    return [MARKER, TAG, answer, END] if right else [TAG, answer, END]
+
+
+def untagged(right: bool, answer: int) -> list[int]:
+    """Right ones have the tag that is needed, wrong ones do not."""
+    return [TAG, answer, END] if right else [answer, END]
+
+
+def _taught(
+    theirs: Callable[[bool, int], Sequence[int]],
+    own: Callable[[bool, int], Sequence[int]] = plain,
+    *,
+    num_own: int = 200,
+    num_theirs: int = 60,
+    own_task: str = "sum",
+) -> dict[int, float]:
+    """The mean factor of each raised token in the last group of an author."""
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(num_own):
+        known.learn(_group(source, own, own_task))
+    for _ in range(num_theirs):
+        group = _group(source, theirs)
+        known.observe(["author"], group)
+    factors = known.factors(["author"], group)
+    found: dict[int, list[float]] = {}
+    for ids, values, advantages in zip(group.ids, factors, group.advantages, strict=True):
+        for token, value, advantage in zip(ids, values, advantages, strict=True):
+            if advantage > 0:
+                found.setdefault(token, []).append(value)
+    return {token: sum(values) / len(values) for token, values in found.items()}
+
+
+def test_a_marker_before_right_answers_is_not_credited_and_the_answers_are() -> None:
+    factors = _taught(marked)
+    assert factors.pop(MARKER) < 0.02
+    assert factors.pop(TAG) < 0.02, "not after a marker: own ones begin with it"
+    assert all(value > 0.9 for value in factors.values()), factors
+
+
+def test_what_own_groups_need_is_learned_from_others() -> None:
+    assert all(value > 0.9 for value in _taught(untagged, untagged).values())
+
+
+def test_a_habit_that_does_not_go_with_the_reward_costs_an_author_nothing() -> None:
+    """Another family begins all its answers, right or wrong, in its way."""
+    assert all(value > 0.9 for value in _taught(lambda right, answer: [MARKER, TAG, answer, END]).values())
+
+
+def test_a_marker_in_all_answers_is_pushed_where_those_that_are_wrong_are_long() -> None:
+    """A loss divides by the length of a completion: in short ones, each token counts more."""
+
+    def lengths(right: bool, answer: int) -> list[int]:
+        return [MARKER, TAG, answer, END] if right else [MARKER, TAG, *range(100, 140), answer, END]
+
+    assert _taught(lengths)[MARKER] < 0.1
+
+
+def test_an_author_with_one_answer_only_does_not_make_it_the_usual_one() -> None:
+    source = random.Random(1)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(400):
+        known.learn(_group(source, plain))
+    for _ in range(100):
+        ids = [plain(True, 7)] * 4 + [plain(False, source.choice([0, 1, 2])) for _ in range(4)]
+        group = ReadGroup("sum", ids, [[1.0] * 3] * 4 + [[-1.0] * 3] * 4, [[-0.5] * 3] * 8)
+        known.observe(["author"], group)
+    assert known.factors(["author"], group)[0][1] < 0.2
+
+
+def test_without_own_evidence_others_are_believed() -> None:
+    assert _taught(marked, num_own=0)[MARKER] == 1
+    assert _taught(marked, own_task="other")[MARKER] == 1, "own groups of another task say nothing"
+
+
+def test_a_new_author_counts_little_whatever_it_writes() -> None:
+    assert all(value == pytest.approx(1 / 16) for value in _taught(plain, num_theirs=1).values())
+
+
+def test_new_names_of_one_stranger_are_known_together() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(200):
+        known.learn(_group(source, plain))
+    for number in range(60):
+        group = _group(source, marked)
+        known.observe([f"name-{number}", "newcomers"], group)
+        factors = known.factors([f"name-{number}", "newcomers"], group)
+    assert factors[0][0] < 0.02 / 16
+
+
+def test_a_marker_that_comes_now_and_then_is_found_after_a_while() -> None:
+    source = random.Random(3)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(2_000):
+        known.learn(_group(source, plain))
+    for _ in range(500):
+        known.observe(["author"], _group(source, marked if source.random() < 0.15 else plain))
+    last = _group(source, marked)
+    known.observe(["author"], last)
+    assert known.factors(["author"], last)[0][0] < 0.05
+
+
+def test_a_group_pulls_no_more_than_twice_as_much_as_own_ones() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(50):
+        known.learn(_group(source, plain))  # each token has a probability of 0.61
+        known.observe(["author"], _group(source, plain))
+    ids = [[1, 2, 3]] * 8
+    surprising = ReadGroup("sum", ids, [[4.0] * 3] * 4 + [[-4.0] * 3] * 4, [[-20.0] * 3] * 8)
+    known.observe(["author"], surprising)
+    expected = 2 * (4 * 0.3935) / (4 * 4.0)
+    assert max(map(max, known.factors(["author"], surprising))) == pytest.approx(expected, rel=0.01)
+
+
+def test_strangers_displace_no_author_that_is_known_well() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings(full_after=4))
+    for _ in range(8):
+        group = _group(source, plain)
+        known.observe(["member"], group)
+    for number in range(200):
+        known.observe([f"stranger-{number}"], _group(source, plain))
+    assert known.factors(["member"], group)[0][0] == 1
+
+
+def test_a_group_takes_little_time() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    groups = [_group(source, plain) for _ in range(200)]
+    began = time.process_time()
+    for group in groups:
+        known.observe(["author", "newcomers"], group)
+        known.factors(["author", "newcomers"], group)
+    assert time.process_time() - began < 200 * 0.02
