@@ -15,6 +15,7 @@ from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
 from swarm.errors import CheckpointError, ConfigError
 from swarm.figures import finite
+from swarm.foreign import clean
 from swarm.net.records.identity import Identity
 from swarm.net.trust.roster import build_roster, write_roster
 from swarm.policy.config import public_name
@@ -32,6 +33,7 @@ from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.types import PolicyId
 
 ROSTER_EVERY_S = 10.0
+MAX_TOKEN_CHARS = 40
 SPEED_ROUNDS = 10
 """Rounds in the mean of tokens per second."""
 
@@ -201,12 +203,16 @@ class PeerNode:
         # At once: after a kill the node would go on from what others have harmed, and learn from them.
         self._saved_round = None
         self.save()
-        self.note(
-            f"other peers' groups harmed this node: its mean reward fell from {alarm.before:.3f} to "
-            f"{alarm.after:.3f}; {outcome}; {alarm.rest_rounds} rounds without external groups; merits reset for these "
-            f"peers: {', '.join(alarm.senders)}",
-            "warning",
-        )
+        if alarm.tokens:
+            habit = ", ".join(repr(clean(self.policy.decode([token]), MAX_TOKEN_CHARS)) for token in alarm.tokens)
+            what = f"its own completions took up {habit}, which earns nothing; {outcome}"
+        else:
+            what = (
+                f"its mean reward fell from {alarm.before:.3f} to {alarm.after:.3f}; {outcome}; {alarm.rest_rounds} "
+                "rounds without external groups"
+            )
+        peers = ", ".join(alarm.senders)
+        self.note(f"other peers' groups harmed this node: {what}; merits reset for these peers: {peers}", "warning")
 
     def _make_node(self) -> SapoNode:
         config = self._config

@@ -15,7 +15,7 @@ takes the same memory whatever it writes.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,6 +49,17 @@ REMEMBERED_PULLS = 256
 ENOUGH_PULLS = 16
 
 
+WITHHELD_RATE = 1 / 32
+RATE_GROUPS = 256
+"""Own groups in a rate."""
+PAST_RATES = 16
+DRIFT = 0.03
+"""Occurrences a completion by which a token has become more frequent."""
+DRIFT_HITS = 16
+"""Tokens of an author in excess that rise, before it is held responsible."""
+DRIFT_TOKENS = 8
+
+
 class CorroborationSettings(Settings):
     """How far others' groups may push what own groups do not."""
 
@@ -75,6 +86,14 @@ class ReadGroup(Struct, frozen=True):
     """[G][T] under this node's policy."""
 
 
+class Drift(Struct, frozen=True):
+    """What own completions have taken up from an author without need."""
+
+    author: str
+    tokens: tuple[int, ...]
+    """The most frequent first."""
+
+
 class Corroboration:
     """Compares the pushes of others' groups with those of own ones. Pure."""
 
@@ -86,12 +105,17 @@ class Corroboration:
         self._authors: OrderedDict[str, _Evidence] = OrderedDict()
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
         """Of own groups."""
+        self._rates = _Rates()
+        self._rising: dict[str, Counter[int]] = {}
+        """How often an author pushed a token in excess that own completions have more and more, by author and token."""
 
     def learn(self, group: ReadGroup) -> None:
-        """Add an own group with signal."""
+        """Add an own group."""
         if self._settings.enabled:
-            _evidence(self._own, group.task, MAX_TASKS).add(group)
-            self._pulls.append(_pull(group, 1.0))
+            self._rates.add(group)
+            if any(value > 0 for each in group.advantages for value in each):
+                _evidence(self._own, group.task, MAX_TASKS).add(group)
+                self._pulls.append(_pull(group, 1.0))
 
     def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
         """Add a received group, once, to each of the names that its author counts as."""
@@ -100,19 +124,36 @@ class Corroboration:
                 _evidence(self._authors, author, MAX_AUTHORS).add(group)
 
     def factors(self, authors: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
-        """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names."""
+        """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names, the
+        first of which is its peer id."""
         if not self._settings.enabled:
             return ()
         buckets, signs = _buckets(group.ids), np.sign(_flat(group.advantages))
         found = np.ones(len(signs))
-        for author in authors:
-            found = np.minimum(found, self._of_author(self._authors[author], buckets, signs))
+        for name in authors:
+            factor = self._of_author(name, buckets, signs, group, authors[0])
+            found = np.minimum(found, factor * min(1.0, self._authors[name].num / self._settings.full_after))
         found *= self._within_pull(group, found)
         ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
         return tuple(tuple(map(float, part)) for part in np.split(found, ends))
 
-    def _of_author(self, author: _Evidence, buckets: Buckets, signs: Floats) -> Floats:
-        """[N]"""
+    def withheld(self, author: str) -> float:
+        """Fraction of its raised tokens' advantages that own groups do not bear out, a running mean in [0, 1]."""
+        known = self._authors.get(author)
+        return known.withheld if known else 0.0
+
+    def drift(self) -> Drift | None:
+        """A habit that own completions take up from an author and that does not go with the reward; told once, and the
+        rates from then on are what later ones are compared with."""
+        for author, tokens in self._rising.items():
+            if tokens.total() >= DRIFT_HITS:
+                self._rising, self._rates = {}, _Rates()
+                return Drift(author, tuple(token for token, _ in tokens.most_common(DRIFT_TOKENS)))
+        return None
+
+    def _of_author(self, name: str, buckets: Buckets, signs: Floats, group: ReadGroup, peer_id: str) -> Floats:
+        """[N] without regard to how well the author is known; `peer_id` is who sent the group."""
+        author = self._authors[name]
         theirs, their_error = author.at(buckets)
         own, own_error, num_own = self._own_push(author, buckets)
         # A positive push is now one that agrees with the advantage of the token at hand.
@@ -120,8 +161,15 @@ class Corroboration:
         doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
         excessive = theirs - own > doubt + self._settings.tolerance
         factor = np.where(excessive, np.maximum(own, 0.0) / np.where(excessive, theirs, 1.0), 1.0)
-        known = min(1.0, author.num / self._settings.full_after)
-        return known * np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
+        found = np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
+        raised = np.maximum(_flat(group.advantages), 0.0)
+        if raised.any():
+            author.withheld += WITHHELD_RATE * (1 - float(found @ raised / raised.sum()) - author.withheld)
+        rising = (excessive.all(axis=1) & (self._rates.rise(buckets) > DRIFT)).any(axis=0) & (signs > 0)
+        if rising.any():
+            tokens = [token for each in group.ids for token in each]
+            self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.flatnonzero(rising))
+        return found
 
     def _own_push(self, author: _Evidence, buckets: Buckets) -> tuple[Floats, Floats, float]:
         """Mean push of own groups with tasks as frequent as the author's, its variance, and the number of groups that
@@ -155,6 +203,7 @@ class _Evidence:
         """Groups; the older, the less one counts."""
         self.tasks: dict[str, float] = {}
         """The same by task."""
+        self.withheld = 0.0
         self._sums = np.zeros((2, ROWS, NUM_BUCKETS))
         """Of pushes, and of their squares."""
 
@@ -171,6 +220,31 @@ class _Evidence:
         """The mean, and the variance of the mean, in buckets [..., ROWS, N]."""
         mean, square = self._sums[:, np.arange(ROWS)[:, None], buckets] / self.num
         return mean, np.maximum(square - mean**2, 0.0) / self.num
+
+
+class _Rates:
+    """How often own completions have each bucket's tokens, now and over the last thousands of groups."""
+
+    def __init__(self) -> None:
+        self._now = np.zeros((ROWS, NUM_BUCKETS))
+        self._num = 0
+        self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+
+    def add(self, group: ReadGroup) -> None:
+        buckets = _buckets(group.ids)
+        counts = np.stack([np.bincount(buckets[:, row].ravel(), minlength=NUM_BUCKETS) for row in range(ROWS)])
+        self._num += 1
+        self._now += (counts / max(1, len(group.ids)) - self._now) / min(self._num, RATE_GROUPS)
+        if self._num % RATE_GROUPS == 0:
+            self._past.append(self._now.copy())
+
+    def rise(self, buckets: Buckets) -> Floats:
+        """[kinds, N] occurrences a completion more than when it was lowest; 0 before there is a past."""
+        if not self._past:
+            return np.zeros((len(buckets), buckets.shape[-1]))
+        lowest = np.min(self._past, axis=0)
+        rows = np.arange(ROWS)[:, None]
+        return np.asarray((self._now[rows, buckets] - lowest[rows, buckets]).min(axis=1), dtype=float)
 
 
 def _evidence(known: OrderedDict[str, _Evidence], name: str, most: int) -> _Evidence:

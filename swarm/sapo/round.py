@@ -323,9 +323,7 @@ class SapoNode:
     ) -> Mix:
         for graded in local:
             self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
-            if has_signal(graded.rewards):
-                own = read_group(graded, own_reading(graded), self._updater.advantages, self._credit)
-                self._corroboration.learn(own)
+            self._corroboration.learn(read_group(graded, own_reading(graded), self._updater.advantages, self._credit))
         return self.mixer.mix(
             this,
             informative,
@@ -343,7 +341,7 @@ class SapoNode:
             self._plausibility,
             self._credit,
             self._corroboration,
-            lambda peer_id: tuple({peer_id, author_of(peer_id)}),
+            lambda peer_id: tuple(dict.fromkeys((peer_id, author_of(peer_id)))),
         )
 
     def _candidates(self) -> list[Candidate]:
@@ -368,15 +366,20 @@ class SapoNode:
         return update
 
     def _look_back(self, reward: float, mixed: Mix) -> Alarm | None:
-        """An alarm if others' groups lowered this node's reward; the pool is then discarded."""
+        """An alarm if others' groups lowered this node's reward, or brought it a habit that earns none; the pool's
+        groups of those responsible are then discarded."""
         alarm = self.watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
+        if alarm is None and (drift := self._corroboration.drift()) is not None:
+            alarm = Alarm(reward, reward, (drift.author,), 0, drift.tokens)
         if alarm is not None:
             for peer_id in alarm.senders:
                 self._exchange.report(peer_id, Reason.HARMFUL)
-            self.ledger.dropped(
-                Reason.HARMFUL,
-                self.pool.refuse([content_id for content_id, _ in self.pool.candidates()], Reason.HARMFUL),
-            )
+            theirs = [
+                each.content_id
+                for each in self.pool.dump()
+                if not alarm.tokens or each.graded.group.peer_id in alarm.senders
+            ]
+            self.ledger.dropped(Reason.HARMFUL, self.pool.refuse(theirs, Reason.HARMFUL))
         return alarm
 
     def _trainable(self, batch: GradedBatch) -> tuple[list[GradedGroup], Counter[Reason]]:

@@ -23,6 +23,11 @@ LONGEST_REST = 8
 """Rests double with each alarm soon after another, up to this multiple of the first."""
 
 
+GROWN = 1.25
+"""Ratio of an author's part of the external groups since the reward was best to that before, above which it counts as
+responsible for a fall."""
+
+
 class WatchSettings(Settings):
     """When a node stops learning from others, and for how long."""
 
@@ -41,15 +46,17 @@ class WatchSettings(Settings):
 
 
 class Alarm(Struct, frozen=True):
-    """Others' groups lowered the reward."""
+    """Others' groups lowered the reward, or brought a habit that earns none."""
 
     before: float
     """Mean reward at its best."""
     after: float
     """Mean reward of the last rounds."""
     senders: tuple[str, ...]
-    """Authors of the groups used in these rounds, the most frequent first."""
+    """Those that are held responsible, the most frequent first."""
     rest_rounds: int
+    tokens: tuple[int, ...] = ()
+    """What own completions have taken up from the sender without need; empty: the reward fell."""
 
 
 class WatchState(Struct):
@@ -148,11 +155,25 @@ class Watch:
         first = self._settings.rest_rounds
         self._rest = min(2 * self._rest, LONGEST_REST * first) if soon else first
         self._returns_at = self._round + self._rest
-        senders = Counter(author for _, authors in self._parts for author in authors)
-        alarm = Alarm(self._best, mean, tuple(sender for sender, _ in senders.most_common()), self._rest)
+        alarm = Alarm(self._best, mean, self._responsible(), self._rest)
         # Start a new baseline: otherwise a reward that never recovers would raise alarms forever.
         self._rewards.clear()
         self._parts.clear()
         self._best, self._variance = 0.0, 0.0
         self.num_alarms += 1
         return alarm
+
+    def _responsible(self) -> tuple[str, ...]:
+        """Authors with a larger part of the updates since the reward was best than before, the most frequent first;
+        all of them if none has: it is then unknown who did it."""
+        window = self._settings.window_rounds
+        parts = list(self._parts)
+        before, since = (
+            Counter(author for _, authors in part for author in authors) for part in (parts[:-window], parts[-window:])
+        )
+        grown = [
+            author
+            for author, count in since.most_common()
+            if count * before.total() > GROWN * before[author] * since.total()
+        ]
+        return tuple(grown or (author for author, _ in since.most_common()))
