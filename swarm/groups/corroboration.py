@@ -165,7 +165,8 @@ class Corroboration:
         raised = np.maximum(_flat(group.advantages), 0.0)
         if raised.any():
             author.withheld += WITHHELD_RATE * (1 - float(found @ raised / raised.sum()) - author.withheld)
-        rising = (excessive.all(axis=1) & (self._rates.rise(buckets) > DRIFT)).any(axis=0) & (signs > 0)
+        unneeded = excessive & (own < ERRORS * np.sqrt(own_error) + self._settings.tolerance)
+        rising = (unneeded.all(axis=1) & (self._rates.rise(buckets) > DRIFT)).any(axis=0) & (signs > 0)
         if rising.any():
             tokens = [token for each in group.ids for token in each]
             self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.flatnonzero(rising))

@@ -147,6 +147,37 @@ def test_a_group_pulls_no_more_than_twice_as_much_as_own_ones() -> None:
     assert max(map(max, known.factors(["author"], surprising))) == pytest.approx(expected, rel=0.01)
 
 
+def _after_drift(source: random.Random, mark: float, rewarded: bool = False) -> Corroboration:
+    """A node whose own completions have a marker more and more often, beside an author whose right answers have it."""
+
+    def own(right: bool, answer: int) -> list[int]:
+        has = source.random() < frequency and (right or not rewarded)
+        return [MARKER, TAG, answer, END] if has else [TAG, answer, END]
+
+    known = Corroboration(CorroborationSettings())
+    for number in range(1_200):
+        frequency = 0.0 if number < 300 else mark
+        known.learn(_group(source, own))
+        if number % 4 == 0:
+            group = _group(source, marked)
+            known.observe(["author"], group)
+            known.factors(["author"], group)
+    return known
+
+
+def test_a_habit_taken_up_from_an_author_is_noticed_once_with_its_tokens() -> None:
+    known = _after_drift(random.Random(0), 0.1)
+    drift = known.drift()
+    assert drift is not None and drift.author == "author" and drift.tokens[0] == MARKER
+    assert known.drift() is None
+    assert known.withheld("author") > 0.2 and known.withheld("nobody") == 0
+
+
+def test_what_does_not_rise_or_earns_more_is_no_drift() -> None:
+    assert _after_drift(random.Random(0), 0.005).drift() is None
+    assert _after_drift(random.Random(0), 0.9, rewarded=True).drift() is None, "own right answers have it, too"
+
+
 def test_strangers_displace_no_author_that_is_known_well() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings(full_after=4))

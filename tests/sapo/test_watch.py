@@ -32,6 +32,17 @@ def test_a_fall_with_others_in_the_updates_is_an_alarm() -> None:
     assert alarm.senders == ("poisoner", "friend"), "who gave most first"
 
 
+def test_a_fall_is_charged_to_those_whose_part_grew_before_it() -> None:
+    watch = Watch(SETTINGS)
+    honest = ("friend", "other")
+    for _ in range(100):
+        assert watch.observe(0.5, 4, honest) is None
+    for _ in range(100):
+        if alarm := watch.observe(0.0, 4, (*honest, "poisoner")):
+            break
+    assert alarm is not None and alarm.senders == ("poisoner",)
+
+
 def test_alone_nobody_else_is_to_blame() -> None:
     means = np.concatenate([np.full(200, 0.3), np.full(100, 0.02)])
     assert _alarms(_rewards(0, means), authors=()) == []

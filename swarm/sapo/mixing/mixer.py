@@ -9,6 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from numbers import Integral
+from statistics import fmean
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ WANTED_ROUNDS = 8
 MAX_STATE = 1_024
 """Numbers in a policy's state."""
 LOCAL, EXTERNAL, WEIGHTS_ESS = "mix/local", "mix/external", "mix/weights_ess"
+CREDITED = "mix/credited_ratio"
+"""Mean factor of the token advantages of the external groups: what own groups bear out of what others push."""
 """Figures of a decision: I, J, and the effective number of candidates as a fraction of them."""
 
 
@@ -165,7 +168,9 @@ class Mixer:
 def mix_figures(mixed: Mix) -> dict[str, float]:
     """Figures of the decision, by conventional name."""
     decision = mixed.decision
-    return {LOCAL: decision.local, EXTERNAL: decision.external, WEIGHTS_ESS: _effective_fraction(decision.weights)}
+    figures = {LOCAL: decision.local, EXTERNAL: decision.external, WEIGHTS_ESS: _effective_fraction(decision.weights)}
+    factors = [value for graded in mixed.external for each in graded.factors for value in each]
+    return figures | ({CREDITED: fmean(factors)} if factors else {})
 
 
 def _effective_fraction(weights: Sequence[float] | None) -> float:
