@@ -134,6 +134,28 @@ def test_negative_weight_scales_only_external_completions_with_negative_advantag
     assert _likelihood(policy, TEXTS[0]) > before[0]
 
 
+@pytest.mark.parametrize("objective", sorted(LOSSES))
+@pytest.mark.parametrize("external", [False, True])
+def test_factors_scale_the_advantages_of_single_tokens(policy: Policy, objective: str, external: bool) -> None:
+    policy = exact(policy)
+    group = _group(policy)
+    lengths = [len(completion.token_ids) for completion in group.group.completions]
+    nothing = replace(group, factors=tuple((0.0,) * length for length in lengths))
+    half = replace(group, factors=tuple((0.5,) * length for length in lengths))
+    # Only the first completion's first token counts.
+    first = replace(group, factors=((1.0, *(0.0,) * (lengths[0] - 1)), *nothing.factors[1:]))
+
+    def gradient(given: GradedGroup) -> float:
+        updater = _updater(copy.deepcopy(policy), objective=objective)
+        report = updater.update([], [given]) if external else updater.update([given], [])
+        return report.figures["grad_norm"]
+
+    whole = gradient(group)
+    assert gradient(nothing) == pytest.approx(0, abs=1e-12)
+    assert gradient(half) == pytest.approx(whole / 2, rel=1e-6)
+    assert 0 < gradient(first) < whole
+
+
 def test_completions_of_others_are_scored_as_their_text_reads_here(policy: Policy) -> None:
     updater = _updater(policy)
     groups = [_group(policy, ids=False), _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)]

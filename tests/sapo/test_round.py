@@ -247,6 +247,19 @@ def test_alone_a_node_trains_on_its_own_groups_and_reports_the_shortfall() -> No
     assert (len(filled.mix.local), filled.mix.filled) == (3, 1)
 
 
+def test_a_new_author_is_learned_from_little_by_little() -> None:
+    swarm = Swarm()
+    sender, node = swarm.node(1), swarm.node(2)
+    credited = []
+    for _ in range(20):
+        sender.run_round()
+        mixed = node.run_round().mix
+        credited += [group.factors[0][0] for group in mixed.external]
+        assert all(len(group.factors) == GROUP_SIZE for group in mixed.external)
+        assert all(not group.factors for group in mixed.local)
+    assert credited[0] == pytest.approx(2 / 16, rel=1e-3) and credited == sorted(credited) and credited[-1] == 1
+
+
 def test_refusals_are_counted_by_reason() -> None:
     swarm = Swarm()
     sender = swarm.node(1)
