@@ -198,7 +198,8 @@ class Reason(StrEnum):
     HARMFUL = (
         "harmful",
         Subject.GROUP,
-        "When this node's reward fell, the group was in the pool, or the sender's groups were in the updates.",
+        "The sender is held responsible for a fall of this node's reward, or for a habit that its completions took up; or "
+        "the group was in the pool when the reward fell.",
     )
     UPDATE_SKIPPED = (
         "update_skipped",

@@ -19,6 +19,7 @@ from swarm.net.trust.accounts import (
     PeerBook,
     SafetySettings,
 )
+from swarm.reasons import Reason
 
 
 class Clock:
@@ -119,6 +120,31 @@ def test_offences_lead_to_quarantine_that_ends_and_grows(clock: Clock) -> None:
         book.report("bad", "verifier_crash")
     clock.now += 150
     assert book.is_quarantined("bad"), "the second one is twice as long"
+
+
+def test_only_groups_that_were_used_earn_anything(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(200):
+        clock.now += 10
+        book.report("right", "informative")
+        book.report("used", "informative")
+        book.report("used", "used")
+        book.report("family", "used")
+        book.report("family", Reason.IMPROBABLE)
+        book.report("poisoner", Reason.IMPROBABLE)
+    assert book.proven() == book.established() == {"used", "family"}
+    stats = book.stats()
+    assert stats["right"].merit == 0 and stats["used"].used == 200
+    assert stats["family"].reputation > 0.9 > 0.5 > stats["poisoner"].reputation
+
+
+def test_whoever_sends_only_what_is_improbable_is_quarantined_in_the_end(clock: Clock) -> None:
+    book = _book(clock)
+    count = 0
+    while not book.is_quarantined("poisoner"):
+        book.report("poisoner", Reason.IMPROBABLE)
+        count += 1
+    assert count == 200
 
 
 def test_usefulness_outweighs_mistakes(clock: Clock) -> None:
