@@ -198,8 +198,8 @@ class Reason(StrEnum):
     HARMFUL = (
         "harmful",
         Subject.GROUP,
-        "The sender is held responsible for a fall of this node's reward, or for a habit that its completions took up; or "
-        "the group was in the pool when the reward fell.",
+        "Its sender is held responsible for a fall of this node's reward, or for a habit that its completions took up. "
+        "After a fall: the group was in the pool.",
     )
     UPDATE_SKIPPED = (
         "update_skipped",
