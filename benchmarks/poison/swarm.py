@@ -295,7 +295,7 @@ class Swarm:
                 scout = self._join(plan.config(plan.model, ("share.groups", "none")), 1_000 * seed + 900)
                 self._everybody = [*honest, scout]
             self._poisoner = Poisoner(attack, self._hub, self._clock, seed, scout)
-        names = [*["peer"] * plan.nodes, *plan.others]
+        names = [*["peer"] * plan.nodes, *(Path(model).name for model in plan.others)]
         self._names = {node.peer_id: name for node, name in zip(honest, names, strict=True)}
         """Of honest authors."""
 
