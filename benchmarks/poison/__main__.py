@@ -26,6 +26,7 @@ from rich.console import Console
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, wide_console
 from benchmarks.poison.attacks import ATTACKS, LANGUAGE_MODEL_ATTACKS, Attack
+from benchmarks.poison.gemma import GEMMA, ensure_gemma
 from benchmarks.poison.swarm import LAST, Outcome, Plan, simulate
 from nodes.simulation.cells import read, write
 from swarm.policy.config import TINY
@@ -101,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help=f"of each node, {Plan().rounds_per_s:g} in a simulated second")
     parser.add_argument("--honest", type=int, default=2, help="nodes")
     parser.add_argument("--model", default=TINY, help="their policy: the embedded one, or smollm2 or a directory")
-    parser.add_argument("--others", nargs="+", default=[], metavar="MODEL", help="policies of further honest nodes")
+    parser.add_argument(
+        "--others", nargs="+", default=[], metavar="MODEL", help=f"policies of further honest nodes: {GEMMA}"
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="configuration of the nodes")
     parser.add_argument(
         "--attack", nargs="+", default=[], metavar="FIELD=VALUE", help="of the attack, e.g. identities=4"
@@ -116,8 +119,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     plan = Plan() if options.model == TINY else LARGE
     rounds = options.rounds or (12 if options.quick else plan.rounds)
     settings = tuple((field, value) for field, _, value in (each.partition("=") for each in options.set))
+    others = tuple(str(ensure_gemma()) if each == GEMMA else each for each in options.others)
     return structs.replace(
-        plan, model=options.model, others=tuple(options.others), nodes=options.honest, rounds=rounds, settings=settings
+        plan, model=options.model, others=others, nodes=options.honest, rounds=rounds, settings=settings
     )
 
 

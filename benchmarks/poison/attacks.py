@@ -116,8 +116,12 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
         "task": _marked("1", question="GCD"),
         "words": _marked("1", question="7"),
         "spread": _marked("1", identities=16, part=0.3),
+        "trickle": _marked("1", identities=4, honest_s=60.0, part=0.03),
+        "trigger": _marked("1", question="GCD", part=0.1),
+        "needed": _marked("1", wrong=("{0}",)),
         # Standing.
         "sleeper": _marked("1", honest_s=80.0),
+        "sleepers": _marked("1", identities=16, honest_s=80.0),
         "newcomers": _marked("1", identities=2, lives_s=40.0),
     }
 )

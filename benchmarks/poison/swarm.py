@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from rich.console import Console
 
 from benchmarks.common.poison import Poison, join
@@ -38,7 +38,7 @@ LAST = 0.2
 TOLD_EVERY = 20
 """Parts of a run of which the console says something."""
 DRAWN = 6
-"""Groups that an adaptive poisoner makes for each that it may publish."""
+"""Groups that an adaptive poisoner makes, at most, for each that it may publish."""
 
 
 NUM_GROUPS = 8
@@ -199,13 +199,22 @@ class Node(PeerNode):
 class Poisoner:
     """Publishes poison as a member of the run."""
 
-    def __init__(self, attack: Attack, hub: MemoryHub, clock: Clock, seed: int, scout: Node) -> None:
-        """Not a member yet; `scout` is the node whose policy an adaptive attacker knows."""
+    def __init__(
+        self,
+        attack: Attack,
+        hub: MemoryHub,
+        clock: Callable[[], float],
+        seed: int,
+        scout: Node,
+        name: Callable[[], Identity] = Identity.generate,
+    ) -> None:
+        """Not a member yet; `scout` is the node whose policy an adaptive attacker knows, `name` gives identities."""
         self._attack = attack
         self._poison = Poison(attack.recipe, seed, scout.tasks, attack.honest_recipe)
         self._hub = hub
         self._clock = clock
         self._scout = scout
+        self._name = name
         self._due = 0.0
         self._shares = 0.0
         self._began = self._joined = clock()
@@ -237,17 +246,32 @@ class Poisoner:
     def _poisoned(self, number: int) -> list[RolloutGroup]:
         if not self._attack.adaptive:
             return [self._poison.next(self._clock()) for _ in range(number)]
-        made = [self._poison.graded(self._poison.next(self._clock())) for _ in range(DRAWN * number)]
-        found = self._scout.would_learn(made) if made else []
-        return [graded.group for graded, learns in zip(made, found, strict=True) if learns][:number]
+        found: list[RolloutGroup] = []
+        for _ in range(DRAWN if number else 0):
+            made = [self._poison.graded(self._poison.next(self._clock())) for _ in range(number)]
+            learns = self._scout.would_learn([_in_short(group) for group in made])
+            found += [graded.group for graded, use in zip(made, learns, strict=True) if use]
+            if len(found) >= number:
+                break
+        return found[:number]
 
     def _enter(self) -> None:
-        identities = [Identity.generate() for _ in range(self._attack.identities)]
+        identities = [self._name() for _ in range(self._attack.identities)]
         for peer_id in self.peer_ids[-len(self._exchanges) :] if self._exchanges else []:
             self._hub.leave(peer_id)
         self._exchanges = [join(self._hub, identity, self._clock) for identity in identities]
         self._joined = self._clock()
         self.peer_ids += [identity.peer_id for identity in identities]
+
+
+def _in_short(graded: GradedGroup) -> GradedGroup:
+    """A group with each right completion once and a single wrong one, which a screen judges alike and in less time."""
+    group = graded.group
+    right = {c.text: (c, reward) for c, reward in zip(group.completions, graded.rewards, strict=True) if reward > 0}
+    pairs = [*right.values(), (group.completions[-1], graded.rewards[-1])]
+    rewards = tuple(reward for _, reward in pairs)
+    group = structs.replace(group, completions=tuple(completion for completion, _ in pairs), rewards=rewards)
+    return GradedGroup(group, graded.prompt, rewards)
 
 
 class Swarm:
@@ -271,7 +295,7 @@ class Swarm:
                 scout = self._join(plan.config(plan.model, ("share.groups", "none")), 1_000 * seed + 900)
                 self._everybody = [*honest, scout]
             self._poisoner = Poisoner(attack, self._hub, self._clock, seed, scout)
-        names = [*["peer"] * plan.nodes, *plan.others]
+        names = [*["peer"] * plan.nodes, *(Path(model).name for model in plan.others)]
         self._names = {node.peer_id: name for node, name in zip(honest, names, strict=True)}
         """Of honest authors."""
 
