@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,7 @@ MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
 ERRORS = 2.5
 """Standard errors of each mean by which an author's push must exceed own push."""
+MAX_WEIGHT = 1e100
 UNSEEN = 2.0
 """A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
 MAX_PUSH = 4.0
@@ -74,7 +77,8 @@ class CorroborationSettings(Settings):
     change this policy's probabilities."""
 
 
-class ReadGroup(Struct, frozen=True):
+@dataclass(frozen=True)
+class ReadGroup:
     """The tokens of a group's completions as an update trains on them."""
 
     task: str
@@ -84,6 +88,46 @@ class ReadGroup(Struct, frozen=True):
     """[G][T]"""
     logprobs: Sequence[Sequence[float]]
     """[G][T] under this node's policy."""
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """[2, ROWS, N] of all tokens, one completion after the other: each by itself, and with the one before it or the
+        completion's start."""
+        lengths = np.array([len(each) for each in self.ids], dtype=np.int64)
+        token = np.array([token for each in self.ids for token in each], dtype=np.int64)
+        is_first = np.zeros(len(token), dtype=bool)
+        is_first[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+        before = np.where(is_first, START, np.roll(token, 1))
+        kinds = np.stack([np.stack([np.full_like(token, ALONE), token]), np.stack([before, token])]).astype(np.uint64)
+        mixed = (kinds * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
+        mixed ^= mixed >> np.uint64(31)
+        hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
+        hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
+        found: Buckets = (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
+        return found
+
+    @cached_property
+    def push(self) -> tuple[Buckets, Floats]:
+        """The buckets of all rows that have tokens, numbered through, and the push on each.
+
+        A completion's advantages are divided by its length, as in most losses: a token that all completions have is
+        pushed, too, if those that are rewarded are short.
+        """
+        raised = sum(max(0.0, max(each, default=0.0)) for each in self.advantages)
+        lengths = [len(each) for each in self.ids]
+        if not raised:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        scales = [sum(lengths) / len(lengths) / raised / max(1, length) for length in lengths]
+        weights = _flat(self.advantages) * np.repeat(scales, lengths)
+        found, index = np.unique(_through(self.buckets), return_inverse=True)
+        push = np.bincount(index.ravel(), np.tile(weights, 2 * ROWS), len(found))
+        return found, np.clip(push, -MAX_PUSH, MAX_PUSH)
+
+    def pull(self, factors: Floats | float = 1.0) -> float:
+        """Sum over the raised tokens of advantage times 1 - probability, which is the gradient of the token's logit."""
+        lengths = [len(each) for each in self.ids]
+        raised = np.maximum(_flat(self.advantages), 0.0) * factors / np.repeat(np.maximum(lengths, 1), lengths)
+        return float(np.sum(raised * -np.expm1(np.minimum(_flat(self.logprobs), 0.0))))
 
 
 class Drift(Struct, frozen=True):
@@ -115,7 +159,7 @@ class Corroboration:
             self._rates.add(group)
             if any(value > 0 for each in group.advantages for value in each):
                 _evidence(self._own, group.task, MAX_TASKS).add(group)
-                self._pulls.append(_pull(group, 1.0))
+                self._pulls.append(group.pull())
 
     def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
         """Add a received group, once, to each of the names that its author counts as."""
@@ -128,10 +172,10 @@ class Corroboration:
         first of which is its peer id."""
         if not self._settings.enabled:
             return ()
-        buckets, signs = _buckets(group.ids), np.sign(_flat(group.advantages))
+        signs = np.sign(_flat(group.advantages))
         found = np.ones(len(signs))
         for name in authors:
-            factor = self._of_author(name, buckets, signs, group, authors[0])
+            factor = self._of_author(name, group, signs, authors[0])
             found = np.minimum(found, factor * min(1.0, self._authors[name].num / self._settings.full_after))
         found *= self._within_pull(group, found)
         ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
@@ -151,9 +195,9 @@ class Corroboration:
                 return Drift(author, tuple(token for token, _ in tokens.most_common(DRIFT_TOKENS)))
         return None
 
-    def _of_author(self, name: str, buckets: Buckets, signs: Floats, group: ReadGroup, peer_id: str) -> Floats:
+    def _of_author(self, name: str, group: ReadGroup, signs: Floats, peer_id: str) -> Floats:
         """[N] without regard to how well the author is known; `peer_id` is who sent the group."""
-        author = self._authors[name]
+        author, buckets = self._authors[name], group.buckets
         theirs, their_error = author.at(buckets)
         own, own_error, num_own = self._own_push(author, buckets)
         # A positive push is now one that agrees with the advantage of the token at hand.
@@ -193,7 +237,7 @@ class Corroboration:
         if len(self._pulls) < ENOUGH_PULLS:
             return 1.0
         most = self._settings.max_pull * float(np.quantile(self._pulls, 0.75))
-        return min(1.0, most / max(_pull(group, factors), 1e-9))
+        return min(1.0, most / max(group.pull(factors), 1e-9))
 
 
 class _Evidence:
@@ -205,47 +249,51 @@ class _Evidence:
         self.tasks: dict[str, float] = {}
         """The same by task."""
         self.withheld = 0.0
-        self._sums = np.zeros((2, ROWS, NUM_BUCKETS))
-        """Of pushes, and of their squares."""
+        self._sums = np.zeros((2, ROWS * NUM_BUCKETS))
+        """Of pushes and of their squares, times `_weight`, which grows instead of their fading."""
+        self._weight = 1.0
 
     def add(self, group: ReadGroup) -> None:
-        push = _push(group)
         self.num = MEMORY * self.num + 1
-        self._sums *= MEMORY
-        self._sums += np.stack([push, push * push])
+        self._weight /= MEMORY
+        if self._weight > MAX_WEIGHT:
+            self._sums /= self._weight
+            self._weight = 1.0
+        buckets, push = group.push
+        self._sums[:, buckets] += self._weight * np.stack([push, push * push])
         kept = sorted(self.tasks.items(), key=lambda each: -each[1])[:MAX_TASKS]
         self.tasks = {task: MEMORY * count for task, count in kept}
         self.tasks[group.task] = self.tasks.get(group.task, 0.0) + 1
 
     def at(self, buckets: Buckets) -> tuple[Floats, Floats]:
         """The mean, and the variance of the mean, in buckets [..., ROWS, N]."""
-        mean, square = self._sums[:, np.arange(ROWS)[:, None], buckets] / self.num
+        mean, square = self._sums[:, _through(buckets)] / (self._weight * self.num)
         return mean, np.maximum(square - mean**2, 0.0) / self.num
 
 
 class _Rates:
-    """How often own completions have each bucket's tokens, now and over the last thousands of groups."""
+    """How much more often own completions have each bucket's tokens than in the last thousands of groups."""
 
     def __init__(self) -> None:
-        self._now = np.zeros((ROWS, NUM_BUCKETS))
+        self._counts = np.zeros(ROWS * NUM_BUCKETS)
         self._num = 0
         self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+        self._rise: Floats | None = None
 
     def add(self, group: ReadGroup) -> None:
-        buckets = _buckets(group.ids)
-        counts = np.stack([np.bincount(buckets[:, row].ravel(), minlength=NUM_BUCKETS) for row in range(ROWS)])
+        np.add.at(self._counts, _through(group.buckets).ravel(), 1 / max(1, len(group.ids)))
         self._num += 1
-        self._now += (counts / max(1, len(group.ids)) - self._now) / min(self._num, RATE_GROUPS)
-        if self._num % RATE_GROUPS == 0:
-            self._past.append(self._now.copy())
+        if self._num == RATE_GROUPS:
+            now = self._counts / self._num
+            self._rise = now - np.min(self._past, axis=0) if self._past else None
+            self._past.append(now)
+            self._counts, self._num = np.zeros(ROWS * NUM_BUCKETS), 0
 
     def rise(self, buckets: Buckets) -> Floats:
         """[kinds, N] occurrences a completion more than when it was lowest; 0 before there is a past."""
-        if not self._past:
+        if self._rise is None:
             return np.zeros((len(buckets), buckets.shape[-1]))
-        lowest = np.min(self._past, axis=0)
-        rows = np.arange(ROWS)[:, None]
-        return np.asarray((self._now[rows, buckets] - lowest[rows, buckets]).min(axis=1), dtype=float)
+        return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
 
 
 def _evidence(known: OrderedDict[str, _Evidence], name: str, most: int) -> _Evidence:
@@ -256,42 +304,9 @@ def _evidence(known: OrderedDict[str, _Evidence], name: str, most: int) -> _Evid
     return evidence
 
 
-def _push(group: ReadGroup) -> Floats:
-    """[ROWS, BUCKETS]. A completion's advantages are divided by its length, as in most losses: a token that all
-    completions have is pushed, too, if those that are rewarded are short."""
-    raised = sum(max(0.0, max(each, default=0.0)) for each in group.advantages)
-    lengths = [len(each) for each in group.ids]
-    if not raised:
-        return np.zeros((ROWS, NUM_BUCKETS))
-    scales = [sum(lengths) / len(lengths) / raised / max(1, length) for length in lengths]
-    weights = _flat(group.advantages) * np.repeat(scales, lengths)
-    buckets = _buckets(group.ids)
-    push = [np.bincount(buckets[:, row].ravel(), np.tile(weights, 2), NUM_BUCKETS) for row in range(ROWS)]
-    return np.clip(np.stack(push), -MAX_PUSH, MAX_PUSH)
-
-
-def _pull(group: ReadGroup, factors: Floats | float) -> float:
-    """Sum over the raised tokens of advantage times 1 - probability, which is the gradient of the token's logit."""
-    lengths = [len(each) for each in group.ids]
-    raised = np.maximum(_flat(group.advantages), 0.0) * factors / np.repeat(np.maximum(lengths, 1), lengths)
-    return float(np.sum(raised * -np.expm1(np.minimum(_flat(group.logprobs), 0.0))))
-
-
-def _buckets(ids: Sequence[Sequence[int]]) -> Buckets:
-    """[2, ROWS, N] of all tokens of a group, one completion after the other: each by itself, and with the one before
-    it or the completion's start."""
-    lengths = np.array([len(each) for each in ids], dtype=np.int64)
-    token = np.array([token for each in ids for token in each], dtype=np.int64)
-    is_first = np.zeros(len(token), dtype=bool)
-    is_first[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
-    before = np.where(is_first, START, np.roll(token, 1))
-    kinds = np.stack([np.stack([np.full_like(token, ALONE), token]), np.stack([before, token])]).astype(np.uint64)
-    mixed = (kinds * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
-    mixed ^= mixed >> np.uint64(31)
-    hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
-    hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
-    found: Buckets = (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
-    return found
+def _through(buckets: Buckets) -> Buckets:
+    """Buckets [..., ROWS, N] of all rows, numbered through."""
+    return buckets + np.arange(ROWS)[:, None] * NUM_BUCKETS
 
 
 def _flat(values: Sequence[Sequence[float]]) -> Floats:
