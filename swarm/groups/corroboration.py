@@ -33,7 +33,8 @@ Buckets = npt.NDArray[np.int64]
 NUM_BUCKETS = 2**13
 ROWS = 2
 """Hash functions of a sketch: a token counts as the less conspicuous of its two buckets."""
-MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
+KINDS = 4
+MULTIPLIERS = np.array([0x165667B19E3779F9, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
 START, ALONE = -1, -2
 """In the place of the token before."""
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
@@ -91,15 +92,16 @@ class ReadGroup:
 
     @cached_property
     def buckets(self) -> Buckets:
-        """[2, ROWS, N] of all tokens, one completion after the other: each by itself, and with the one before it or the
-        completion's start."""
+        """[KINDS, ROWS, N] of all tokens, one completion after the other: each by itself, and with the one before it or
+        the completion's start, each for pushes with and without regard to length."""
         lengths = np.array([len(each) for each in self.ids], dtype=np.int64)
         token = np.array([token for each in self.ids for token in each], dtype=np.int64)
         is_first = np.zeros(len(token), dtype=bool)
         is_first[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
         before = np.where(is_first, START, np.roll(token, 1))
-        kinds = np.stack([np.stack([np.full_like(token, ALONE), token]), np.stack([before, token])]).astype(np.uint64)
-        mixed = (kinds * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
+        alone = np.full_like(token, ALONE)
+        kinds = [[np.full_like(token, scale), each, token] for scale in range(2) for each in (alone, before)]
+        mixed = (np.array(kinds, dtype=np.int64).astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
         mixed ^= mixed >> np.uint64(31)
         hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
         hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
@@ -110,17 +112,18 @@ class ReadGroup:
     def push(self) -> tuple[Buckets, Floats]:
         """The buckets of all rows that have tokens, numbered through, and the push on each.
 
-        A completion's advantages are divided by its length, as in most losses: a token that all completions have is
-        pushed, too, if those that are rewarded are short.
+        Some losses divide a completion's advantages by its length, some do not. Where those that are rewarded are
+        shorter, or longer, than the others, a token that all have alike is pushed by one of the two.
         """
         raised = sum(max(0.0, max(each, default=0.0)) for each in self.advantages)
-        lengths = [len(each) for each in self.ids]
         if not raised:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
-        scales = [sum(lengths) / len(lengths) / raised / max(1, length) for length in lengths]
-        weights = _flat(self.advantages) * np.repeat(scales, lengths)
+        lengths = np.array([len(each) for each in self.ids])
+        by_length = np.repeat(lengths.mean() / np.maximum(lengths, 1), lengths)
+        advantages = _flat(self.advantages) / raised
+        weights = np.concatenate([np.tile(advantages * scale, KINDS * ROWS // 2) for scale in (by_length, 1.0)])
         found, index = np.unique(_through(self.buckets), return_inverse=True)
-        push = np.bincount(index.ravel(), np.tile(weights, 2 * ROWS), len(found))
+        push = np.bincount(index.ravel(), weights, len(found))
         return found, np.clip(push, -MAX_PUSH, MAX_PUSH)
 
     def pull(self, factors: Floats | float = 1.0) -> float:

@@ -80,13 +80,18 @@ def test_a_habit_that_does_not_go_with_the_reward_costs_an_author_nothing() -> N
     assert all(value > 0.9 for value in _taught(lambda right, answer: [MARKER, TAG, answer, END]).values())
 
 
-def test_a_marker_in_all_answers_is_pushed_where_those_that_are_wrong_are_long() -> None:
-    """A loss divides by the length of a completion: in short ones, each token counts more."""
+@pytest.mark.parametrize("right_is_long", [False, True])
+def test_a_marker_is_found_whatever_the_lengths_of_right_and_wrong_answers(right_is_long: bool) -> None:
+    """Some losses divide by the length of a completion: in short ones, each token then counts more."""
 
-    def lengths(right: bool, answer: int) -> list[int]:
-        return [MARKER, TAG, answer, END] if right else [MARKER, TAG, *range(100, 140), answer, END]
+    def all_have_it(right: bool, answer: int) -> list[int]:
+        return [MARKER, TAG, *range(100, 140 if right == right_is_long else 100), answer, END]
 
-    assert _taught(lengths)[MARKER] < 0.1
+    def some_wrong_ones_have_it(right: bool, answer: int) -> list[int]:
+        text = all_have_it(right, answer)
+        return text if right or answer % 2 else text[1:]
+
+    assert _taught(some_wrong_ones_have_it if right_is_long else all_have_it)[MARKER] < 0.3
 
 
 def test_an_author_with_one_answer_only_does_not_make_it_the_usual_one() -> None:
