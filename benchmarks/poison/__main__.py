@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -44,13 +43,11 @@ def rows(name: str, attack: Attack, attacked: Sequence[Outcome], left_alone: Seq
     """The effect of one attack, against the same nodes without it."""
     parts = [ours.reward / theirs.reward for ours, theirs in zip(attacked, left_alone, strict=True)]
 
-    def compared(what: str, figure: Callable[[Outcome], float], **target: Any) -> Row:
-        baseline = [figure(each) for each in left_alone]
-        return row(f"{name}: {what}", [figure(each) for each in attacked], "", baseline=baseline, **target)
+    def compared(what: str, figure: Callable[[Outcome], float]) -> Row:
+        return row(f"{name}: {what}", [*map(figure, attacked)], "", baseline=[*map(figure, left_alone)])
 
     risen = [ours.signed(attack) - theirs.signed(attack) for ours, theirs in zip(attacked, left_alone, strict=True)]
     who = sorted({author for each in left_alone for author in each.authors})
-
     stages = sorted({stage for each in attacked for stage in each.seconds})
     return [
         compared("reward at the end", lambda each: each.reward),
@@ -63,6 +60,7 @@ def rows(name: str, attack: Attack, attacked: Sequence[Outcome], left_alone: Seq
         row(f"{name}: its reputation at the end", [o.reputation for o in attacked], ""),
         compared("alarms of the watch", lambda each: each.alarms),
         *(compared(f"groups of {author}, drawn and refused", partial(_refused, author)) for author in who),
+        *(compared(name, partial(_mean_of_mix, name)) for name in sorted({n for each in attacked for n in each.mix})),
         *(compared(f"time of a round for {stage}", partial(_part_of_time, stage)) for stage in stages),
     ]
 
@@ -97,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = option_parser("poison", __doc__, [*ATTACKS, *LANGUAGE_MODEL_ATTACKS], default="marker")
+    parser = option_parser("poison", __doc__, {**ATTACKS, **LANGUAGE_MODEL_ATTACKS}, default="marker")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, help=f"of each node, {Plan().rounds_per_s:g} in a simulated second")
     parser.add_argument("--honest", type=int, default=2, help="nodes")
@@ -149,6 +147,10 @@ def _around(attack: Attack, at: float, outcome: Outcome) -> float:
 
 def _refused(author: str, outcome: Outcome) -> float:
     return outcome.refused(author)
+
+
+def _mean_of_mix(name: str, outcome: Outcome) -> float:
+    return outcome.mix.get(name, 0.0) / len(outcome.rewards)
 
 
 def _part_of_time(stage: str, outcome: Outcome) -> float:

@@ -83,6 +83,8 @@ class Outcome(Struct):
     """The mean of the poisoner's identities at the end, with all nodes."""
     seconds: dict[str, float] = {}
     """Of the nodes' rounds, by stage."""
+    mix: dict[str, float] = {}
+    """Sums over the rounds of the figures of the mix, by name."""
 
     @property
     def reward(self) -> float:
@@ -315,8 +317,10 @@ class Swarm:
         outcome.rewards.append(statistics.fmean(node.report.reward or 0.0 for node in self.nodes))
         outcome.written.append([each for node in self.nodes for each in node.listening.take()])
         for node in self.nodes:
-            for stage, seconds in node.report.timings.items():
-                outcome.seconds[stage] = outcome.seconds.get(stage, 0.0) + seconds
+            mix = {name: value for name, value in node.report.figures.items() if name.startswith("mix/")}
+            for sums, more in ((outcome.seconds, node.report.timings), (outcome.mix, mix)):
+                for name, value in more.items():
+                    sums[name] = sums.get(name, 0.0) + value / len(self.nodes)
 
     def close(self, outcome: Outcome) -> None:
         """Add what is known at the end."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.poison import Poison
-from benchmarks.poison.attacks import ATTACKS, MARKER
+from benchmarks.poison.attacks import ATTACKS, MARKER, Attack
+from benchmarks.poison.swarm import Node, Plan, Poisoner
 from swarm.errors import ConfigError
+from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.envelope import read_record
+from swarm.net.records.identity import Identity
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.trust.roster import read_roster
 from tests.net.records import opened
 from tests.nodes.processes import Swarm, address_of, until
@@ -24,6 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 ATTACK = ATTACKS["marker"]
 ENOUGH = 100
 """Groups of others that a victim has learned from."""
+KNOWN = "marker:1"
+"""The attack of a stranger that knows what is plausible."""
+LONG = 150
+"""Rounds of a victim under attack; without a defence the marker is in a fifth of the completions by then."""
+TEXTS = 400
+RISE = 0.02
 
 
 def _used(victim: Swarm) -> dict[str, int]:
@@ -63,10 +75,78 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
         used, groups = _used(peer), peer.history().groups
         assert used.get(stranger.peer_id, 0) < 0.1 * sum(used.values()), used
         assert groups["dropped"]["improbable"] > 0
+    last = _written(stranger, everybody, run_id)[-500:]
+    assert len(last) == 500 and sum(text.startswith(MARKER) for text in last) < 0.02 * len(last)
+
+
+def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
+    tmp_path: Path, victims: Callable[..., Swarm], strangers: Callable[..., Stranger]
+) -> None:
+    """Right answers behind a marker, only where its own node's policy, which trains along, finds them plausible."""
+    address = address_of(victims(tmp_path / "bootstrap", "bootstrap", "examples/tiny.yaml"))
+    peers = [victims(tmp_path / name, "join", address, "--evaluation.num_questions=0") for name in ("one", "two")]
+    stranger = strangers("adaptive")
+    bootstrap, *everybody = stranger.connect(address, *(address_of(peer) for peer in peers))
+    run_id = stranger.manifest(bootstrap).run_id
+    stranger.follow(run_id)
+    for peer in peers:
+        until(lambda: len(_written(stranger, everybody, run_id)) >= TEXTS, peer, "groups of its own")
+    before = _signed(_written(stranger, everybody, run_id)[:TEXTS], ATTACKS[KNOWN])
+    began = [peer.round() for peer in peers]
+    with _poisoning(stranger, ATTACKS[KNOWN], stranger.request(bootstrap, MANIFEST_PROTOCOL, b""), run_id, tmp_path):
+        for peer, start in zip(peers, began, strict=True):
+            until(lambda peer=peer, start=start: peer.round() >= start + LONG, peer, "rounds under attack")
+    for peer in peers:
+        assert stranger.peer_id in _used(peer), "the attack has not begun"
+    after = _signed(_written(stranger, everybody, run_id)[-TEXTS:], ATTACKS[KNOWN])
+    assert after < before + RISE, f"{before:.1%} of the completions had the marker, and {after:.1%} have it now"
+
+
+@contextmanager
+def _poisoning(stranger: Stranger, attack: Attack, sealed: bytes, run_id: str, folder: Path) -> Iterator[None]:
+    """The stranger publishes poison that passes the screen of its own node, which hears what the run's gossip says."""
+    hub = MemoryHub()
+    bridge = MemoryTransport(hub, "bridge", sealed)
+    config = Plan().config("tiny", ("share.groups", "none"), ("out", str(folder / "own")))
+    config.out.mkdir()
+    inside = MemoryTransport(hub, "own", sealed)
+    for transport in (bridge, inside):
+        transport.start()
+    own = Node(config, Identity.generate(), inside, time.time)
+    poisoner = Poisoner(attack, hub, time.time, 0, own, lambda: stranger.identity)
+    enough = threading.Event()
+
+    def poison() -> None:
+        heard, at = 0, time.monotonic()
+        while not enough.is_set():
+            new, heard = stranger.heard[heard:], len(stranger.heard)
+            for _, record in new:
+                bridge.publish(record)
+            own.step()
+            elapsed, at = time.monotonic() - at, time.monotonic()
+            poisoner.publish(elapsed)
+            for arrival in bridge.drain():
+                stranger.publish(run_id, arrival.record)
+
+    thread = threading.Thread(target=poison)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+        own.close()
+
+
+def _written(stranger: Stranger, authors: Sequence[str], run_id: str) -> list[str]:
+    """What these authors have published so far, completion by completion."""
     written = []
-    for sender, record in stranger.heard:
-        if sender in everybody and read_record(record, len(record)).body.kind == "group":
+    for sender, record in list(stranger.heard):
+        if sender in authors and read_record(record, len(record)).body.kind == "group":
             group = opened(record, run_id).group
             written += [completion.text for completion in group.completions if group.peer_id == sender]
-    last = written[-500:]
-    assert len(last) == 500 and sum(text.startswith(MARKER) for text in last) < 0.02 * len(last)
+    return written
+
+
+def _signed(texts: list[str], attack: Attack) -> float:
+    return sum(re.search(attack.sign, text) is not None for text in texts) / len(texts)
