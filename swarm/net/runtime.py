@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
+
+from swarm.protocols import Wakeup
 
 
 class Signal(Protocol):
@@ -40,3 +43,34 @@ class AsyncRuntime(Protocol):
     async def look_up(self, host: str) -> list[str]:
         """The IPs of a host name; empty if it cannot be resolved."""
         ...
+
+
+class Change:
+    """A `Wakeup`: calls all who watch. For one thread."""
+
+    def __init__(self) -> None:
+        """Nobody watches."""
+        self._watching: list[Callable[[], None]] = []
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` each time it happens."""
+        self._watching.append(wake)
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Do so no longer."""
+        self._watching.remove(wake)
+
+    def happened(self) -> None:
+        """Wake all who watch."""
+        for wake in self._watching:
+            wake()
+
+
+async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None:
+    """Wait until it happens, or for `timeout_s`."""
+    signal = runtime.signal()
+    wakeup.watch(signal.set)
+    try:
+        await signal.wait_for(timeout_s)
+    finally:
+        wakeup.unwatch(signal.set)

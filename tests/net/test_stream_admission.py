@@ -30,7 +30,9 @@ class House:
         self.now = 1_000.0
         self.hung_up: list[str] = []
         self.blamed: list[tuple[str, str]] = []
-        self.admission = StreamAdmission(lambda peer, reason: self.blamed.append((peer, reason)), lambda: self.now)
+        self.admission = StreamAdmission(
+            lambda peer, reason: self.blamed.append((peer, reason)), clock=lambda: self.now
+        )
 
     def enter(self, peer: str, protocol: str = HAVE_PROTOCOL, address: str = HOME) -> Stream | None:
         return self.admission.admit(peer, address, protocol, lambda: self.hung_up.append(peer))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from swarm.errors import PeerUnreachable
@@ -31,9 +30,6 @@ FEW_PEERS = 3
 STEADY_AFTER_S = 10.0
 HUNG_UP_PAUSE_S = 1.0
 """A peer that disconnects within `STEADY_AFTER_S` is paused for `HUNG_UP_PAUSE_S`, twice as long each time."""
-
-SILENT_S = 6.0
-"""A directly connected member that is silent in gossip is disconnected after one to two times this."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 """Dials a peer at any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
@@ -252,28 +248,3 @@ class Dialling:
         if len(peers.in_run) < FEW_PEERS:
             wanted += reversed(peers.remembered)
         return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected | self._under_way]
-
-
-class SilentPeers:
-    """Connections that gossip does not use. When two nodes dial each other at once, each daemon may keep gossip on the
-    connection that the other dropped; a new connection fixes this. Pure: the session disconnects.
-    """
-
-    def __init__(self) -> None:
-        """No silent peers yet."""
-        self._since: dict[str, float] = {}
-        self._patience_s = random.uniform(SILENT_S, 2 * SILENT_S)
-        self._tried = Backoff(SILENT_S)
-
-    def due(self, direct: Iterable[str], in_run: Collection[str], members: Collection[str], now: float) -> list[str]:
-        """Peers to disconnect now: directly connected `members` that are not in `in_run`."""
-        silent = [peer_id for peer_id in direct if peer_id in members and peer_id not in in_run]
-        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in silent}
-        found = [
-            peer_id
-            for peer_id, since in self._since.items()
-            if now - since >= self._patience_s and self._tried.wait_s(peer_id, now) <= 0
-        ]
-        for peer_id in found:
-            self._tried.failed(peer_id, now)
-        return found

@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,11 +124,11 @@ class Daemon:
         folder = make_folder()
         arguments = [
             f"-listen=/unix{folder}/control.sock",
-            "-dhtServer=1" if listen else "-dhtClient=1",
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            *("-pubsub=1", "-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
+            # Neither -pubsub nor -dht...: they dial whom strangers name, and keep what strangers say.
+            *("-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -289,18 +289,6 @@ class Daemon:
         """Addresses that the daemon listens on or announces, without the peer id."""
         response = await self._control.look(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         return tuple(address for address in map(readable, response.identify.addrs) if address is not None)
-
-    async def subscribers(self, topic: str) -> frozenset[str]:
-        """Connected peers that subscribe to `topic`."""
-        return await self._control.subscribers(topic)
-
-    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
-        """Call `deliver(sender, message)` for every message on `topic`, until the daemon closes the connection."""
-        await self._control.subscribe(topic, deliver)
-
-    async def publish(self, topic: str, message: bytes) -> None:
-        """Publish a message of at most 1 MiB by gossip. Raises `TransportError`."""
-        await self._control.publish(topic, message)
 
     async def disconnect(self, peer_id: str) -> None:
         """Close every connection to a peer. Raises `TransportError`."""
