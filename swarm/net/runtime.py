@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -43,27 +42,6 @@ class AsyncRuntime(Protocol):
     async def look_up(self, host: str) -> list[str]:
         """The IPs of a host name; empty if it cannot be resolved."""
         ...
-
-
-class Change:
-    """A `Wakeup`: calls all who watch. For one thread."""
-
-    def __init__(self) -> None:
-        """Nobody watches."""
-        self._watching: list[Callable[[], None]] = []
-
-    def watch(self, wake: Callable[[], None]) -> None:
-        """Call `wake` each time it happens."""
-        self._watching.append(wake)
-
-    def unwatch(self, wake: Callable[[], None]) -> None:
-        """Do so no longer."""
-        self._watching.remove(wake)
-
-    def happened(self) -> None:
-        """Wake all who watch."""
-        for wake in self._watching:
-            wake()
 
 
 async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None:

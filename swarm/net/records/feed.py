@@ -19,11 +19,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable, Refusal
-from swarm.net.bandwidth import SHORT_BYTES
 from swarm.net.records.envelope import MAX_RUN_ID_CHARS
 from swarm.net.records.large import INLINE_BYTES
 from swarm.net.records.record_store import RECORD_ID_BYTES, record_id
-from swarm.net.runtime import Change
 from swarm.protocols import Wakeup
 from swarm.reasons import Reason
 from swarm.types import complete
@@ -33,7 +31,7 @@ FEED_PROTOCOL = "/swarm/feed/1"
 MAX_HELLO_BYTES = 1_024
 FEED_RECORDS, FEED_BYTES = 1_024, 16 * 2**20
 """Latest records that a feed can still give; who falls behind these gets the others by repair."""
-OWN_BYTES, OTHERS_BYTES = SHORT_BYTES, 1_024
+OWN_BYTES, OTHERS_BYTES = 16_384, 1_024
 """Largest records sent at once: a node's own, which nobody else can have given yet, and others'."""
 MAX_ITEMS = 256
 """Records and ids in one part, each."""
@@ -92,6 +90,27 @@ def decode_part(chunk: bytes) -> FeedPart:
         return msgspec.msgpack.decode(chunk, type=FeedPart)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerUnreachable(f"its feed cannot be read: {error}") from error
+
+
+class Change:
+    """A `Wakeup`: calls all who watch. For one thread."""
+
+    def __init__(self) -> None:
+        """Nobody watches."""
+        self._watching: list[Callable[[], None]] = []
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` each time it happens."""
+        self._watching.append(wake)
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Do so no longer."""
+        self._watching.remove(wake)
+
+    def happened(self) -> None:
+        """Wake all who watch."""
+        for wake in self._watching:
+            wake()
 
 
 class _New(Struct):

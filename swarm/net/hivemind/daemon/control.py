@@ -63,8 +63,12 @@ class Control:
             writer.close()
 
     async def open_stream(self, peer_id: str, protocol: str) -> Connection:
-        """A stream to a connected peer."""
-        target = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer_id).to_bytes(), proto=[protocol])
+        """A stream to a connected peer, and to no other: the daemon would dial the addresses that such a one claims."""
+        peer = PeerID.from_base58(peer_id).to_bytes()
+        connected = await self.look(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        if all(each.id != peer for each in connected.peers):
+            raise TransportError("it is not connected")
+        target = p2pd_pb2.StreamOpenRequest(peer=peer, proto=[protocol])
         reader, writer = await self._open()
         try:
             await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=target))

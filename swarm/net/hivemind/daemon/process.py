@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.inherited import inherited
 from swarm.net.addresses.dial import probe
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.daemon.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
@@ -139,7 +140,7 @@ class Daemon:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 env={
-                    **os.environ,
+                    **inherited("base"),
                     "GOLOG_LOG_LEVEL": "error",
                     "GOGC": GARBAGE_PERCENT,
                     "GOMAXPROCS": str(processors),
