@@ -18,10 +18,8 @@ from swarm.net.membership.dialling import (
     ENOUGH_CHOSEN,
     ENOUGH_PEERS,
     MAX_DIALS_AT_ONCE,
-    SILENT_S,
     STEADY_AFTER_S,
     Dialling,
-    SilentPeers,
 )
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
@@ -221,21 +219,6 @@ def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     dialling = Dialling(node.member, hang, AsyncioRuntime())
     with pytest.raises(PeerUnreachable, match="could not be dialled within 0.05 s"):
         asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))
-
-
-def test_a_member_that_is_connected_but_unheard_is_hung_up_on_now_and_then() -> None:
-    silent = SilentPeers()
-    everyone = ("heard", "silent", "stranger")
-
-    def due(now: float) -> list[str]:
-        return silent.due(everyone, {"heard"}, {"heard", "silent", "away"}, now)
-
-    assert due(0.0) == due(SILENT_S - 0.1) == []
-    assert due(2 * SILENT_S) == ["silent"]
-    assert due(2 * SILENT_S + 0.1) == [], "it gets time"
-    assert silent.due(everyone, {"heard", "silent"}, {"silent"}, 50.0) == []
-    assert due(60.0) == [], "heard in between: its time begins anew"
-    assert due(60.0 + 2 * SILENT_S) == ["silent"]
 
 
 PUBLIC_BOOTSTRAP = f"/ip4/8.8.8.8/tcp/1/p2p/{BOOT}"

@@ -408,9 +408,9 @@ def test_the_settings_that_matter_are_in_force(start: Start) -> None:
     import libp2p.pubsub.pubsub as pubsub_module
     from libp2p.pubsub.gossipsub import GossipSub
     from libp2p.pubsub.pubsub import Pubsub
+    from swarm.net.libp2p.gossip import GuardedRouter
 
     from swarm.net.counters import Counters
-    from swarm.net.libp2p.gossip import GuardedRouter
     from swarm.net.libp2p.host import _make_host
 
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096 or not start("founder").counters().get("x")

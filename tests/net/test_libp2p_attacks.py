@@ -147,9 +147,9 @@ def control_of(rpc: Any) -> tuple[Any, dict[str, int]]:
     from libp2p.peer.id import ID
     from libp2p.pubsub.pb.rpc_pb2 import Message
     from libp2p.pubsub.rpc_queue import RpcQueue
+    from swarm.net.libp2p.gossip import GuardedRouter
 
     from swarm.net.counters import Counters
-    from swarm.net.libp2p.gossip import GuardedRouter
 
     stranger, counters = ID.from_base58(Identity.generate().peer_id), Counters()
     router = GuardedRouter(counters)
@@ -226,7 +226,6 @@ def test_control_messages_without_end_are_left_out() -> None:
     import trio
     from libp2p.peer.id import ID
     from libp2p.pubsub.pb.rpc_pb2 import RPC
-
     from swarm.net.libp2p.gossip import CONTROLS_AT_ONCE
 
     router, _ = control_of(RPC())
