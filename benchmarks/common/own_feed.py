@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from swarm.errors import PeerUnreachable
 from swarm.net.hivemind.daemon.process import Daemon
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, Feed, FeedRequest, Hello, decode_part, encode
 from swarm.net.records.record_store import RecordStore
-from swarm.net.records.repair import GIVE_PROTOCOL, answer_give
+from swarm.net.records.repair import GIVE_PROTOCOL, answer_give, ask_records
 from swarm.protocols import StreamHandler
 
 TIMEOUT_S = 10.0
@@ -42,15 +42,26 @@ class OwnFeed:
             with suppress(PeerUnreachable):
                 await self._daemon.call(peer_id, HELLO_PROTOCOL, hello, TIMEOUT_S)
 
-    def publish(self, record: bytes) -> None:
-        """Add bytes, for all who follow."""
-        self._feed.add(record, is_own=True)
+    def publish(self, record: bytes, *known_to: str) -> None:
+        """Add bytes, for all who follow: of this peer's own, or those of others that these peers have."""
+        self._feed.add(record, *known_to, is_own=not known_to)
 
-    async def read(self, peer_id: str, hear: Callable[[str, bytes], None]) -> None:
-        """Call `hear(peer_id, record)` for what a member's feed contains, as long as the member serves it."""
+    async def read(
+        self, peer_id: str, hear: Callable[[str, bytes], None], lacks: Callable[[bytes], bool] = lambda name: False
+    ) -> None:
+        """Call `hear(peer_id, record)` for what a member's feed contains, and for named records that this peer
+        `lacks`, as long as the member serves it.
+        """
         request = encode(FeedRequest(self._run_id))
         with suppress(PeerUnreachable):
-            async with aclosing(self._daemon.stream(peer_id, FEED_PROTOCOL, request, SILENCE_S, 2**40)) as chunks:
+            async with aclosing(self._fetch(peer_id, FEED_PROTOCOL, request, 2**40)) as chunks:
                 async for chunk in chunks:
-                    for record in decode_part(chunk).records:
+                    part = decode_part(chunk)
+                    for record in part.records:
                         hear(peer_id, record)
+                    if wanted := [each for each in part.named if lacks(each.record_id)]:
+                        async for record in ask_records(self._fetch, peer_id, wanted):
+                            hear(peer_id, record)
+
+    def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        return self._daemon.stream(peer_id, protocol, payload, SILENCE_S, max_bytes)

@@ -116,11 +116,15 @@ class Session(MemberSession):
             for peer_id in self._host.connected() & member.peers.banned:
                 member.counters.add("banned_connections")
                 await self._host.drop(peer_id)
-            for peer_id in self._unanswered.longer_than(UNANSWERED_AFTER_S, self._host.unanswered(), time.monotonic()):
-                member.counters.add("unanswered_pings")
+            for peer_id in self._lost(time.monotonic()):
+                member.counters.add("mute_connections")
                 await self._host.drop(peer_id)
             self._refresh()
             await self._refresh_soon.wait_for(OBSERVE_EVERY_S)
+
+    def _lost(self, now: float) -> frozenset[str]:
+        """Peers whose connection is to be replaced; the next one gets the full time again."""
+        return self._unanswered.longer_than(UNANSWERED_AFTER_S, self._host.unanswered(), now)
 
     def _refresh(self) -> None:
         peers = self._member.peers
