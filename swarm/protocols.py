@@ -335,7 +335,7 @@ class RecordTransport(Protocol):
         """Send a record to everyone in the run; without a known run it is dropped and counted.
 
         Peers that are connected, reconnect, or join within the backfill time receive it once, in no particular order.
-        Receivers fetch a record that is too large for gossip.
+        Receivers fetch a record that is too large for feeds.
         """
         ...
 

@@ -74,14 +74,22 @@ class RawStream:
 class Stranger:
     """One identity on the network; make one with `Stranger(folder, name)`, and `close` it."""
 
-    def __init__(self, folder: Path, name: str = "stranger", listen: tuple[str, ...] = LISTEN) -> None:
-        """Start a daemon; the identity's key is in `folder`. Raises `TransportError`."""
+    def __init__(
+        self, folder: Path, name: str = "stranger", listen: tuple[str, ...] = LISTEN, announce: tuple[str, ...] = ()
+    ) -> None:
+        """Start a daemon, which claims to be at the addresses of `announce`; the identity's key is in `folder`.
+
+        Raises `TransportError`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.identity = Identity.load_or_create(folder / f"{name}.key")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"stranger-{name}", daemon=True)
         self._thread.start()
-        self.daemon = self.run(Daemon.start(listen=listen, identity=self.identity.path, nat=UNBOUNDED, timeout_s=60.0))
+        start = Daemon.start(
+            listen=listen, announce=announce, identity=self.identity.path, nat=UNBOUNDED, timeout_s=60.0
+        )
+        self.daemon = self.run(start)
         self.heard: list[tuple[str, bytes]] = []
         """(peer, record) of all that the feeds which it reads contained at once."""
         self.feed = OwnFeed(self.daemon)

@@ -1,7 +1,7 @@
 """The run's peer directory, run by a separate process; see `directory_process`.
 
 The process is a second client of the node's daemon. If it dies, the daemon forgets its handlers only: connections,
-gossip and requests continue, and a new process replaces it.
+feeds and requests continue, and a new process replaces it.
 """
 
 from __future__ import annotations

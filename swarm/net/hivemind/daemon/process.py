@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 GARBAGE_PERCENT = "200"
-"""GOGC: heap growth between collections in percent; gossip makes short-lived copies of every record. In a flood that
+"""GOGC: heap growth between collections in percent; streams make short-lived copies of every record. In a flood that
 keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
@@ -119,7 +119,7 @@ class Daemon:
         """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
 
         `nat`: arguments from `nat_arguments`. `processors`: used at a time; with one, the daemon takes a quarter less
-        time for the same gossip than with two. Above half of `max_bytes` of memory it collects garbage harder;
+        time for the same records than with two. Above half of `max_bytes` of memory it collects garbage harder;
         `check_size` checks the limit.
         """
         folder = make_folder()
