@@ -39,9 +39,22 @@ if TYPE_CHECKING:
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
 
-StreamHandler = Callable[[str, bytes], Iterator[bytes | None]]
-"""(remote peer id, request) -> chunks of the response. Advanced on the network thread: must not block. It yields None
-while the next chunk is not ready; the caller tries again a little later.
+
+class Wakeup(Protocol):
+    """Something that may happen later, on the network thread."""
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` each time it happens."""
+        ...
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Do so no longer."""
+        ...
+
+
+StreamHandler = Callable[[str, bytes], Iterator[bytes | Wakeup | None]]
+"""(remote peer id, request) -> chunks of the response. Advanced on the network thread: must not block. While the next
+chunk is not ready, it yields what will bring one, or None: the caller tries again then, or a little later.
 """
 
 
@@ -323,7 +336,7 @@ class RecordTransport(Protocol):
         """Send a record to everyone in the run; without a known run it is dropped and counted.
 
         Peers that are connected, reconnect, or join within the backfill time receive it once, in no particular order.
-        Receivers fetch a record that is too large for gossip.
+        Receivers fetch a record that is too large for feeds.
         """
         ...
 

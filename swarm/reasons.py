@@ -96,7 +96,7 @@ class Reason(StrEnum):
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
     FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
-    BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer's gossip message raised an error here."
+    BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "A record that the peer handed over raised an error here."
 
     FALSE_OFFER = "false_offer", Subject.GROUP, "It is not what its author said of it when it was offered."
     DUPLICATE = "duplicate", Subject.GROUP, "It has arrived before."

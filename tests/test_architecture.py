@@ -25,6 +25,7 @@ PURE = {
     "swarm.settings",
     "swarm.telemetry.intervals",
     "swarm.stopwatch",
+    "swarm.inherited",
     "swarm.machine",
     "swarm.torchao",
 }
@@ -48,6 +49,7 @@ ALLOWED = {
     "swarm/figures.py": set(),
     "swarm/settings.py": set(),
     "swarm/stopwatch.py": set(),
+    "swarm/inherited.py": set(),
     "swarm/machine.py": set(),
     "swarm/torchao.py": set(),
     "swarm/protocols.py": {"swarm.reasons", "swarm.types"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 Deliver = Callable[[str, bytes], None]
 
@@ -20,18 +21,19 @@ class FaultyDaemon:
         self._random = random.Random(seed)
 
     def install(self) -> None:
-        """Intercept the transport's calls to its daemon, for the whole process.
+        """Intercept what reaches the transport, and its calls to its daemon, for the whole process.
 
-        Gossip is lost below the transport, whose repair must therefore detect missing records itself.
+        Records are lost before the transport notes them, so its repair must detect by itself what is missing.
         """
         # Late import: this loads hivemind, which loads torch.
         from swarm.errors import PeerUnreachable
         from swarm.net.hivemind.daemon.process import Daemon
+        from swarm.net.membership.traffic import RecordTraffic
 
-        subscribe, call = Daemon.subscribe, Daemon.call
+        call, receive = Daemon.call, RecordTraffic.receive_gossip
 
-        async def faulty_subscribe(daemon: Daemon, topic: str, deliver: Deliver) -> None:
-            await subscribe(daemon, topic, self.wrap(deliver))
+        def faulty_receive(records: RecordTraffic, helper: str, record: bytes) -> None:
+            self.wrap(partial(receive, records))(helper, record)
 
         async def faulty_call(daemon: Daemon, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
             await asyncio.sleep(self.delay_s)
@@ -41,7 +43,7 @@ class FaultyDaemon:
             await asyncio.sleep(self.delay_s)
             return reply
 
-        Daemon.subscribe = faulty_subscribe  # type: ignore[method-assign, assignment]
+        RecordTraffic.receive_gossip = faulty_receive  # type: ignore[method-assign, assignment]
         Daemon.call = faulty_call  # type: ignore[method-assign, assignment]
 
     def wrap(self, deliver: Deliver) -> Deliver:

@@ -194,7 +194,9 @@ def service_attacker(run_id: str) -> Callable[[Stranger], None]:
     """For `Attackers`: every stranger attacks a learner's services."""
 
     def arrive(stranger: Stranger) -> None:
-        attack = ServiceAttacks(stranger.daemon, stranger.identity, run_id, stranger.connected(), Counter())
+        attack = ServiceAttacks(
+            stranger.daemon, stranger.feed, stranger.identity, run_id, stranger.connected(), Counter()
+        )
         stranger.begin(attack.run(LEARNER_ATTACKS))
 
     return arrive

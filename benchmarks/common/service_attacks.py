@@ -19,6 +19,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
+from benchmarks.common.own_feed import OwnFeed
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.hivemind.daemon.process import Daemon
 from swarm.net.hivemind.dht import key_of
@@ -80,11 +81,18 @@ class ServiceAttacks:
     """One identity's attacks on the victims that its daemon is connected to."""
 
     def __init__(
-        self, daemon: Daemon, identity: Identity, run_id: str, victims: frozenset[str], done: Counter[str]
+        self,
+        daemon: Daemon,
+        feed: OwnFeed,
+        identity: Identity,
+        run_id: str,
+        victims: frozenset[str],
+        done: Counter[str],
     ) -> None:
         """Does nothing before `run`; `done` counts how often each attack reached a victim."""
         self._done = done
         self._daemon = daemon
+        self._feed = feed
         self._identity = identity
         self._run_id = run_id
         self._victims = victims
@@ -201,7 +209,8 @@ class ServiceAttacks:
             completions=(completion,) * 8,
             rewards=(0.0, 1.0) * 4,
         )
-        await self._daemon.publish(f"swarm/{self._run_id}/groups", seal(self._identity, self._run_id, "group", group))
+        await self._feed.take_part(self._run_id)
+        self._feed.publish(seal(self._identity, self._run_id, "group", group))
 
     async def _store(self, victim: str, value: bytes, subkey: bytes, expires_at: float) -> None:
         key = DHTID.generate(source=key_of(self._run_id, self._random.randrange(PARTS))).to_bytes()

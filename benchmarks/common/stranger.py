@@ -1,6 +1,6 @@
 """A stranger in the swarm: an identity with its own daemon that follows no rules.
 
-It sends arbitrary bytes: on gossip, in requests, on raw streams, to hivemind's DHT. Every call blocks for a bounded
+It sends arbitrary bytes: in its feed, in requests, on raw streams, to hivemind's DHT. Every call blocks for a bounded
 time; an event loop in a separate thread executes them.
 """
 
@@ -17,6 +17,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
+from benchmarks.common.own_feed import OwnFeed
 from swarm.net.addresses.dial import by_peer
 from swarm.net.hivemind.daemon.process import DIAL_ONLY, Daemon
 from swarm.net.records.envelope import Kind
@@ -73,16 +74,25 @@ class RawStream:
 class Stranger:
     """One identity on the network; make one with `Stranger(folder, name)`, and `close` it."""
 
-    def __init__(self, folder: Path, name: str = "stranger", listen: tuple[str, ...] = LISTEN) -> None:
-        """Start a daemon; the identity's key is in `folder`. Raises `TransportError`."""
+    def __init__(
+        self, folder: Path, name: str = "stranger", listen: tuple[str, ...] = LISTEN, announce: tuple[str, ...] = ()
+    ) -> None:
+        """Start a daemon, which claims to be at the addresses of `announce`; the identity's key is in `folder`.
+
+        Raises `TransportError`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.identity = Identity.load_or_create(folder / f"{name}.key")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"stranger-{name}", daemon=True)
         self._thread.start()
-        self.daemon = self.run(Daemon.start(listen=listen, identity=self.identity.path, nat=UNBOUNDED, timeout_s=60.0))
+        start = Daemon.start(
+            listen=listen, announce=announce, identity=self.identity.path, nat=UNBOUNDED, timeout_s=60.0
+        )
+        self.daemon = self.run(start)
         self.heard: list[tuple[str, bytes]] = []
-        """(sender, record) of every message on its topics."""
+        """(peer, record) of all that the feeds which it reads contained at once."""
+        self.feed = OwnFeed(self.daemon)
         self._background: list[asyncio.Task[None]] = []
         self._dht: DHTProtocol | None = None
 
@@ -115,9 +125,10 @@ class Stranger:
         return seal(self.identity, run_id, kind, record)
 
     def follow(self, run_id: str) -> None:
-        """Subscribe to a run's gossip and join its mesh."""
-
-        self.begin(self.daemon.subscribe(topic_of(run_id), lambda sender, record: self.heard.append((sender, record))))
+        """Take part in a run as its members see it, and read the feeds of those connected now."""
+        self.run(self.feed.take_part(run_id))
+        for peer_id in self.connected():
+            self.begin(self.feed.read(peer_id, lambda sender, record: self.heard.append((sender, record))))
 
     def begin(self, coroutine: Coroutine[object, object, None]) -> None:
         """Run a coroutine until the stranger leaves."""
@@ -128,8 +139,13 @@ class Stranger:
         self.run(begin())
 
     def publish(self, run_id: str, record: bytes) -> None:
-        """Publish bytes on a run's gossip. Raises `TransportError` for more than 1 MiB."""
-        self.run(self.daemon.publish(topic_of(run_id), record))
+        """Put bytes into the stranger's feed, for whoever follows it."""
+
+        async def publish() -> None:
+            await self.feed.take_part(run_id)
+            self.feed.publish(record)
+
+        self.run(publish())
 
     def request(self, victim: str, protocol: str, payload: bytes, timeout_s: float = 10.0) -> bytes:
         """The complete response to one request. Raises `PeerUnreachable`."""
@@ -172,8 +188,3 @@ class Stranger:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10.0)
             self._loop.close()
-
-
-def topic_of(run_id: str) -> str:
-    """The gossip topic of a run's groups."""
-    return f"swarm/{run_id}/groups"

@@ -136,7 +136,7 @@ class Outcome:
                 totals.update({name: value for name, value in counts.items() if not names or name in names})
             return ", ".join(f"{name} {value / count:.0f}" for name, value in totals.most_common() if value)
 
-        door = ("banned_gossip", "drop_oversized", "drop_inbox", "drop_announced", "duplicates", "drop_not_its_own")
+        door = ("banned_gossip", "drop_oversized", "drop_inbox", "drop_announced", "duplicates")
         received = statistics.mean(int(str(status["received"])) for status in self.statuses)
         return (
             f"{sum(self.sent.values())} records ({', '.join(f'{kind} {n}' for kind, n in self.sent.items())}) in "

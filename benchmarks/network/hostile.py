@@ -1,6 +1,6 @@
 """A hostile peer in a separate process, driven by JSON lines: `python -m benchmarks.network.hostile SPEC`.
 
-It publishes `Attacks` raw on the run's topic, and meanwhile runs `ServiceAttacks` on everything else. Nodes that
+It publishes `Attacks` raw in its feed, and meanwhile runs `ServiceAttacks` on everything else. Nodes that
 quarantine it close its connections; it returns under another identity, of which some are always connected in advance.
 
 commands  start, flood, quit
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.common.arithmetic import TASKS
 from benchmarks.common.children import commands, emit
+from benchmarks.common.own_feed import OwnFeed
 from benchmarks.common.service_attacks import PEER_ATTACKS, ServiceAttacks
 from benchmarks.common.stranger import UNBOUNDED
 from benchmarks.network.attacks import LYING, Attacker, Attacks
@@ -47,7 +48,8 @@ class Front:
         self.daemon = daemon
         self.attacker = Attacker(identity)
         self._victims = victims
-        self._hearing: asyncio.Task[None] | None = None
+        self.feed = OwnFeed(daemon)
+        self._hearing: list[asyncio.Task[None]] = []
         self._attacking: asyncio.Task[None] | None = None
 
     @classmethod
@@ -68,8 +70,8 @@ class Front:
             raise
         return cls(daemon, identity, victims)
 
-    def listen(self, topic: str, attacks: Attacks) -> None:
-        """Join the gossip, and remember honest peers' records."""
+    async def listen(self, run_id: str, attacks: Attacks) -> None:
+        """Take part in the run, and remember honest peers' records."""
 
         def hear(sender: str, record: bytes) -> None:
             with contextlib.suppress(Refusal):
@@ -78,11 +80,12 @@ class Front:
                     if attacks.num_heard == ENOUGH:
                         emit("informed")
 
-        self._hearing = asyncio.create_task(self.daemon.subscribe(topic, hear))
+        await self.feed.take_part(run_id)
+        self._hearing = [asyncio.create_task(self.feed.read(victim, hear)) for victim in self._victims]
 
     def attack_services(self, run_id: str, done: Counter[str]) -> None:
         """Attack everything except gossip, and count in `done`."""
-        attack = ServiceAttacks(self.daemon, self.attacker.identity, run_id, self._victims, done)
+        attack = ServiceAttacks(self.daemon, self.feed, self.attacker.identity, run_id, self._victims, done)
         self._attacking = asyncio.create_task(attack.run(PEER_ATTACKS))
 
     async def is_welcome(self) -> bool:
@@ -91,7 +94,7 @@ class Front:
 
     async def close(self) -> None:
         """Leave."""
-        for task in (self._hearing, self._attacking):
+        for task in (*self._hearing, self._attacking):
             if task is not None:
                 task.cancel()
         await self.daemon.stop()
@@ -115,7 +118,6 @@ class Hostile:
     async def start(self, run_id: str, addresses: Sequence[str]) -> None:
         """Connect the first identity, and keep others connected in advance."""
         self._run_id = run_id
-        self._topic = f"swarm/{run_id}/groups"
         self._addresses = by_peer(tuple(addresses))
         self._attacks = Attacks(run_id, Limits(), self._mixture)
         while True:
@@ -126,7 +128,7 @@ class Hostile:
                 await asyncio.sleep(1.0)
                 continue
             self._num_fronts += 1
-            front.listen(self._topic, self._attacks)
+            await front.listen(self._run_id, self._attacks)
             if self._num_fronts == 1:
                 emit("ready", peer_id=front.daemon.peer_id)
             await self._spares.put(front)
@@ -144,7 +146,7 @@ class Hostile:
                 looked = loop.time()
                 front = await self._welcome(front)
             try:
-                await front.daemon.publish(self._topic, self._attacks.make(kind, front.attacker))
+                front.feed.publish(self._attacks.make(kind, front.attacker))
                 self._sent[kind] += 1
             except TransportError as error:
                 logging.warning("not published: %s", error)

@@ -19,7 +19,6 @@ from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import by_peer
 from swarm.net.hivemind.manifest import fetch
 from swarm.net.membership.crowded import CrowdedBootstraps
-from swarm.net.membership.current_run import CurrentRun
 
 LOOK_EVERY_S = 1.0
 ASK_EVERY_S = 20.0
@@ -115,10 +114,8 @@ class _Scene:
         """Let the crowd come, and look."""
         seen = Seen()
         daemon = _daemon(self._bootstrap)
-        _, sealed = fetch(by_peer([self._address]), JOIN_TIMEOUT_S, None)
-        topic = CurrentRun(None, sealed).topic
-        assert topic is not None
-        spec = CrowdSpec(self._address, topic, setting.num_peers, setting.num_peers / setting.arrive_s)
+        manifest, _ = fetch(by_peer([self._address]), JOIN_TIMEOUT_S, None)
+        spec = CrowdSpec(self._address, manifest.run_id, setting.num_peers, setting.num_peers / setting.arrive_s)
         seen.daemon_bytes_alone = daemon.memory_info().rss
         before, began = usage(daemon).cpu_s, time.monotonic()
         arguments = [sys.executable, "-m", "benchmarks.scale.crowd", spec.as_argument()]

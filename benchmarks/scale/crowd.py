@@ -34,7 +34,7 @@ class Spec:
 
     bootstrap: str
     """Multiaddr with the peer id."""
-    topic: str
+    run_id: str
     num_peers: int
     arrivals_per_s: float
 
@@ -51,7 +51,7 @@ class CrowdPeer:
         identity = Identity.generate()
         self._member = Member(NetworkSettings(bootstrap=(spec.bootstrap,)), identity, Profile(), None)
         self._dialling = Dialling(self._member, self._connect, AsyncioRuntime())
-        self._peer = LightPeer(identity, spec.topic)
+        self._peer = LightPeer(identity, spec.run_id)
         self._bootstrap = split_multiaddr(spec.bootstrap)[1]
         self._dialing: asyncio.Task[bool] | None = None
         self._since = 0.0

@@ -2,8 +2,8 @@
 than a daemon needs in order to take it for a member.
 
 TCP -> multistream `/tls/1.0.0` -> TLS 1.3 with a certificate signed by the peer's key -> yamux
-the daemon's streams:  identify and the directory's pings are answered, gossip is read and dropped, the rest refused
-its own streams:       identify (read and dropped), gossip with one subscription
+the daemon's streams:  identify, greetings and the directory's pings are answered, the rest refused
+its own streams:       identify (read and dropped)
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import probe
 from swarm.net.direct.certificate import asking_context, show
+from swarm.net.records.feed import HELLO_PROTOCOL, Hello, encode
+from swarm.net.records.framing import encode_answer
 from swarm.net.records.identity import PUBLIC_KEY_HEADER, Identity, public_key_of
 
 HANDSHAKE_TIMEOUT_S = 15.0
-MULTISTREAM, TLS, IDENTIFY, GOSSIP = "/multistream/1.0.0", "/tls/1.0.0", "/ipfs/id/1.0.0", "/meshsub/1.1.0"
+MULTISTREAM, TLS, IDENTIFY = "/multistream/1.0.0", "/tls/1.0.0", "/ipfs/id/1.0.0"
 YAMUX, DIRECTORY_PING = "/yamux/1.0.0", "DHTProtocol.rpc_ping"
 CALL_ID = slice(3, 19)
 """In the directory's ping: after its length, and the tag and length of the id."""
@@ -38,8 +40,8 @@ HEADER = struct.Struct(">BBHII")
 DATA, WINDOW, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RESET = 1, 2, 4, 8
 HALF_WINDOW_BYTES = 2**17
-OWN_IDENTIFY, OWN_GOSSIP = 1, 3
-"""Streams of the side that dialled have odd numbers."""
+OWN_IDENTIFY = 1
+"""Its first stream; those of the side that dialled have odd numbers."""
 
 # asyncio keeps a quarter of a megabyte for each connection; a TLS record has at most 16 KiB.
 SSLProtocol.max_size = 2**14
@@ -49,10 +51,10 @@ _tls_key = ec.generate_private_key(ec.SECP256R1())
 class LightPeer:
     """An identity with its TLS certificate, and at most one open connection."""
 
-    def __init__(self, identity: Identity, topic: str) -> None:
-        """Not connected; subscribes to `topic` on each connection."""
+    def __init__(self, identity: Identity, run_id: str) -> None:
+        """Not connected; says that it takes part in this run."""
         self.identity = identity
-        self._topic = topic
+        self._run_id = run_id
         self._context = _context(identity)
         self._connection: _Connection | None = None
 
@@ -99,12 +101,12 @@ class LightPeer:
     def identify(self) -> bytes:
         """The message of the identify protocol."""
         public_key = PUBLIC_KEY_HEADER + public_key_of(self.identity.peer_id)
-        protocols = b"".join(_field(3, name.encode()) for name in (IDENTIFY, GOSSIP))
+        protocols = b"".join(_field(3, name.encode()) for name in (IDENTIFY, HELLO_PROTOCOL))
         return _field(1, public_key) + protocols + _field(5, b"ipfs/0.1.0") + _field(6, b"light")
 
-    def subscription(self) -> bytes:
-        """The gossip message that subscribes to the topic."""
-        return _field(1, b"\x08\x01" + _field(2, self._topic.encode()))
+    def greeting(self) -> bytes:
+        """The answer to a greeting, as framed."""
+        return b"".join(each for each in encode_answer([encode(Hello(self._run_id, True))]) if isinstance(each, bytes))
 
 
 class _Connection(asyncio.Protocol):
@@ -125,7 +127,6 @@ class _Connection(asyncio.Protocol):
         self._beneath = beneath  # a stream that nobody holds closes its socket
         hello = _line(MULTISTREAM)
         self._send(SYN | FIN, OWN_IDENTIFY, hello + _line(IDENTIFY))
-        self._send(SYN, OWN_GOSSIP, hello + _line(GOSSIP) + _sized(self._peer.subscription()))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -170,7 +171,7 @@ class _Connection(asyncio.Protocol):
         hello, name, request = received.split(b"\n", 2)
         named = name[1:].decode(errors="replace")
         accepted = _line(MULTISTREAM) + _line(named)
-        if named == DIRECTORY_PING and not request:
+        if named in (DIRECTORY_PING, HELLO_PROTOCOL) and not request:
             self._send(0, stream, accepted)
             return
         del self._opening[stream]
@@ -178,8 +179,8 @@ class _Connection(asyncio.Protocol):
             self._send(FIN, stream, _sized(_pong(request[CALL_ID])))
         elif named == IDENTIFY:
             self._send(FIN, stream, accepted + _sized(self._peer.identify()))
-        elif named == GOSSIP:
-            self._send(0, stream, accepted)
+        elif named == HELLO_PROTOCOL:
+            self._send(0, stream, self._peer.greeting())
         else:
             self._send(FIN, stream, _line(MULTISTREAM) + _line("na"))
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import psutil
 
+from benchmarks.common.own_feed import OwnFeed
 from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
+from swarm.net.membership.following import FOLLOWED_AT_ONCE
 from swarm.net.records.record_store import RecordStore
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
-TOPIC = "swarm/benchmark/groups"
+RUN_ID = "benchmark"
 SETTLE_S = 5.0
 NUMBER_BYTES = 8
 
@@ -50,6 +52,7 @@ class Member:
     process: psutil.Process
     peer_id: str
     addresses: tuple[str, ...]
+    feed: OwnFeed
     arrivals: dict[int, float] = field(default_factory=dict)
     """Message number to the time of its first arrival."""
 
@@ -69,19 +72,21 @@ class Round:
 
 @asynccontextmanager
 async def daemons(count: int, dials: int | None = None, *, seed: int = 0) -> AsyncIterator[list[Member]]:
-    """Daemons connected with all others, or with `dials` random earlier ones each, all subscribed to one topic."""
+    """Daemons connected with all others, or with `dials` random earlier ones each, all following one another."""
     quiet_hivemind()
     members: list[Member] = []
     listeners: list[asyncio.Task[None]] = []
     try:
         for _ in range(count):
             members.append(await _start())
-            listeners.append(asyncio.create_task(_listen(members[-1])))
         draw = random.Random(seed)
         for index, member in enumerate(members):
             earlier = members[:index]
             for other in earlier if dials is None else draw.sample(earlier, min(dials, index)):
                 await member.daemon.connect(other.peer_id, other.addresses)
+        await asyncio.sleep(SETTLE_S)
+        for member in members:
+            listeners += [asyncio.create_task(reading) for reading in await _listen(member)]
         await asyncio.sleep(SETTLE_S)
         yield members
     finally:
@@ -94,18 +99,23 @@ async def _start() -> Member:
     before = set(psutil.Process().children())
     daemon = await Daemon.start(listen=(LISTEN,))
     (process,) = set(psutil.Process().children()) - before
-    return Member(daemon, process, daemon.p2p.peer_id.to_base58(), await daemon.addresses())
+    feed = OwnFeed(daemon)
+    await feed.take_part(RUN_ID)
+    return Member(daemon, process, daemon.p2p.peer_id.to_base58(), await daemon.addresses(), feed)
 
 
-async def _listen(member: Member) -> None:
+async def _listen(member: Member) -> list[Coroutine[None, None, None]]:
     store = RecordStore(1_024, 2**26, 120.0)
 
-    def deliver(sender: str, message: bytes) -> None:
-        # What a node does with a message on its network thread, short of the mailbox.
-        if store.add(message):
-            member.arrivals.setdefault(int.from_bytes(message[:NUMBER_BYTES], "big"), time.perf_counter())
+    def hear(sender: str, record: bytes) -> None:
+        # What a node does with a record on its network thread, short of the mailbox.
+        if store.add(record):
+            member.arrivals.setdefault(int.from_bytes(record[:NUMBER_BYTES], "big"), time.perf_counter())
+            member.feed.publish(record, sender)
 
-    await member.daemon.subscribe(TOPIC, deliver)
+    connected = sorted(await member.daemon.connected())
+    followed = random.sample(connected, min(FOLLOWED_AT_ONCE, len(connected)))
+    return [member.feed.read(peer_id, hear, lambda name: not store.has_seen(name)) for peer_id in followed]
 
 
 async def share(
@@ -121,7 +131,7 @@ async def share(
         await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
         published.append(time.perf_counter())
         message = number.to_bytes(NUMBER_BYTES, "big") + noise[NUMBER_BYTES:]
-        await publishers[number % len(publishers)].daemon.publish(TOPIC, message)
+        publishers[number % len(publishers)].feed.publish(message)
     await asyncio.sleep(1.0)
     return Round(
         count,

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
+from swarm.inherited import inherited
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
@@ -119,7 +120,9 @@ def look_for_vllm(python: Path | None) -> Vllm:
     path = python or Path(sys.executable)
     command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: otherwise a directory of that name would count as vLLM
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S)
+        asked = subprocess.run(
+            command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S, env=inherited("base", "home", "compute")
+        )
     except OSError as error:
         return Vllm(path, problem=f"{path} cannot be run ({error.strerror})")
     except subprocess.TimeoutExpired:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,10 @@ from typing import Protocol
 import msgspec
 
 from swarm.errors import EngineCrashed
+from swarm.inherited import inherited, python_path
 from swarm.judging.config import JudgeSettings
 from swarm.judging.messages import MAX_REPLY_BYTES, Query, Reply, Setup, decode_reply, encode
+from swarm.policy.config import is_on_hub
 
 WORKER = "swarm.judging.worker"
 
@@ -50,7 +51,7 @@ class JudgeProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**_environment(settings), **python_path()},
                 process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
             )
         with suppress(ConnectionError):  # the next `receive` detects a dead child
@@ -81,3 +82,11 @@ class JudgeProcess:
         self._process.kill()
         self._process.wait()
         self.connection.close()
+
+
+def _environment(settings: JudgeSettings) -> dict[str, str]:
+    """What an endpoint's client needs, with its key alone of all secrets; or what a model needs."""
+    if settings.endpoint is not None:
+        return inherited("base", "home", "hub", names=(settings.api_key_env,) if settings.api_key_env else ())
+    tokens = ("tokens",) if settings.model and is_on_hub(settings.model) else ()
+    return inherited("base", "home", "compute", "hub", *tokens)

@@ -52,9 +52,9 @@ class NetworkSettings(Settings):
     relay_circuit_s: int = Field(1_800, ge=60)
     """Seconds after which this relay ends a connection."""
     max_record_bytes: int = Field(1_000_000, ge=1_000, le=64 * 2**20)
-    """Largest signed group, compressed; above 1 000 000 bytes, gossip announces it and peers fetch it from holders."""
+    """Largest signed group, compressed; above 1 000 000 bytes, it is announced and peers fetch it from holders."""
     download_bytes_per_s: int | None = Field(16 * 2**20, ge=2**18)
-    """Largest total rate of fetching large groups, to leave bandwidth for gossip; null: no limit."""
+    """Largest total rate of fetching large groups, to leave bandwidth for feeds; null: no limit."""
     upload_bytes_per_s: int | None = Field(16 * 2**20, ge=2**18)
     """Largest total rate of answers to other nodes: large groups, and records they missed; null: no limit. Measured on
     the link, with 6% overhead for headers and encryption. A source that sends less than 256 KiB/s to a peer is
@@ -74,7 +74,7 @@ class NetworkSettings(Settings):
     backfill_s: float = Field(120.0, gt=0)
     """Largest age of records that a late or returning peer receives."""
     repair_every_s: float = Field(5.0, gt=0)
-    """How often one random peer is asked for records that gossip lost."""
+    """How often one random peer is asked for records that it missed."""
     announce_every_s: float = Field(60.0, gt=0, le=100.0)
     """How often this peer's record in the DHT is renewed and others' records are read. A record lives for at most 150
     s, and the pauses between renewals vary by 30%."""

@@ -304,7 +304,7 @@ class MemoryTransport:
         silent_s = 0.0
         try:
             for chunk in member._handlers[protocol](self.peer_id, payload):
-                if chunk is None:
+                if not isinstance(chunk, bytes):
                     if silent_s >= timeout_s or not member._open:
                         raise PeerUnreachable(f"no data for {timeout_s:g} s")
                     time.sleep(NOT_YET_S)

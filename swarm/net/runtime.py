@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from swarm.protocols import Wakeup
+
 
 class Signal(Protocol):
     """A reusable event that wakes a waiting loop."""
@@ -40,3 +42,13 @@ class AsyncRuntime(Protocol):
     async def look_up(self, host: str) -> list[str]:
         """The IPs of a host name; empty if it cannot be resolved."""
         ...
+
+
+async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None:
+    """Wait until it happens, or for `timeout_s`."""
+    signal = runtime.signal()
+    wakeup.watch(signal.set)
+    try:
+        await signal.wait_for(timeout_s)
+    finally:
+        wakeup.unwatch(signal.set)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarm.errors import ConfigError
+from swarm.inherited import inherited, python_path
 from swarm.net.addresses.listening import bound
 
 HOST = "127.0.0.1"
@@ -72,6 +73,7 @@ def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Itera
             stdout=output,
             stderr=output,
             pass_fds=[listening.fileno()],
+            env={**inherited("base", "home"), **python_path()},
             start_new_session=True,  # Ctrl-C is for the node
         )
     try:

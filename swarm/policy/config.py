@@ -105,9 +105,14 @@ class PolicySettings(Settings):
     lora: LoraSettings = LoraSettings()
 
 
+def is_on_hub(model: str) -> bool:
+    """Whether a model is neither embedded nor a local directory."""
+    return model not in MADE_HERE and not model.startswith(("/", ".", "~")) and not Path(model).exists()
+
+
 def public_name(model: str) -> str:
     """The public name of a model: its hub id; for a local model a digest of its `config.json`, never its path."""
-    if model in MADE_HERE or not (model.startswith(("/", ".", "~")) or Path(model).exists()):
+    if model in MADE_HERE or is_on_hub(model):
         return model
     description = Path(model) / "config.json"
     content = description.read_bytes() if description.is_file() else b""

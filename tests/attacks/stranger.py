@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.common.stranger import RawStream, Stranger, topic_of
+from benchmarks.common.stranger import RawStream, Stranger
 
-__all__ = ["RawStream", "Stranger", "topic_of"]
+__all__ = ["RawStream", "Stranger"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from benchmarks.scale.light_peer import LightPeer
 from swarm.errors import PeerUnreachable
 from swarm.net.hivemind.daemon.process import Daemon
 from swarm.net.membership.crowded import APART, MAX_PAUSE_S
+from swarm.net.records.feed import HELLO_PROTOCOL, Hello, encode
 from swarm.net.records.identity import Identity
 
-TOPIC = "swarm/test/groups"
+RUN_ID = "test-run"
 PATIENCE_S = 30.0
 
 
@@ -31,14 +33,19 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 def test_a_light_peer_is_a_member_to_a_daemon_and_notices_that_it_is_hung_up_on() -> None:
     async def meet() -> None:
         daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",))
-        listening = asyncio.create_task(daemon.subscribe(TOPIC, lambda sender, message: None))
         try:
             (address,) = await daemon.addresses()
-            peers = [LightPeer(Identity.generate(), TOPIC) for _ in range(3)]
+            peers = [LightPeer(Identity.generate(), RUN_ID) for _ in range(3)]
+            hello = encode(Hello(RUN_ID, True))
             everyone = {peer.identity.peer_id for peer in peers}
 
             async def known() -> bool:
-                return everyone == await daemon.connected() == await daemon.subscribers(TOPIC)
+                return everyone == await daemon.connected() and all([await is_member(name) for name in everyone])
+
+            async def is_member(name: str) -> bool:
+                with suppress(PeerUnreachable):
+                    return await daemon.call(name, HELLO_PROTOCOL, hello, 10.0) == hello
+                return False
 
             async def gone() -> bool:
                 return not peers[0].connected
@@ -53,7 +60,6 @@ def test_a_light_peer_is_a_member_to_a_daemon_and_notices_that_it_is_hung_up_on(
             for peer in peers:
                 peer.close()
         finally:
-            listening.cancel()
             await daemon.stop()
 
     asyncio.run(meet())
@@ -61,7 +67,7 @@ def test_a_light_peer_is_a_member_to_a_daemon_and_notices_that_it_is_hung_up_on(
 
 def test_a_light_peer_says_why_it_cannot_connect() -> None:
     with pytest.raises(PeerUnreachable, match="/ip4/127.0.0.1/tcp/1: connection refused"):
-        asyncio.run(LightPeer(Identity.generate(), TOPIC).connect("/ip4/127.0.0.1/tcp/1"))
+        asyncio.run(LightPeer(Identity.generate(), RUN_ID).connect("/ip4/127.0.0.1/tcp/1"))
 
 
 def test_in_the_long_run_a_crowd_returns_as_seldom_as_the_longest_pause_says() -> None:

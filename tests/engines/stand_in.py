@@ -24,6 +24,6 @@ def script_for_vllm(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for files that name faults; after one vLLM is started again at once."""
     path = directory / "script"
     path.mkdir()
-    monkeypatch.setenv("FAKE_VLLM", str(path))
+    monkeypatch.setenv("VLLM_FAKE", str(path))
     monkeypatch.setattr(service, "BACKOFF_S", 0.0)
     return path

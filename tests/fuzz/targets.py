@@ -40,6 +40,7 @@ from swarm.net.membership.current_run import CurrentRun
 from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.records.backup import Backup, open_backup, seal_backup
 from swarm.net.records.envelope import read_record, seal_payload
+from swarm.net.records.feed import Feed, FeedPart, FeedRequest, Hello, Named, decode_hello, decode_part, encode
 from swarm.net.records.framing import encode_answer, read_answer, read_request
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LargeRequest, answer_large
@@ -143,7 +144,12 @@ def _messages() -> dict[str, Target]:
     return {
         "have": Target(lambda content: answer_have(store, content), encoded(HaveRequest(60.0)), MESSAGE_ERRORS),
         "give": Target(
-            lambda content: list(answer_give(store, content)), encoded(GiveRequest((name,))), MESSAGE_ERRORS
+            lambda content: list(answer_give(store, Feed(), content)), encoded(GiveRequest((name,))), MESSAGE_ERRORS
+        ),
+        "hello": Target(decode_hello, (encode(Hello(RUN_ID, True)),), (*MESSAGE_ERRORS, Refusal)),
+        "feed request": Target(decoder(FeedRequest), encoded(FeedRequest(RUN_ID)), MESSAGE_ERRORS),
+        "feed part": Target(
+            decode_part, (encode(FeedPart((record,), (Named(name, len(record)),))),), (PeerUnreachable,)
         ),
         "given": Target(
             lambda content: list(RecordReader([name]).feed(content)),

@@ -14,7 +14,15 @@ from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.transport import MemberTransport
-from swarm.net.records.framing import MAX_REPLY_BYTES, NOT_YET_S, encode_answer, encode_request, read_answer
+from swarm.net.records.framing import (
+    LOOK_AGAIN_S,
+    MAX_REPLY_BYTES,
+    NOT_YET_S,
+    encode_answer,
+    encode_request,
+    read_answer,
+)
+from swarm.net.runtime import until
 from swarm.protocols import StreamHandler
 
 
@@ -73,6 +81,9 @@ class DirectNetwork:
             async with asyncio.timeout(timeout_s):
                 while len(unread) < count:
                     frame = next(frames)
+                    if not isinstance(frame, bytes):
+                        await until(frame, AsyncioRuntime(), LOOK_AGAIN_S)
+                        continue
                     await asyncio.sleep(asked.answering.uploads.spend(len(frame)) if frame else NOT_YET_S)
                     unread += frame
             block, unread = unread[:count], unread[count:]
@@ -85,26 +96,17 @@ class DirectNetwork:
         except (TimeoutError, LookupError, ValueError) as error:
             raise PeerUnreachable(f"{peer_id} did not answer within {timeout_s:g} s: {error}") from error
 
-    async def publish(self, topic: str, record: bytes) -> None:
-        for other in self._hub.connected(self._member).values():
-            if other.run.topic == topic:
-                other.guard.guarded(other.records.receive_gossip)(self._member.identity.peer_id, record)
-
 
 class DirectSession(MemberSession):
     def __init__(self, member: Member, hub: DirectHub) -> None:
         runtime = AsyncioRuntime()
-        super().__init__(
-            member, DirectNetwork(hub, member), runtime, Dialling(member, self._connect, runtime), 10_000.0
-        )
+        super().__init__(member, DirectNetwork(hub, member), runtime, Dialling(member, self._connect, runtime))
         self._hub = hub
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:
-            later = [
-                partial(self._in_run, loop) for loop in (self._upkeep.repair, self._upkeep.download, self._upkeep.pull)
-            ]
-            for loop in (self._observe, self._join, self._publish_outgoing, *later):
+            later = [partial(self._in_run, loop) for loop in self._loops_in_run()]
+            for loop in (self._observe, self._join, *later):
                 loops.create_task(self._supervise(loop))
 
     async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -114,13 +116,12 @@ class DirectSession(MemberSession):
         return timeout_s
 
     async def _observe(self) -> None:
-        run, peers = self._member.run, self._member.peers
+        peers = self._member.peers
         while True:
             for _ in peers.connected & peers.banned:
                 self._member.counters.add("banned_connections")
-            before, others = peers.in_run, self._hub.connected(self._member)
-            peers.update(frozenset(others), frozenset(n for n, other in others.items() if other.run.topic == run.topic))
-            if peers.in_run - before:
+            before = peers.in_run
+            if self._update_peers(frozenset(self._hub.connected(self._member))):
                 self._changed(before)
             self.wake()
             await self._runtime.sleep(0.02)

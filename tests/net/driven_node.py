@@ -44,7 +44,7 @@ class DrivenNode:
         self.transport = open_transport(settings, identity, sealed)
         if name.startswith("deaf"):
             # As if gossip lost everything.
-            self.transport._member.records.receive_gossip = lambda sender, record: True  # type: ignore[method-assign]
+            self.transport._member.records.receive_gossip = lambda helper, record: None  # type: ignore[method-assign]
         self.exchange = Exchange(self.transport, identity)
         self.arrived: list[tuple[str, int, float]] = []
         self.refused: dict[str, int] = {}

@@ -45,11 +45,11 @@ def admission(clock: Clock) -> RecordAdmission:
 
 def test_any_number_of_names_get_what_one_newcomer_gets(admission: RecordAdmission, clock: Clock) -> None:
     connected = {"mallory", "bob"}
-    assert sum(admission.admits_gossip(f"name-{i}", connected, 100) for i in range(5_000)) == 100
+    assert sum(admission.admits_gossip("mallory", f"name-{i}", connected, 100) for i in range(5_000)) == 100
     assert sum(admission.admits_repair("mallory", f"name-{i}", connected, 100, 100) for i in range(5_000)) == 100
-    assert admission.admits_gossip("bob", connected, 100), "who is connected has a budget of its own"
+    assert admission.admits_gossip("mallory", "bob", connected, 100), "who is connected has a budget of its own"
     clock.now += 60
-    assert sum(admission.admits_gossip(f"name-{i}", connected, 100) for i in range(5_000)) == 100, (
+    assert sum(admission.admits_gossip("mallory", f"name-{i}", connected, 100) for i in range(5_000)) == 100, (
         "no more than at once"
     )
 
@@ -57,32 +57,32 @@ def test_any_number_of_names_get_what_one_newcomer_gets(admission: RecordAdmissi
 def test_coming_back_under_other_names_does_not_fill_the_bucket(admission: RecordAdmission, clock: Clock) -> None:
     taken = 0
     for i in range(100):
-        taken += sum(admission.admits_gossip(f"name-{i}", {f"name-{i}", "bob"}, 100) for _ in range(200))
+        taken += sum(admission.admits_gossip("mallory", f"name-{i}", {f"name-{i}", "bob"}, 100) for _ in range(200))
     assert taken == 100 * NEWCOMER_SHARES, "what so many newcomers get that come at once"
 
 
 def test_what_was_of_use_makes_a_member(admission: RecordAdmission) -> None:
     admission.proven = frozenset({"alice"})
-    assert sum(admission.admits_gossip(f"name-{i}", set(), 100) for i in range(200)) == 100
-    assert sum(admission.admits_gossip("alice", set(), 100) for _ in range(5_000)) == 3_000
+    assert sum(admission.admits_gossip("mallory", f"name-{i}", set(), 100) for i in range(200)) == 100
+    assert sum(admission.admits_gossip("mallory", "alice", set(), 100) for _ in range(5_000)) == 3_000
     assert sum(admission.admits_repair("bob", "alice", set(), 100, 100) for _ in range(5_000)) == 3_000
 
 
 def test_a_record_costs_what_it_comes_to_when_it_is_opened(admission: RecordAdmission) -> None:
-    assert sum(admission.admits_gossip("bomb", {"bomb"}, 8 * 2**20) for _ in range(100)) == 8
-    assert not admission.admits_gossip("bomb", {"bomb"}, 2**20)
+    assert sum(admission.admits_gossip("mallory", "bomb", {"bomb"}, 8 * 2**20) for _ in range(100)) == 8
+    assert not admission.admits_gossip("mallory", "bomb", {"bomb"}, 2**20)
 
 
 def test_where_nobody_judges_those_connected_are_members(clock: Clock) -> None:
     admission = RecordAdmission(SETTINGS, clock)
-    assert sum(admission.admits_gossip("alice", {"alice"}, 100) for _ in range(5_000)) == 3_000
-    assert sum(admission.admits_gossip(f"name-{i}", {"alice"}, 100) for i in range(5_000)) == 100
+    assert sum(admission.admits_gossip("mallory", "alice", {"alice"}, 100) for _ in range(5_000)) == 3_000
+    assert sum(admission.admits_gossip("mallory", f"name-{i}", {"alice"}, 100) for i in range(5_000)) == 100
 
 
 def test_memory_of_budgets_is_bounded(admission: RecordAdmission) -> None:
     admission.proven = frozenset(f"name-{i}" for i in range(2 * MAX_BUCKETS))
     for name in admission.proven:
-        assert admission.admits_gossip(name, set(), 100)
+        assert admission.admits_gossip("mallory", name, set(), 100)
     assert len(admission._buckets) == MAX_BUCKETS
 
 

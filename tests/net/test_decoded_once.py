@@ -162,7 +162,8 @@ def test_in_one_process_the_envelope_is_opened_once_for_all(work: Counter[str]) 
 
 def test_what_is_over_budget_or_forged_is_not_decoded(door: Door, work: Counter[str]) -> None:
     forged = group_record()[:-1] + b"?"
-    door.member.records.receive_gossip(ALICE.peer_id, forged)
+    with pytest.raises(PeerUnreachable):
+        door.member.records.receive_gossip(ALICE.peer_id, forged)
     assert "RolloutGroup" not in work and "decompress" not in work
     work.clear()
     ahead = seal(ALICE, RUN_ID, "group", make_group(RUN_ID, ALICE.peer_id, 1))

@@ -18,10 +18,8 @@ from swarm.net.membership.dialling import (
     ENOUGH_CHOSEN,
     ENOUGH_PEERS,
     MAX_DIALS_AT_ONCE,
-    SILENT_S,
     STEADY_AFTER_S,
     Dialling,
-    SilentPeers,
 )
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
@@ -223,21 +221,6 @@ def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
         asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))
 
 
-def test_a_member_that_is_connected_but_unheard_is_hung_up_on_now_and_then() -> None:
-    silent = SilentPeers()
-    everyone = ("heard", "silent", "stranger")
-
-    def due(now: float) -> list[str]:
-        return silent.due(everyone, {"heard"}, {"heard", "silent", "away"}, now)
-
-    assert due(0.0) == due(SILENT_S - 0.1) == []
-    assert due(2 * SILENT_S) == ["silent"]
-    assert due(2 * SILENT_S + 0.1) == [], "it gets time"
-    assert silent.due(everyone, {"heard", "silent"}, {"silent"}, 50.0) == []
-    assert due(60.0) == [], "heard in between: its time begins anew"
-    assert due(60.0 + 2 * SILENT_S) == ["silent"]
-
-
 PUBLIC_BOOTSTRAP = f"/ip4/8.8.8.8/tcp/1/p2p/{BOOT}"
 
 
@@ -294,3 +277,25 @@ def test_in_a_private_run_all_is_dialled_as_before(tmp_path: Path, monkeypatch: 
     peer = told(*(f"/ip4/10.0.0.9/tcp/{port}" for port in range(1, 9)))
     node.learn(peer)
     assert node.dialling.addresses(peer.peer_id) == tuple(f"/ip4/10.0.0.9/tcp/{port}" for port in range(1, 9))
+
+
+def test_in_a_public_run_peers_that_were_connected_are_seldom_dialled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The go daemon also dials what they claimed meanwhile."""
+    node = Node(tmp_path, monkeypatch, PUBLIC_BOOTSTRAP)
+    peers = [told(f"/ip4/44.128.0.{number}/tcp/4001") for number in range(1, 31)]
+    useful = told("/ip4/44.128.1.1/tcp/4001")
+    node.learn(*peers, useful)
+    node.member.records.trust([useful.peer_id])
+    met = frozenset({BOOT, useful.peer_id, *(peer.peer_id for peer in peers)})
+    assert node.dial_due(met) == []
+    for _ in range(120):
+        node.dial_due()
+        node.clock.now += 1.0
+    again = [peer_id for peer_id, _ in node.dialled]
+    assert BOOT in again and useful.peer_id in again
+    assert sum(peer_id not in (BOOT, useful.peer_id) for peer_id in again) == 3 + 1
+    left = next(peer.peer_id for peer in peers if peer.peer_id not in again)
+    with pytest.raises(PeerUnreachable, match="was connected before"):
+        asyncio.run(node.dialling.reach(left, NOBODY, 5.0))

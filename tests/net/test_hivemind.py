@@ -154,7 +154,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
 ) -> None:
     a = start("founder")
 
-    def fail_once(connected: frozenset[str], subscribers: frozenset[str]) -> None:
+    def fail_once(connected: frozenset[str], members: frozenset[str]) -> None:
         monkeypatch.undo()
         raise LookupError("unforeseen")
 

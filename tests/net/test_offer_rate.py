@@ -234,12 +234,14 @@ def test_offers_of_strangers_have_a_budget_of_their_own() -> None:
     clock = Clock()
     admission = RecordAdmission(NetworkSettings(inbox_records=100), clock)
     admission.proven = frozenset()
-    offers = [admission.admits_gossip(f"name-{k}", {"bob"}, 500, are_offers=True) for k in range(1_000)]
+    offers = [admission.admits_gossip("mallory", f"name-{k}", {"bob"}, 500, are_offers=True) for k in range(1_000)]
     assert sum(offers) == OFFER_SHARES * 100
-    assert sum(admission.admits_gossip(f"name-{k}", {"bob"}, 500) for k in range(1_000)) == 100
-    assert admission.admits_gossip("bob", {"bob"}, 500, are_offers=True)
+    assert sum(admission.admits_gossip("mallory", f"name-{k}", {"bob"}, 500) for k in range(1_000)) == 100
+    assert admission.admits_gossip("mallory", "bob", {"bob"}, 500, are_offers=True)
     clock.now += 60
-    assert sum(admission.admits_gossip(f"name-{k}", {"bob"}, 500, are_offers=True) for k in range(5_000)) == 400
+    assert (
+        sum(admission.admits_gossip("mallory", f"name-{k}", {"bob"}, 500, are_offers=True) for k in range(5_000)) == 400
+    )
 
 
 def test_what_gossip_carried_counts_even_beyond_the_budget_and_what_repair_brings_does_not() -> None:
@@ -253,7 +255,7 @@ def test_what_gossip_carried_counts_even_beyond_the_budget_and_what_repair_bring
     for _ in range(OFFER_SHARES * 10 + 5):
         author = Identity.generate()
         group = group_of(0, author, run_id)
-        member.records.receive_gossip(author.peer_id, seal_offers(author, run_id, [offer_of(group)], 0.5))
+        member.records.receive_gossip("helper", seal_offers(author, run_id, [offer_of(group)], 0.5))
     assert member.counters.snapshot()["drop_over_budget"] == 5
     assert [each.per_s for each in rate._heard].count(0.0) == 5 and len(rate._heard) == OFFER_SHARES * 10 + 5
     assert member.status().offers_per_s < OFFERS_PER_S

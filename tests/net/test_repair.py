@@ -15,6 +15,7 @@ from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.records import large as large_module
 from swarm.net.records import repair as repair_module
 from swarm.net.records.envelope import read_record
+from swarm.net.records.feed import Feed
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import (
@@ -64,7 +65,7 @@ class Peer:
         if protocol == HAVE_PROTOCOL:
             return iter([answer_have(self.store, request)])
         if protocol == GIVE_PROTOCOL:
-            return answer_give(self.store, request)
+            return answer_give(self.store, Feed(), request)
         return answer_large(self.store, Referrals(lambda peer_id, sealed: True), "me", request)
 
     async def fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:

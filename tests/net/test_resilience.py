@@ -43,8 +43,9 @@ def lose_gossip(node: HivemindTransport) -> None:
     receive = node._member.records.receive_gossip
     chance = random.Random(node.peer_id)
 
-    def lossy(sender: str, record: bytes) -> bool:
-        return chance.random() < LOST_FRACTION or receive(sender, record)
+    def lossy(helper: str, record: bytes) -> None:
+        if chance.random() >= LOST_FRACTION:
+            receive(helper, record)
 
     node._member.records.receive_gossip = lossy  # type: ignore[method-assign]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from swarm.net.addresses.dial import host_of
+from swarm.net.records.feed import FEED_PROTOCOL
 from swarm.net.records.repair import HAVE_PROTOCOL
 from swarm.net.services.stream_admission import (
     ADDRESS_FACTOR,
     FAIR_LEAD,
+    MAX_FEEDS,
     MAX_STREAMS,
     MAX_STREAMS_PER_PEER,
     MAX_VITAL_STREAMS,
@@ -30,7 +32,9 @@ class House:
         self.now = 1_000.0
         self.hung_up: list[str] = []
         self.blamed: list[tuple[str, str]] = []
-        self.admission = StreamAdmission(lambda peer, reason: self.blamed.append((peer, reason)), lambda: self.now)
+        self.admission = StreamAdmission(
+            lambda peer, reason: self.blamed.append((peer, reason)), clock=lambda: self.now
+        )
 
     def enter(self, peer: str, protocol: str = HAVE_PROTOCOL, address: str = HOME) -> Stream | None:
         return self.admission.admit(peer, address, protocol, lambda: self.hung_up.append(peer))
@@ -154,3 +158,32 @@ def test_a_fair_crowd_is_not_thrown_out() -> None:
 )
 def test_the_host_of_an_address(address: str, host: str) -> None:
     assert host_of(address) == host
+
+
+def test_followers_have_places_of_their_own_one_for_each_peer() -> None:
+    house = House()
+    for number in range(MAX_STREAMS):
+        house.enter(f"stranger-{number}", address=f"/ip4/10.0.0.{number}/tcp/1")
+    assert house.served("follower", FEED_PROTOCOL) and house.hung_up == []
+    assert house.served("follower", FEED_PROTOCOL) and house.hung_up == ["follower"], "it begins again"
+
+
+def test_who_was_of_use_finds_a_place_among_followers() -> None:
+    house = House()
+    house.admission = StreamAdmission(prefers=lambda peer: peer.startswith("useful"), clock=lambda: house.now)
+    for number in range(MAX_FEEDS):
+        stream = house.enter(f"stranger-{number}", FEED_PROTOCOL, f"/ip4/10.0.0.{number}/tcp/1")
+        assert stream is not None and stream.served
+        stream.own_turn()
+    assert not house.served("another", FEED_PROTOCOL)
+    for number in range(MAX_FEEDS):
+        assert house.served(f"useful-{number}", FEED_PROTOCOL, f"/ip4/10.0.1.{number}/tcp/1")
+    assert len(house.hung_up) == MAX_FEEDS
+    assert not house.served("another", FEED_PROTOCOL)
+
+
+def test_many_followers_at_one_address_make_room_for_another() -> None:
+    house = House()
+    for number in range(MAX_FEEDS):
+        assert house.served(f"sibyl-{number}", FEED_PROTOCOL)
+    assert house.served("honest", FEED_PROTOCOL, "/ip4/10.0.0.1/tcp/1") and len(house.hung_up) == 1

@@ -11,6 +11,7 @@ from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
+from swarm.net.records.feed import decode_part
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
@@ -33,18 +34,31 @@ def _record(identity: Identity, sequence: int = 0) -> bytes:
     return seal(identity, RUN_ID, "group", make_group(RUN_ID, identity.peer_id, sequence))
 
 
-def test_gossip_carries_what_its_author_signed_and_nothing_else(member: Member) -> None:
-    """Its author is proven by gossip's own signature: another's record is a forgery or a replay, whoever signed it."""
-    record = _record(ALICE)
-    announced = Announcement(RUN_ID, ALICE.peer_id, record_id(record), len(record), (record_id(record),))
+def test_what_a_feed_hands_over_is_checked_stored_and_handed_on(member: Member) -> None:
+    record, unread = _record(ALICE), member.records.feed.follow("bob")
+    next(unread)
     member.records.receive_gossip(MALLORY.peer_id, record)
-    member.records.receive_gossip(MALLORY.peer_id, seal_announcement(ALICE, announced))
-    assert member.records.inbox.drain() == [] and len(member.records.large) == 0
-    assert member.counters.snapshot()["drop_not_its_own"] == 2
+    assert drained(member.records.inbox) == [record], "whoever signed it"
+    assert member.records.store.get(record_id(record)) == record
+    assert decode_part(bytes(next(unread))).records == (record,)  # type: ignore[arg-type]
     member.records.receive_gossip(ALICE.peer_id, record)
-    assert drained(member.records.inbox) == [record], "the replay has not made it known"
+    assert member.records.inbox.drain() == [] and member.counters.snapshot()["duplicates"] == 1
     member.records.receive_repaired(MALLORY.peer_id, _record(ALICE, 1), 3.0)
-    assert drained(member.records.inbox) == [_record(ALICE, 1)], "whoever is asked may hand on the records of others"
+    assert drained(member.records.inbox) == [_record(ALICE, 1)]
+    assert not isinstance(next(unread), bytes), "what repair brings was handed on when it was new"
+
+
+def test_what_a_later_version_understands_is_handed_on_if_it_is_signed(member: Member) -> None:
+    unread = member.records.feed.follow("bob")
+    next(unread)
+    group = make_group(RUN_ID, ALICE.peer_id)
+    later = seal(ALICE, RUN_ID, "conversation", group)  # type: ignore[arg-type]
+    elsewhere = seal(ALICE, "another-run", "conversation", group)  # type: ignore[arg-type]
+    for record in (later[:-1] + b"?", elsewhere, later):
+        member.records.receive_gossip(MALLORY.peer_id, record)
+    assert decode_part(bytes(next(unread))).records == (later,)  # type: ignore[arg-type]
+    assert not isinstance(next(unread), bytes) and len(member.records.store) == 0
+    assert member.complaints.take() == []
 
 
 def test_an_announcement_that_is_refused_is_charged_to_its_author(member: Member) -> None:
@@ -72,17 +86,22 @@ def test_one_that_floods_the_inbox_pushes_nobody_out(member: Member) -> None:
     assert len(waiting) == 20 and waiting[0] == honest
 
 
-def test_what_is_not_signed_is_refused_but_by_gossip_and_not_held(member: Member) -> None:
+@pytest.mark.parametrize("how", ["feed", "repair"])
+def test_what_is_not_signed_is_refused_charged_to_the_helper_and_not_held(member: Member, how: str) -> None:
     forged = _record(ALICE)[:-1] + b"?"
-    member.records.receive_gossip(ALICE.peer_id, forged)
-    (refused,) = member.records.inbox.drain()
-    assert isinstance(refused, RefusedRecord) and refused.reason == "bad_signature", "for the exchange to count"
-    for junk in (b"junk", forged[:-1] + b"!"):
+    unread = member.records.feed.follow("bob")
+    next(unread)
+    for junk in (b"junk", forged, forged[:-1] + b"!"):
         with pytest.raises(PeerUnreachable, match="no honest peer holds"):
-            member.records.receive_repaired(MALLORY.peer_id, junk, 3.0)
+            if how == "feed":
+                member.records.receive_gossip(MALLORY.peer_id, junk)
+            else:
+                member.records.receive_repaired(MALLORY.peer_id, junk, 3.0)
         assert member.records.store.has_seen(record_id(junk)), "not asked for again"
-    assert member.records.inbox.drain() == [] and len(member.records.store) == 0
-    assert member.counters.snapshot()["refused_repairs"] == 2
+    assert len(member.records.store) == 0 and not isinstance(next(unread), bytes)
+    assert member.complaints.take() == [(MALLORY.peer_id, Reason.BAD_GIFT)] * 3
+    reasons = [each.reason for each in member.records.inbox.drain() if isinstance(each, RefusedRecord)]
+    assert reasons == (["malformed", "bad_signature", "bad_signature"] if how == "feed" else []), "the exchange counts"
 
 
 def test_altered_copies_of_a_record_are_refused_and_charged_to_the_helper(member: Member) -> None:

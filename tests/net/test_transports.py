@@ -193,8 +193,9 @@ def test_each_record_is_delivered_once(pair: tuple[AnyTransport, AnyTransport]) 
     same = signed(first, b"same")
     for _ in range(3):
         first.publish(same)
-    until(lambda: second.counters().get("duplicates") == 2, "the repeats are counted")
-    assert drained(second) == [same] and second.counters()["delivered"] == 1
+    other = signed(first, b"other")
+    first.publish(other)
+    assert arrive(second, 2) == [same, other] and second.counters()["delivered"] == 2
 
 
 def test_an_answer_can_be_streamed(pair: tuple[AnyTransport, AnyTransport]) -> None:
@@ -331,9 +332,18 @@ def test_what_is_not_signed_is_not_held_for_others(pair: tuple[AnyTransport, Any
     for record in (b"junk", forged, foreign, genuine):
         first.publish(record)
     arrived: list[Arrival] = []
-    until(lambda: arrived.extend(second.drain()) or len(arrived) == 4, "all arrive")
-    refused = {arrival.reason for arrival in arrived if isinstance(arrival, RefusedRecord)}
-    assert refused == {"malformed", "bad_signature", "wrong_run"}, "for the exchange to count"
+
+    def all_arrive() -> bool:
+        arrived.extend(second.drain())
+        return any(not isinstance(arrival, RefusedRecord) for arrival in arrived)
+
+    until(all_arrive, "the genuine one arrives")
+    refused = [arrival.reason for arrival in arrived if isinstance(arrival, RefusedRecord)]
+    if isinstance(second, MemoryTransport):
+        assert refused == ["malformed", "bad_signature", "wrong_run"], "for the exchange to count"
+    else:
+        assert refused[0] == "malformed"
+        assert (first.peer_id, "bad_gift") in second.complaints(), "and its feed was left: repair brought the genuine"
     store = second._store if isinstance(second, MemoryTransport) else second._member.records.store
     held = [record for record in (b"junk", forged, foreign, genuine) if store.get(record_id(record))]
     assert held == [genuine]

@@ -76,6 +76,7 @@ class Swarm:
         """Announce these, and hold them."""
         for record in records:
             self.records[record_id(record)] = record
+            self.member.records.heard()
             self.member.records.receive_gossip(announcer.peer_id, announce(announcer, self.run_id, record))
 
     def arrive(self, records: list[bytes]) -> None:
@@ -201,8 +202,8 @@ def give_up(swarm: Swarm, author: str) -> None:
 
 def test_who_gives_nothing_is_charged_while_others_are_heard(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep_module, "HEARD_S", 600.0)  # on a busy machine, too
-    author, other = Identity.generate().peer_id, Identity.generate()
-    swarm.member.records.receive_gossip(other.peer_id, b"anything")
+    author = Identity.generate().peer_id
+    swarm.member.records.heard()
     give_up(swarm, author)
     assert swarm.member.complaints.take() == [(author, Reason.WITHHELD)]
 
@@ -216,7 +217,7 @@ def test_nobody_is_charged_while_nobody_is_heard(swarm: Swarm) -> None:
 
 
 def test_one_that_was_heard_before_the_link_was_lost_does_not_count(swarm: Swarm) -> None:
-    swarm.member.records.receive_gossip(Identity.generate().peer_id, b"anything")
+    swarm.member.records.heard()
     swarm.member.records.heard_at -= 2 * HEARD_S
     give_up(swarm, Identity.generate().peer_id)
     assert swarm.member.complaints.take() == []

@@ -212,7 +212,7 @@ def _generate_with_vllm(base: Path, python: Path, out: Path, ranks: Ranks) -> No
     policy = _load(base, LoraSettings(), ranks)
     script = out / f"vllm-{ranks.rank}"
     script.mkdir()
-    os.environ["FAKE_VLLM"] = str(script)
+    os.environ["VLLM_FAKE"] = str(script)
     settings = GenerationSettings(vllm=VllmSettings(python=python))
     engine = open_engine(EngineChoice("vllm", "asked for"), policy, PolicySettings(), settings)
     shared = SharedEngine(engine, policy)

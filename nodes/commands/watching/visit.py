@@ -1,4 +1,4 @@
-"""A short visit to a run: under a new peer id, unlisted, without gossip."""
+"""A short visit to a run: under a new peer id, unlisted, without feeds."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from swarm.engines.process.duplex import Duplex
 from swarm.engines.process.handover import map_weights, num_bytes, shared_memory
 from swarm.engines.process.messages import RAISED, Ask, End, More, Reply, Setup, Stop, Swap, decode_reply, encode
 from swarm.errors import EngineError, Interrupted, TaskError
-from swarm.policy.config import PolicySettings
+from swarm.inherited import inherited, python_path
+from swarm.policy.config import PolicySettings, is_on_hub
 from swarm.policy.loading import Policy
 from swarm.policy.weights import check_weights
 from swarm.protocols import Turns
@@ -61,12 +62,13 @@ class ProcessEngine(PolicyEngine):
         ours, work = Pipe()
         self._control, control = Pipe()
         given = (work.fileno(), control.fileno(), memory)
+        tokens = ("tokens",) if is_on_hub(policy_settings.model) else ()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER, *map(str, given)],
             pass_fds=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**inherited("base", "home", "compute", "hub", *tokens), **python_path()},
             process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
         )
         os.close(memory)

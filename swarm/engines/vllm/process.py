@@ -15,6 +15,7 @@ from pathlib import Path
 
 from swarm.engines.vllm.messages import Answer, Beat, Broken, Request, Start, decode_reply, encode
 from swarm.errors import EngineCrashed, EngineError
+from swarm.inherited import inherited
 
 MODULE = "swarm.engines.vllm.server"
 LOG = "log.txt"
@@ -30,13 +31,6 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # all files are in a local directory
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-TORCHRUN = {
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-}
-TORCHRUN_PREFIX = "TORCHELASTIC_"
 
 
 class VllmProcess:
@@ -62,7 +56,12 @@ class VllmProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**_inherited(), **ENVIRONMENT, **environment, "PYTHONPATH": str(_path_to_swarm(work))},
+                    env={
+                        **inherited("base", "home", "compute", "hub"),
+                        **ENVIRONMENT,
+                        **environment,
+                        "PYTHONPATH": str(_path_to_swarm(work)),
+                    },
                     start_new_session=True,  # Ctrl-C goes to the node only; killing the session ends vLLM
                 )
             except OSError as error:
@@ -194,11 +193,6 @@ class Call:
         if self._silent_s > timeout_s:
             self._process.kill()
             raise EngineCrashed(f"vLLM said nothing for {timeout_s:g} s, and was killed")
-
-
-def _inherited() -> dict[str, str]:
-    """This process's variables without torchrun's, by which vLLM would take itself for one of its ranks."""
-    return {k: v for k, v in os.environ.items() if k not in TORCHRUN and not k.startswith(TORCHRUN_PREFIX)}
 
 
 def _path_to_swarm(work: Path) -> Path:

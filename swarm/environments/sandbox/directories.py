@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from swarm.inherited import inherited
+
 _PREFIX = "swarm-verification-"
 _LOCK = "lock"
 
-_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")
+_LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")
 """Without these some installations of Python do not start."""
-_KEPT_FOR_DOWNLOADS = frozenset(
-    ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
-)
-_SECRETS = frozenset(("HF_TOKEN", "HF_TOKEN_PATH", "HF_OIDC_RESOURCE"))
 
 _FIXED = {
     "OMP_NUM_THREADS": "1",
@@ -68,16 +66,17 @@ class WorkerDirectories:
 def environment(room: Path, python_path: str) -> dict[str, str]:
     """A worker's environment variables: nothing of the user's except Python's library paths."""
     places = {name: str(room) for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    kept = {name: os.environ[name] for name in _LIBRARIES if name in os.environ}
     return {**kept, **_FIXED, **places, "HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path}
 
 
 def download_environment(room: Path, python_path: str, with_secrets: bool) -> dict[str, str]:
     """As `environment`, plus the variables for downloading data sets into the caches, and the hub's token if
     allowed."""
-    told = {name: value for name, value in os.environ.items() if _is_for_downloads(name)}
+    # The caches are named below.
+    told = {name: value for name, value in inherited("hub").items() if "CACHE" not in name}
     if with_secrets:
-        told |= {name: os.environ[name] for name in _SECRETS if name in os.environ}
+        told |= inherited("tokens")
         told.setdefault("HF_TOKEN_PATH", str(token_file()))
     hub, converted = caches()
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
@@ -100,12 +99,6 @@ def _place(variable: str, name: str) -> Path:
     cache = told.get("XDG_CACHE_HOME") or "~/.cache"
     home = told.get("HF_HOME") or f"{cache}/huggingface"
     return Path(told.get(variable) or f"{home}/{name}").expanduser().absolute()
-
-
-def _is_for_downloads(name: str) -> bool:
-    if name.upper() in _KEPT_FOR_DOWNLOADS:
-        return True
-    return name.startswith("HF_") and "CACHE" not in name and name not in _SECRETS
 
 
 def _hold(path: Path) -> int:

@@ -162,7 +162,7 @@ class DirectServer:
                 raise LookupError("others needed the place meanwhile")
         self._counters.add("direct_links")
         for chunk in self._handler(errand.peer_id, errand.request):
-            if chunk is not None:
+            if isinstance(chunk, bytes):
                 self._send(link, chunk)
             elif _says_something(link, NOT_YET_S):
                 return  # hung up

@@ -108,6 +108,8 @@ class BoundedP2P(P2P):  # type: ignore[misc]
     async def _call_unary_protobuf_handler(
         self, peer_id: PeerID, handle_name: str, input: Message, output_protobuf_type: type[Message]
     ) -> Message:
+        # The daemon would dial the addresses that a peer claimed while it was connected.
+        _require(any(each.peer_id == peer_id for each in await self.list_peers()), "the peer is not connected")
         reply = await self._client.call_unary_handler(peer_id, handle_name, input.SerializeToString())
         _require(len(reply) <= MAX_MESSAGE_BYTES, "an answer is too large")
         return output_protobuf_type.FromString(reply)

@@ -1,13 +1,12 @@
 """The run's peer directory, run by a separate process; see `directory_process`.
 
 The process is a second client of the node's daemon. If it dies, the daemon forgets its handlers only: connections,
-gossip and requests continue, and a new process replaces it.
+feeds and requests continue, and a new process replaces it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Collection
@@ -18,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from swarm.errors import DirectoryError, DirectoryLost, Refusal
+from swarm.inherited import inherited, python_path
 from swarm.net.hivemind.directory_messages import (
     AddPeers,
     Announce,
@@ -41,7 +41,6 @@ T = TypeVar("T", Ready, PeersAdded, Announced, Found)
 
 ANSWER_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 1.0
-KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
 
 
 class Directory:
@@ -67,10 +66,7 @@ class Directory:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,  # errors that strangers cause do not belong on the terminal
-                env={
-                    **{name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                },
+                env={**inherited("base"), **python_path()},
                 process_group=0,  # Ctrl-C in a terminal reaches only the node, which then stops this process
             )
         except OSError as error:

@@ -3,10 +3,9 @@
 dial      bootstraps and known unconnected peers    -> connections           (back-off for each, forever)
 reserve   relay reservations, if not dialable       -> own addresses         (renewed every minute)
 observe   the daemon's connections                  -> peers, wakes the rest (every second)
-receive   gossip on the run's topic                 -> inbox
 discover  own record -> DHT; DHT -> others' records, while there are few peers (every `announce_every_s`)
 
-The other loops are those of `MemberSession` (join, publish) and of `upkeep` (repair, download, exchange peers).
+The other loops are those of `MemberSession`: joining, publishing, following and upkeep.
 """
 
 from __future__ import annotations
@@ -19,21 +18,18 @@ from contextlib import suppress
 from functools import partial
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.addresses.nat import DirectUpgrades, Reservations, relay_of
+from swarm.net.addresses.nat import DirectUpgrades, Reservations
 from swarm.net.hivemind.daemon.process import Daemon, DaemonTooLarge
 from swarm.net.hivemind.discovery import Discovery
 from swarm.net.hivemind.runtime import AsyncioRuntime
-from swarm.net.membership.dialling import Dialling, SilentPeers
+from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE
 from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
-RECORDS_PER_S = 200.0
-"""Without pacing, bursts lose up to a sixth of their messages."""
 EXIT_REASON_S = 1.0
 
 
@@ -44,11 +40,10 @@ class Session(MemberSession):
         """Run `member` on a started daemon."""
         runtime = AsyncioRuntime()
         dialling = Dialling(member, daemon.connect, runtime, relays=lambda: member.peers.relays)
-        super().__init__(member, daemon, runtime, dialling, RECORDS_PER_S)
+        super().__init__(member, daemon, runtime, dialling)
         self._daemon = daemon
         self._reservations = Reservations(lambda: member.peers.relays)
         self._upgrades = DirectUpgrades()
-        self._silent = SilentPeers()
         self._discovery = Discovery(
             member, daemon.control, self._run_known, self._peers_changed, dialling.needs_members
         )
@@ -66,18 +61,11 @@ class Session(MemberSession):
                     self._reserve,
                     self._observe,
                     self._join,
-                    self._receive_gossip,
-                    self._publish_outgoing,
                     self._discovery.discover,
                 ):
                     loops.create_task(self._supervise(loop))
-                for keep in (
-                    self._upkeep.repair,
-                    self._upkeep.exchange_peers,
-                    *[self._upkeep.download] * DOWNLOADS_AT_ONCE,
-                    *[self._upkeep.pull] * PULLS_AT_ONCE,
-                ):
-                    loops.create_task(self._supervise(partial(self._in_run, keep)))
+                for later in self._loops_in_run():
+                    loops.create_task(self._supervise(partial(self._in_run, later)))
         except* TransportError as errors:
             reasons = [str(error) for error in errors.exceptions]
             too_large = [error for error in errors.exceptions if isinstance(error, DaemonTooLarge)]
@@ -118,10 +106,10 @@ class Session(MemberSession):
     async def answer(self) -> None:
         """Begin to answer requests: before `run`, and before others learn this node's address."""
         answering, incoming = self._member.answering, self._daemon.incoming
-        incoming.admission = StreamAdmission(self._member.complaints.add)
+        incoming.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
         incoming.admits = answering.admits
         incoming.pace = answering.uploads.spend
-        answering.on_banned = self.refresh_soon
+        answering.on_banned = self._member.greetings.on_change = self.refresh_soon
         await self.serve()
 
     async def _observe(self) -> None:
@@ -134,7 +122,6 @@ class Session(MemberSession):
         """Update the connected peers, and disconnect banned ones."""
         member, peers = self._member, self._member.peers
         before = peers.in_run
-        topic = member.run.topic
         peers.observed = await self._daemon.remote_addresses()
         connected = frozenset(peers.observed)
         for peer_id in connected & peers.banned:
@@ -142,10 +129,10 @@ class Session(MemberSession):
             # The peer may have disconnected meanwhile.
             with suppress(TransportError):
                 await self._daemon.disconnect(peer_id)
-        peers.update(connected, await self._daemon.subscribers(topic) if topic else frozenset())
+        new = self._update_peers(connected)
         moved = member.own.locate((*await self._daemon.addresses(), *self._reservations.addresses(connected)))
         member.detail = "; ".join(filter(None, (self._dialling.describe(), member.reachability())))
-        if moved or peers.in_run - before:
+        if moved or new:
             self._changed(before)
         self.wake()
 
@@ -153,7 +140,6 @@ class Session(MemberSession):
         async with asyncio.TaskGroup() as dials:
             while True:
                 await self._upgrade_relayed()
-                await self._reconnect_silent()
                 for peer_id, addresses in self._dialling.due(self._member.peers.connected).items():
                     dials.create_task(self._dial_one(peer_id, addresses))
                 await asyncio.sleep(min(OBSERVE_EVERY_S, self._member.settings.retry_s))
@@ -169,15 +155,6 @@ class Session(MemberSession):
         observed, own = self._member.peers.observed, self._member.own.addresses
         upgrades = self._upgrades.due(observed, own, self._dialling.addresses, time.monotonic())
         await self._disconnect(upgrades, "detours_left")
-
-    async def _reconnect_silent(self) -> None:
-        member, peers = self._member, self._member.peers
-        if member.run.manifest is None or not member.own.profile.listed:
-            return
-        direct = [peer_id for peer_id, ends in peers.observed.items() if ends and not all(map(relay_of, ends))]
-        now = member.clock()
-        members = {peer_id for peer_id, (record, _) in peers.known.items() if record.expires_at > now}
-        await self._disconnect(self._silent.due(direct, peers.in_run, members, time.monotonic()), "unheard_left")
 
     async def _disconnect(self, peer_ids: Iterable[str], counter: str) -> None:
         for peer_id in peer_ids:
@@ -199,10 +176,3 @@ class Session(MemberSession):
                     self._reservations.granted(relay, time.monotonic())
                 await self.refresh()
             await asyncio.sleep(OBSERVE_EVERY_S)
-
-    async def _receive_gossip(self) -> None:
-        topic = await self._topic()
-        if not self._member.own.profile.listed:
-            return
-        await self._daemon.subscribe(topic, self._member.guard.guarded(self._member.records.receive_gossip))
-        raise TransportError("the daemon ended the subscription")

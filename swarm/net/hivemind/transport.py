@@ -1,4 +1,4 @@
-"""The default transport: hivemind's go daemon for connections, gossip and requests; its DHT for discovery.
+"""The default transport: hivemind's go daemon for connections and requests; its DHT for discovery.
 
 All asynchronous code runs on one network thread; two mailboxes connect it to the node's thread. This module can be
 imported without hivemind: `start` imports it.
@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class HivemindTransport(MemberTransport):
-    """`Transport` over hivemind's daemon, gossip and DHT."""
+    """`Transport` over hivemind's daemon and DHT."""
 
     def __init__(
         self,

@@ -1,13 +1,10 @@
-"""A py-libp2p host with gossip, configured for use in a swarm; py-libp2p's specifics are here and in `gossip`.
+"""A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.
 
 Defaults of py-libp2p that are disabled here: it offers connections without authentication or without pings, dials on
-its own, negotiates protocols newer than gossipsub 1.1 (which lose half of the messages), limits a forwarder to ten
-messages per second, drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old
-after a restart), follows gossip's control messages of any size, dials whom they name, and ends the process when a peer
-sends bytes that a parser does not expect.
+its own, and ends the process when a peer sends bytes that a parser does not expect.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from ipaddress import ip_address
 
-import libp2p.pubsub.pubsub as pubsub_module
 import psutil
 import trio
 from libp2p import new_host
@@ -32,20 +28,19 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
-from libp2p.pubsub.pb.rpc_pb2 import Message
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
-from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.listening import check_free
 from swarm.net.counters import Counters
-from swarm.net.libp2p.gossip import GuardedPubsub, GuardedRouter
+from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership import dialling
 from swarm.net.records.framing import (
+    LOOK_AGAIN_S,
     MAX_REPLY_BYTES,
     NOT_YET_S,
     REFUSAL_TIMEOUT_S,
@@ -57,12 +52,12 @@ from swarm.net.records.framing import (
     read_answer,
     read_request,
 )
+from swarm.net.runtime import until
 from swarm.net.services.stream_admission import Stream, StreamAdmission
-from swarm.protocols import StreamHandler
+from swarm.protocols import StreamHandler, Wakeup
 
 logger = logging.getLogger(__name__)
 
-SUBSCRIPTION_CHANNEL_SIZE = 4_096
 MAX_CONNECTIONS = 128
 MAX_OPEN_STREAMS_PER_PEER = 128
 """Streams with any protocol or with none yet."""
@@ -79,10 +74,10 @@ RawHandler = Callable[[NetStream], Awaitable[None]]
 class Host:
     """A running host; create it with `open_host`."""
 
-    def __init__(self, host: BasicHost, pubsub: GuardedPubsub, counters: Counters) -> None:
+    def __init__(self, host: BasicHost, counters: Counters) -> None:
         """Wrap a running host; use `open_host` instead."""
         self._host = host
-        self._pubsub = pubsub
+        self._runtime = TrioRuntime()
         self._counters = counters
         self.admission = StreamAdmission()
         """Decides which streams are served."""
@@ -108,18 +103,6 @@ class Host:
         """By connected peer: the remote ends of its connections."""
         connections = self._host.get_network().get_connections_map()
         return {str(peer): tuple(filter(None, map(_remote_address, each))) for peer, each in connections.items()}
-
-    def subscribers(self, topic: str) -> frozenset[str]:
-        """Connected peers that subscribe to `topic`."""
-        return frozenset(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
-
-    def mute(self) -> frozenset[str]:
-        """Connected peers without a gossip stream: not opened yet, or lost when an earlier connection ended.
-
-        py-libp2p may keep the stream of the earlier connection, and then opens none on the new one.
-        """
-        streams = self._pubsub.peers.items()
-        return self.connected() - frozenset(str(peer) for peer, stream in streams if not stream.muxed_conn.is_closed)
 
     def unanswered(self) -> frozenset[str]:
         """Connected peers that owe an answer to the last ping on every connection.
@@ -162,23 +145,6 @@ class Host:
                 # The peer may already be gone, in any state.
                 self._counters.add("stray_errors")
                 logger.debug("could not disconnect from %s", peer_id, exc_info=True)
-
-    async def subscribe(self, topic: str, receive: Callable[[str, str, bytes], bool]) -> None:
-        """Subscribe to `topic` until cancelled.
-
-        `receive(forwarder, author, message)` is called once per message; its result says whether to pass it on.
-        """
-
-        def validate(forwarder: ID, message: Message) -> bool:
-            return receive(str(forwarder), str(ID(message.from_id)), message.data)
-
-        self._pubsub.set_topic_validator(topic, validate, False)
-        async for _ in await self._pubsub.subscribe(topic):
-            pass  # the validator has handled it
-
-    async def publish(self, topic: str, message: bytes) -> None:
-        """Publish a message by gossip."""
-        await self._pubsub.publish(topic, message)
 
     async def call(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int = MAX_REPLY_BYTES
@@ -258,6 +224,9 @@ class Host:
         else:
             frames = encode_answer(handler(admitted.remote, request))
             while (frame := _next_frame(frames, protocol)) is not None:
+                if not isinstance(frame, bytes):
+                    await until(frame, self._runtime, LOOK_AGAIN_S)
+                    continue
                 await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
                 if frame:
                     admitted.peer_turn(len(frame))
@@ -266,7 +235,7 @@ class Host:
         await stream.close()
 
 
-def _next_frame(frames: Iterator[bytes], protocol: str) -> bytes | None:
+def _next_frame(frames: Iterator[bytes | Wakeup], protocol: str) -> bytes | Wakeup | None:
     try:
         return next(frames, None)
     except Exception as error:
@@ -294,7 +263,7 @@ def _remote_address(connection: INetConn | NetStream) -> str | None:
 async def open_host(
     seed: bytes, listen: Sequence[str], announce: Sequence[str], counters: Counters
 ) -> AsyncIterator[Host]:
-    """A listening host with gossip. Raises `TransportError` if it cannot listen."""
+    """A listening host. Raises `TransportError` if it cannot listen."""
     quiet_libp2p()
     for address in listen:
         _check_form(address)
@@ -302,17 +271,12 @@ async def open_host(
     host = _make_host(seed, announce)
     # All stream handlers run inside this guard, including py-libp2p's own: an error in one would end the host.
     host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
-    router = GuardedRouter(counters)
-    pubsub = GuardedPubsub(host, router, counters)
     async with host.run(listen_addrs=[Multiaddr(address) for address in listen]):
         try:
             if len(host.get_transport_addrs()) < len(listen):
                 raise TransportError(f"cannot listen on all of {', '.join(listen)}; choose addresses of this machine")
-            async with background_trio_service(pubsub), background_trio_service(router):
-                await pubsub.wait_until_ready()
-                yield Host(host, pubsub, counters)
+            yield Host(host, counters)
         finally:
-            pubsub.end()
             # Leaving `run` alone lets connections linger, so that peers think this node is still there.
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await host.close()
@@ -336,7 +300,6 @@ def interfaces(address: str) -> tuple[str, ...]:
 
 
 def _make_host(seed: bytes, announce: Sequence[str]) -> BasicHost:
-    pubsub_module.SUBSCRIPTION_CHANNEL_SIZE = SUBSCRIPTION_CHANNEL_SIZE
     key_pair = create_new_key_pair(seed)
     noise = NoiseTransport(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
     host = new_host(

@@ -2,10 +2,9 @@
 
 dial      bootstraps and known unconnected peers    -> connections           (back-off for each, forever)
 observe   the host's connections                    -> peers, wakes the rest (every second)
-receive   gossip on the run's topic                 -> inbox
 
-The other loops are those of `MemberSession` (join, publish) and of `upkeep` (repair, download, exchange peers). The
-exchange of peers replaces a directory.
+The other loops are those of `MemberSession`: joining, publishing, following and upkeep. The exchange of peers replaces
+a directory.
 
 Importing this imports libp2p; see `host`.
 """
@@ -28,7 +27,6 @@ from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE
 from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
@@ -36,12 +34,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OBSERVE_EVERY_S = 1.0
-RECORDS_PER_S = 100.0
-"""A peer's queue holds 32 messages; the overflow is lost."""
-MUTE_AFTER_S = 5.0
-"""py-libp2p loses gossip on a connection made while an earlier one to the same peer ends; such a connection is
-replaced after this time.
-"""
 UNANSWERED_AFTER_S = 20.0
 """A connection whose peer answers no ping for this time is replaced; on a slow link, answers wait behind records."""
 
@@ -53,35 +45,28 @@ class Session(MemberSession):
         """Run `member` on a started host."""
         runtime = TrioRuntime()
         dialling = Dialling(member, host.connect, runtime, can_dial=_can_dial)
-        super().__init__(member, host, runtime, dialling, RECORDS_PER_S)
+        super().__init__(member, host, runtime, dialling)
         self._host = host
         self._serving: set[str] = set()
-        self._mute = Lasting()
         self._unanswered = Lasting()
         self._loops: trio.Nursery | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run all loops until cancelled; calls `started` when others can reach this node."""
-        self._host.admission = StreamAdmission(self._member.complaints.add)
+        self._host.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
         answering = self._member.answering
         self._host.admits = answering.admits
         self._host.pace = answering.uploads.spend
-        answering.on_banned = self.refresh_soon
+        answering.on_banned = self._member.greetings.on_change = self.refresh_soon
         self.serve()
         self._locate()
         started()
-        upkeep = self._upkeep
         try:
             async with trio.open_nursery() as self._loops:
-                for loop in (self._dial, self._observe, self._join, self._receive_gossip, self._publish_outgoing):
+                for loop in (self._dial, self._observe, self._join):
                     self._loops.start_soon(self._supervise, loop)
-                for keep in (
-                    upkeep.repair,
-                    upkeep.exchange_peers,
-                    *[upkeep.download] * DOWNLOADS_AT_ONCE,
-                    *[upkeep.pull] * PULLS_AT_ONCE,
-                ):
-                    self._loops.start_soon(self._supervise, partial(self._in_run, keep))
+                for later in self._loops_in_run():
+                    self._loops.start_soon(self._supervise, partial(self._in_run, later))
         finally:
             self._loops = None
 
@@ -139,23 +124,15 @@ class Session(MemberSession):
 
     def _lost(self, now: float) -> frozenset[str]:
         """Peers whose connection is to be replaced; the next one gets the full time again."""
-        peers = self._member.peers
-        mute = self._host.mute() | frozenset(filter(self._is_missed, peers.connected - peers.in_run))
-        lost = self._mute.longer_than(MUTE_AFTER_S, mute, now)
-        return lost | self._unanswered.longer_than(UNANSWERED_AFTER_S, self._host.unanswered(), now)
-
-    def _is_missed(self, peer_id: str) -> bool:
-        """Whether a peer claims to be a member of the run, so gossip should hear it."""
-        entry = self._member.peers.known.get(peer_id)
-        return entry is not None and entry[0].expires_at > self._member.clock() and entry[0].role != "visitor"
+        return self._unanswered.longer_than(UNANSWERED_AFTER_S, self._host.unanswered(), now)
 
     def _refresh(self) -> None:
-        peers, topic = self._member.peers, self._member.run.topic
+        peers = self._member.peers
         before = peers.in_run
         peers.observed = self._host.remote_addresses()
-        peers.update(self._host.connected(), self._host.subscribers(topic) if topic else frozenset())
+        new = self._update_peers(self._host.connected())
         self._member.detail = self._dialling.describe()
-        if self._locate() or peers.in_run - before:
+        if self._locate() or new:
             self._changed(before)
         self.wake()
 
@@ -170,20 +147,6 @@ class Session(MemberSession):
         with self._dialling.under_way(peer_id):
             await self._dialling.dial(peer_id, addresses)
         self.refresh_soon()
-
-    async def _receive_gossip(self) -> None:
-        topic = await self._topic()
-        if not self._member.own.profile.listed:
-            return
-        receive = self._member.guard.guarded(self._member.records.receive_gossip)
-
-        def receive_unless_banned(forwarder: str, author: str, record: bytes) -> bool:
-            if forwarder in self._member.peers.banned:
-                self._member.counters.add("banned_gossip")
-                return False
-            return receive(author, record)
-
-        await self._host.subscribe(topic, receive_unless_banned)
 
 
 class Lasting:

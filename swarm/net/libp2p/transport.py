@@ -1,6 +1,6 @@
-"""The pure Python transport: py-libp2p for connections, gossip and requests; for platforms without the go daemon.
+"""The pure Python transport: py-libp2p for connections and requests; for platforms without the go daemon.
 
-It is interoperable with nodes on hivemind's daemon: same topics, stream protocols, records and peer ids. It has no DHT:
+It is interoperable with nodes on hivemind's daemon: same stream protocols, records and peer ids. It has no DHT:
 it asks the run's members for peers. It opens no ports on routers, listens on TCP only, and neither uses nor provides
 relays.
 

@@ -29,11 +29,6 @@ class CurrentRun:
         if sealed is not None:
             self.adopt(sealed, now=math.inf)
 
-    @property
-    def topic(self) -> str | None:
-        """The gossip topic of the run's groups; None before the run is known."""
-        return f"swarm/{self.manifest.run_id}/groups" if self.manifest else None
-
     def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
         """Adopt a manifest. Raises `Refusal` if it is invalid, outdated or of another run."""
         with self._adopting:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.nat import relay_of
 from swarm.net.addresses.reported import ReportedAddresses, is_name, is_private_run, with_ips
+from swarm.net.bandwidth import Rates
 from swarm.net.membership.crowded import CrowdedBootstraps, does_without
 from swarm.net.membership.member import Member
 from swarm.net.runtime import AsyncRuntime
@@ -32,8 +33,10 @@ STEADY_AFTER_S = 10.0
 HUNG_UP_PAUSE_S = 1.0
 """A peer that disconnects within `STEADY_AFTER_S` is paused for `HUNG_UP_PAUSE_S`, twice as long each time."""
 
-SILENT_S = 6.0
-"""A directly connected member that is silent in gossip is disconnected after one to two times this."""
+AGAIN_PER_S, AGAIN_AT_ONCE = 1 / 60, 3.0
+"""Dials, in a public run, of peers that strangers reported and that were connected before, all together: the go daemon
+then also dials every address that such a peer claimed while it was connected."""
+MAX_MET = 4_096
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 """Dials a peer at any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
@@ -63,6 +66,9 @@ class Dialling:
         self._crowded = CrowdedBootstraps()
         self._chosen: frozenset[str] = frozenset()
         """Connected peers that this node has dialled."""
+        self._met: OrderedDict[str, None] = OrderedDict()
+        """Peers that were connected in this session."""
+        self._again = Rates(AGAIN_PER_S, AGAIN_AT_ONCE)
         self._under_way: set[str] = set()
         """Peers that are being dialled."""
         self._dialled: dict[str, float] = {}
@@ -128,7 +134,14 @@ class Dialling:
     def _may_dial(self, peer_id: str, now: float) -> bool:
         if self._private or peer_id in self._given:
             return True
-        return self._reported.may_dial(self._peers.reported_by.get(peer_id, ""), now)
+        return self._may_dial_again(peer_id, now) and self._reported.may_dial(
+            self._peers.reported_by.get(peer_id, ""), now
+        )
+
+    def _may_dial_again(self, peer_id: str, now: float) -> bool:
+        if peer_id not in self._met or self._member.records.is_proven(peer_id):
+            return True
+        return self._again.take("", now)
 
     @contextmanager
     def under_way(self, peer_id: str) -> Iterator[None]:
@@ -195,6 +208,8 @@ class Dialling:
         if not addresses:
             return timeout_s
         began = time.monotonic()
+        if not (self._private or peer_id in self._given or self._may_dial_again(peer_id, began)):
+            raise PeerUnreachable(f"{peer_id} was connected before, and it is not its turn to be dialled again")
         await self._dial(peer_id, addresses, timeout_s)
         self._backoff.succeeded(peer_id)
         return max(0.0, timeout_s - (time.monotonic() - began))
@@ -227,6 +242,11 @@ class Dialling:
     def _judge(self, connected: frozenset[str], now: float) -> None:
         """Distinguish steady peers from those that disconnect at once, for example because they banned this node."""
         self._chosen &= connected | self._under_way
+        for peer_id in connected:
+            self._met[peer_id] = None
+            self._met.move_to_end(peer_id)
+        while len(self._met) > MAX_MET:
+            self._met.popitem(last=False)
         relays = frozenset(relay for address in self._member.own.addresses if (relay := relay_of(address)))
         self._crowded.judge(self._peers.bootstrap, connected, relays, now)
         for peer_id, since in list(self._dialled.items()):
@@ -252,28 +272,3 @@ class Dialling:
         if len(peers.in_run) < FEW_PEERS:
             wanted += reversed(peers.remembered)
         return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected | self._under_way]
-
-
-class SilentPeers:
-    """Connections that gossip does not use. When two nodes dial each other at once, each daemon may keep gossip on the
-    connection that the other dropped; a new connection fixes this. Pure: the session disconnects.
-    """
-
-    def __init__(self) -> None:
-        """No silent peers yet."""
-        self._since: dict[str, float] = {}
-        self._patience_s = random.uniform(SILENT_S, 2 * SILENT_S)
-        self._tried = Backoff(SILENT_S)
-
-    def due(self, direct: Iterable[str], in_run: Collection[str], members: Collection[str], now: float) -> list[str]:
-        """Peers to disconnect now: directly connected `members` that are not in `in_run`."""
-        silent = [peer_id for peer_id in direct if peer_id in members and peer_id not in in_run]
-        self._since = {peer_id: self._since.get(peer_id, now) for peer_id in silent}
-        found = [
-            peer_id
-            for peer_id, since in self._since.items()
-            if now - since >= self._patience_s and self._tried.wait_s(peer_id, now) <= 0
-        ]
-        for peer_id in found:
-            self._tried.failed(peer_id, now)
-        return found

@@ -76,10 +76,10 @@ class KnownPeers:
         """Ban exactly these peers."""
         self.banned = frozenset(peer_ids) - {self._own_id}
 
-    def update(self, connected: frozenset[str], subscribers: frozenset[str]) -> None:
-        """Update the connected peers and those that subscribe to the run's groups."""
+    def update(self, connected: frozenset[str], members: Collection[str]) -> None:
+        """Update the connected peers, and which of them take part in the run: those of `members`."""
         self.connected = connected = connected - self.banned
-        self.in_run = connected & subscribers if self._run.manifest else connected
+        self.in_run = connected.intersection(members) if self._run.manifest else connected
         if self.in_run:
             self.alone_since = None
         elif self.alone_since is None:

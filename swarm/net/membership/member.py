@@ -2,10 +2,11 @@
 
 Each part depends only on those above it:
 
-run         which run this is               manifest, topic
+run         which run this is               manifest
 peers       the other nodes                 connected, known, remembered, banned
 own         this node's own entry           addresses, profile, signed record
 records     incoming and outgoing records   inbox, outbox, record store, announced large records, budgets
+greetings   who takes part in the run       what peers said of themselves
 answering   peers' requests                 handlers by protocol
 
 Written on the network thread, readable on any.
@@ -21,6 +22,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.membership.answering import Answering
 from swarm.net.membership.current_run import CurrentRun
+from swarm.net.membership.greetings import Greetings
 from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.own_entry import OwnEntry, Profile
 from swarm.net.membership.traffic import RecordTraffic
@@ -59,8 +61,17 @@ class Member:
         self.records = RecordTraffic(
             settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions
         )
+        self.greetings = Greetings(self.run, profile.listed)
         self.answering = Answering(
-            settings, self.run, self.peers, self.own, self.records.store, self.guard, self.counters
+            settings,
+            self.run,
+            self.peers,
+            self.own,
+            self.records.store,
+            self.records.feed,
+            self.greetings,
+            self.guard,
+            self.counters,
         )
         self.detail = "not started"
         """Progress of the network, in words."""

@@ -33,7 +33,7 @@ class Profile(Struct, frozen=True):
     name: str = ""
     """What its user calls it; empty if it was not named."""
     listed: bool = True
-    """False for a visitor: it does not enter the directory and does not subscribe to gossip."""
+    """False for a visitor: it does not enter the directory and follows nobody."""
 
 
 class OwnEntry:

@@ -1,9 +1,10 @@
 """The part of a node's session that both network libraries share: joining, publishing, requests.
 
 join      manifest from a connected peer  -> the run     (until there is one)
-publish   outbox                          -> gossip      (paced; waits while no member is connected)
+publish   outbox                          -> feed        (paced; waits while no member is connected)
 
-Independent of asyncio and trio: a subclass provides the runtime, and adds dialling, observation and subscription.
+and the loops of `following` and `upkeep`. Independent of asyncio and trio: a subclass provides the runtime, and adds
+dialling and observation.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from contextlib import aclosing
 from typing import Protocol
 
 from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.following import FETCHED_AT_ONCE, FOLLOWED_AT_ONCE, GREETED_AT_ONCE, Following
 from swarm.net.membership.joining import Joining
 from swarm.net.membership.member import Member
-from swarm.net.membership.upkeep import Upkeep
+from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE, Upkeep
 from swarm.net.runtime import AsyncRuntime
 
-BYTES_PER_S = 6e6
-"""hivemind's gossip is lossless up to twice this rate; one busy interpreter drains py-libp2p's queues at this rate."""
-SETTLE_S = 1.0
-"""A message published within one heartbeat of the first peer's arrival may not reach it."""
+RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
+"""Of own records, so that a burst does not displace what followers have not read."""
 
 
 class Network(Protocol):
-    """Operations of the network library. All but `publish` raise `PeerUnreachable`."""
+    """Operations of the network library. They raise `PeerUnreachable`."""
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """The answer of a connected peer."""
@@ -38,24 +38,18 @@ class Network(Protocol):
         """Chunks of a connected peer's answer."""
         ...
 
-    async def publish(self, topic: str, record: bytes) -> None:
-        """Publish a record by gossip."""
-        ...
-
 
 class MemberSession:
     """A node's session on one network."""
 
-    def __init__(
-        self, member: Member, network: Network, runtime: AsyncRuntime, dialling: Dialling, records_per_s: float
-    ) -> None:
-        """Run `member` on a started network whose gossip carries `records_per_s` without loss."""
+    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime, dialling: Dialling) -> None:
+        """Run `member` on a started network."""
         self._member = member
         self._network = network
         self._runtime = runtime
         self._dialling = dialling
-        self._records_per_s = records_per_s
         self._upkeep = Upkeep(member, self.stream, runtime)
+        self._following = Following(member, self.stream, runtime)
         self._run_known = runtime.signal()
         self._peers_changed = runtime.signal()
         self._refresh_soon = runtime.signal()
@@ -102,12 +96,28 @@ class MemberSession:
         await self._joining.join()
         self._run_known.set()
 
-    async def _topic(self) -> str:
-        """The run's topic, once the run is known."""
-        await self._run_known.wait_for(math.inf)
-        topic = self._member.run.topic
-        assert topic is not None
-        return topic
+    def _loops_in_run(self) -> list[Callable[[], Awaitable[None]]]:
+        """The loops that run once the run is known."""
+        upkeep, following = self._upkeep, self._following
+        return [
+            self._publish_outgoing,
+            upkeep.repair,
+            upkeep.exchange_peers,
+            *[upkeep.download] * DOWNLOADS_AT_ONCE,
+            *[upkeep.pull] * PULLS_AT_ONCE,
+            *[following.greet] * GREETED_AT_ONCE,
+            *[following.follow] * FOLLOWED_AT_ONCE,
+            *[following.fetch] * FETCHED_AT_ONCE,
+        ]
+
+    def _update_peers(self, connected: frozenset[str]) -> bool:
+        """Note who is connected; whether new members of the run are among them."""
+        member, peers = self._member, self._member.peers
+        before = peers.connected, peers.in_run
+        peers.update(connected, member.greetings.members())
+        if (peers.connected, peers.in_run) != before:
+            self._following.peers_changed()
+        return bool(peers.in_run - before[1])
 
     def _changed(self, before: frozenset[str]) -> None:
         """The members changed from `before`."""
@@ -115,20 +125,10 @@ class MemberSession:
         self._upkeep.members_changed(first=not before)
 
     async def _publish_outgoing(self) -> None:
-        topic = await self._topic()
-        settled = False
         while True:
-            if not self._member.peers.in_run:
-                settled = False
-            elif not settled:
-                await self._runtime.sleep(SETTLE_S)
-                settled = True
-            record = self._member.records.outbox.take() if settled else None
-            if record is None:
+            self._outgoing.clear()
+            num_bytes = self._member.records.hand_out() if self._member.peers.in_run else 0
+            if not num_bytes:
                 await self._outgoing.wait_for(math.inf)
-                self._outgoing.clear()
                 continue
-            await self._network.publish(topic, record)
-            self._member.counters.add("published")
-            self._member.counters.add("published_bytes", len(record))
-            await self._runtime.sleep(max(1 / self._records_per_s, len(record) / BYTES_PER_S))
+            await self._runtime.sleep(max(1 / RECORDS_PER_S, num_bytes / BYTES_PER_S))

@@ -1,13 +1,14 @@
 """Traffic of the run's records, in and out.
 
 publish            own records         -> store, outbox   (a large record: its announcement)
+hand_out           outbox              -> feed            (in the session's time)
 hold               own records         -> store           (on offer: others ask for them)
-receive_gossip     gossip              -> store, inbox
+receive_gossip     others' feeds       -> store, inbox, feed
 receive_repaired   others' stores      -> store, inbox    (records that gossip missed)
 receive_fetched    finished downloads  -> store, inbox    (announced large records, records on offer)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
-is charged. A refused record is not passed on.
+is charged. A refused record is not handed on, unless a node of a later version may understand it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.config import NetworkSettings
@@ -23,7 +25,8 @@ from swarm.net.counters import Counters
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.membership.versions import Versions
-from swarm.net.records.envelope import SealedRecord, read_record
+from swarm.net.records.envelope import SealedRecord, SignedRecord, check_signature, read_record
+from swarm.net.records.feed import Feed
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce, pull
 from swarm.net.records.mailbox import Mailbox
@@ -50,6 +53,8 @@ BY_OTHER_RULES = frozenset(
     {Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION, Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION}
 )
 """Refusals of records that an honest helper with other settings or another version may hold."""
+HANDED_ON = frozenset({Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION})
+"""Refusals of signed records that are handed on all the same: a node of a later version understands them."""
 
 
 class RecordTraffic:
@@ -78,6 +83,8 @@ class RecordTraffic:
         self.inbox = Mailbox[Arrival](settings.inbox_records, settings.inbox_bytes)
         self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
         self.store = RecordStore(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
+        self.feed = Feed()
+        """What those who follow this node read."""
         self.large = DownloadQueue()
         self.pulls = DownloadQueue()
         """Records on offer that this node chose."""
@@ -94,7 +101,7 @@ class RecordTraffic:
         """Called when a chosen download is queued."""
 
     def publish(self, record: bytes) -> None:
-        """Publish a record by gossip and store it for peers that miss it. The run must be known."""
+        """Queue a record for the feed and store it for peers that miss it. The run must be known."""
         assert self.run.manifest is not None
         own = self.identity.peer_id
         if len(record) > INLINE_BYTES:
@@ -102,6 +109,16 @@ class RecordTraffic:
             record = announce(self.identity, self.run.manifest.run_id, record)
         self.store.add(record, owner=own)
         self.outbox.put(record, len(record))
+
+    def hand_out(self) -> int:
+        """Move the oldest record of the outbox into the feed; its bytes, 0 if there is none."""
+        record = self.outbox.take()
+        if record is None:
+            return 0
+        self.feed.add(record, is_own=True)
+        self.counters.add("published")
+        self.counters.add("published_bytes", len(record))
+        return len(record)
 
     def hold(self, record: bytes) -> None:
         """Store a record for peers that ask for it; nobody is sent it."""
@@ -122,60 +139,72 @@ class RecordTraffic:
         self.on_pull()
 
     def heard(self) -> None:
-        """Bytes of another node have arrived, by gossip or in an answer."""
+        """Bytes of another node have arrived."""
         self.heard_at = time.monotonic()
 
-    def receive_gossip(self, sender: str, record: bytes) -> bool:
-        """Accept a gossip message; whether gossip may pass it on.
+    def receive_gossip(self, helper: str, record: bytes) -> None:
+        """Accept a record from the feed of a helper, and hand it on.
 
-        A record that this node cannot decode may be valid for peers with another version, so it is passed on.
+        Raises `PeerUnreachable` if no honest peer hands it on.
         """
-        if sender == self.identity.peer_id:
-            return True
-        self.heard()
-        if sender in self.peers.banned:
-            self.counters.add("banned_gossip")
-            return False
-        if self._is_too_long(record):
-            return False
-        if self._is_known(record):
-            return True
-        account = self.admission.account(sender, self.peers.connected)
+        self.feed.known_to(helper, record_id(record))
+        if self._is_too_long(record) or self._is_known(record):
+            return
         try:
             sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            if self._within_gossip_budget(sender, len(record), are_offers=False):
-                self._refuse(record, refusal, sender, account)
-            return True
-        if sealed.body.peer_id != sender:
-            # Gossip authenticates the author, who publishes only own records; any other is forged or replayed.
-            self.counters.add("drop_not_its_own")
-            return False
-        are_offers = sealed.body.kind == OFFERS
-        if self._within_gossip_budget(sender, self._cost(sealed), are_offers):
-            try:
+            if self._within_gossip_budget(helper, helper, len(record), are_offers=False):
+                self._refuse_gossip(helper, helper, record, refusal)
+            return
+        author = sealed.body.peer_id
+        if author in self.peers.banned:
+            self.counters.add("banned_gossip")
+            return
+        account = self.admission.account(author, self.peers.connected, helper)
+        try:
+            if self._within_gossip_budget(helper, author, self._cost(sealed), are_offers=sealed.body.kind == OFFERS):
                 self._open_and_store(account, sealed, 0.0)
+                self.feed.add(record, helper, author)
                 self.counters.add("delivered")
-            except Refusal as refusal:
-                self._refuse(record, refusal, sender, account)
-        elif are_offers:
-            # The link has carried them: too many offers are heard even if none is opened.
-            self.offer_rate.heard(sender, 1, 0.0)
-        return True
+            elif sealed.body.kind == OFFERS:
+                # The link has carried them: too many offers are heard even if none is opened.
+                self._check_seal(sealed)
+                self.offer_rate.heard(author, 1, 0.0)
+        except Refusal as refusal:
+            if refusal.reason in HANDED_ON and self._is_signed(sealed):
+                self.feed.add(record, helper, author)
+            self._refuse_gossip(helper, account, record, refusal, author)
 
-    def _within_gossip_budget(self, author: str, num_bytes: int, are_offers: bool) -> bool:
-        """Whether a record of this size is within the author's gossip budget."""
-        if self.admission.admits_gossip(author, self.peers.connected, num_bytes, are_offers=are_offers):
+    def _within_gossip_budget(self, helper: str, author: str, num_bytes: int, *, are_offers: bool) -> bool:
+        """Whether a record of this size is within the budget of its author, or of the helper who hands it over."""
+        if self.admission.admits_gossip(helper, author, self.peers.connected, num_bytes, are_offers=are_offers):
             return True
         self.counters.add("drop_over_budget")
         return False
 
-    def _refuse(self, record: bytes, refusal: Refusal, sender: str, account: str) -> None:
-        """Put a refusal into the inbox for the exchange to count; the record is marked as seen, not stored."""
-        self.versions.refused(sender, refusal)
+    def _check_seal(self, sealed: SealedRecord) -> SignedRecord:
+        """A record of this run by whom it names. Raises `Refusal`."""
+        assert self.run.manifest is not None
+        return check_seal(sealed, self.run.manifest.run_id)
+
+    def _is_signed(self, sealed: SealedRecord) -> bool:
+        """Whether a record is of this run and by whom it names, whatever its kind."""
+        with suppress(Refusal):
+            check_signature(sealed)
+            return self.run.manifest is not None and sealed.body.run_id == self.run.manifest.run_id
+        return False
+
+    def _refuse_gossip(self, helper: str, account: str, record: bytes, refusal: Refusal, author: str = "") -> None:
+        """Mark a record as seen, and put its refusal into the inbox for the exchange to count.
+
+        Raises `PeerUnreachable` if the helper is to blame, and not the author.
+        """
+        self.versions.refused(author or helper, refusal)
         self.store.mark_seen(record_id(record))
         self._put_refused(record, refusal, account)
         self.counters.add("delivered")
+        if refusal.peer_id != helper:
+            self._blame_helper(helper, refusal)
 
     def receive_repaired(self, helper: str, record: bytes, age_s: float) -> None:
         """Accept a record from repair. One that is older than this node's membership counts as a backfill.
@@ -214,6 +243,10 @@ class RecordTraffic:
         self.versions.refused(helper, refusal)
         self.store.mark_seen(record_id(record))
         self.counters.add("refused_repairs")
+        self._blame_helper(helper, refusal)
+
+    def _blame_helper(self, helper: str, refusal: Refusal) -> None:
+        """Raises `PeerUnreachable` unless an honest helper with other rules may hold the record."""
         if refusal.reason not in BY_OTHER_RULES:
             self.complaints.add(helper, Reason.BAD_GIFT)
             raise PeerUnreachable(f"it sent a record that no honest peer holds: {refusal}") from refusal
@@ -240,9 +273,8 @@ class RecordTraffic:
 
         Raises `Refusal` for a record that is unsigned or invalid.
         """
-        assert self.run.manifest is not None
-        run_id = self.run.manifest.run_id
-        signed = check_seal(sealed, run_id)
+        signed = self._check_seal(sealed)
+        run_id = signed.body.run_id
         self.versions.understood(sealed.body.peer_id)
         if sealed.body.kind == "large":
             announcement = open_announcement(signed, run_id, self.settings.max_record_bytes)
@@ -325,3 +357,7 @@ class RecordTraffic:
     def trust(self, peer_ids: Collection[str]) -> None:
         """Give these authors a member's budget, and all others a newcomer's."""
         self.admission.proven = frozenset(peer_ids)
+
+    def is_proven(self, peer_id: str) -> bool:
+        """Whether a peer's groups were useful here."""
+        return self.admission.proven is not None and peer_id in self.admission.proven

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
 from swarm.errors import PeerUnreachable
+from swarm.protocols import Wakeup
 
 MAX_REQUEST_BYTES = 2**20
 MAX_CHUNK_BYTES = 2**18
@@ -25,7 +26,9 @@ REFUSAL_TIMEOUT_S = 1.0
 STALL_TIMEOUT_S = 30.0
 """A peer that accepts no byte of its answer for this time is disconnected."""
 NOT_YET_S = 0.02
-"""Pause before a handler whose next chunk is not ready is polled again."""
+"""Pause before a handler whose next chunk is not ready is polled again, if it does not say what to wait for."""
+LOOK_AGAIN_S = 1.0
+"""A handler that said what it waits for is polled after this time at the latest."""
 LENGTH_BYTES = 4
 END = bytes(LENGTH_BYTES)
 ERROR_LENGTH = 0xFFFFFFFF
@@ -41,14 +44,14 @@ def encode_request(request: bytes) -> bytes:
     return _length(len(request)) + request
 
 
-def encode_answer(chunks: Iterable[bytes | None]) -> Iterator[bytes]:
+def encode_answer(chunks: Iterable[bytes | Wakeup | None]) -> Iterator[bytes | Wakeup]:
     """The frames of an answer, one at a time. Large chunks are split, empty ones skipped.
 
-    An empty frame means that the next chunk is not ready (None).
+    While the next chunk is not ready: what to wait for, or an empty frame (None).
     """
     for chunk in chunks:
-        if chunk is None:
-            yield b""
+        if not isinstance(chunk, bytes):
+            yield chunk or b""
             continue
         for start in range(0, len(chunk), MAX_CHUNK_BYTES):
             piece = chunk[start : start + MAX_CHUNK_BYTES]

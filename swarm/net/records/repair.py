@@ -1,4 +1,4 @@
-"""Repair of gossip losses: a node asks a member what it holds, and fetches missing records by id.
+"""Repair of what gossip has not brought: a node asks a member what it holds, and fetches missing records by id.
 
     have   records at most this old?  ->  ids, sizes, ages
     give   these ids                  ->  id | length | record, for each one still held
@@ -9,7 +9,7 @@ Every answer is bounded in ids, records and bytes; the caller bounds the time. I
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated
 
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable
+from swarm.net.records.feed import Feed, Named
 from swarm.net.records.large import INLINE_BYTES, Fetch
 from swarm.net.records.record_store import RECORD_ID_BYTES, Held, RecordStore, record_id
 from swarm.types import complete
@@ -57,16 +58,16 @@ def answer_have(store: RecordStore, request: bytes) -> bytes:
     return msgspec.msgpack.encode(store.listing(asked.max_age_s, GOSSIP_GRACE_S, MAX_LISTED))
 
 
-def answer_give(store: RecordStore, request: bytes) -> Iterator[bytes]:
+def answer_give(store: RecordStore, feed: Feed, request: bytes) -> Iterator[bytes]:
     """The requested records that are held, up to the limits of one answer. Raises `msgspec.MsgspecError`."""
     asked = msgspec.msgpack.decode(request, type=GiveRequest)
-    return _read_held(store, asked.record_ids)
+    return _read_held(store, feed, asked.record_ids)
 
 
-def _read_held(store: RecordStore, names: Sequence[bytes]) -> Iterator[bytes]:
+def _read_held(store: RecordStore, feed: Feed, names: Sequence[bytes]) -> Iterator[bytes]:
     room = MAX_GIVEN_BYTES
     for name in names:
-        record = store.get(name)
+        record = store.get(name) or feed.get(name)
         if record is None or len(record) > INLINE_BYTES:
             continue
         room -= len(record)
@@ -105,6 +106,20 @@ class RecordReader:
         """End of the answer. Raises `PeerUnreachable` if a record is incomplete."""
         if self._pending:
             raise PeerUnreachable("its answer ends within a record")
+
+
+async def ask_records(fetch: Fetch, peer_id: str, listed: Sequence[Held | Named]) -> AsyncGenerator[bytes, None]:
+    """Those of the records that a peer listed which it still has. Raises `PeerUnreachable`."""
+    names = tuple(each.record_id for each in listed)
+    reader = RecordReader(names)
+    request = msgspec.msgpack.encode(GiveRequest(names))
+    # Bound the answer by the sizes that the peer listed: it cannot list small records and send large ones.
+    room = sum(each.num_bytes + RECORD_ID_BYTES + LENGTH_BYTES for each in listed)
+    async with aclosing(fetch(peer_id, GIVE_PROTOCOL, request, room)) as chunks:
+        async for chunk in chunks:
+            for record in reader.feed(chunk):
+                yield record
+    reader.close()
 
 
 class Repair:
@@ -167,15 +182,9 @@ class Repair:
 
     async def _get(self, peer_id: str, batch: Sequence[Held]) -> None:
         ages = {held.record_id: held.age_s for held in batch}
-        reader = RecordReader(list(ages))
-        request = msgspec.msgpack.encode(GiveRequest(tuple(ages)))
-        # Bound the answer by the sizes that the peer listed: it cannot list small records and send large ones.
-        room = sum(held.num_bytes + RECORD_ID_BYTES + LENGTH_BYTES for held in batch)
-        async with aclosing(self._fetch(peer_id, GIVE_PROTOCOL, request, room)) as chunks:
-            async for chunk in chunks:
-                for record in reader.feed(chunk):
-                    self._deliver(peer_id, record, ages[record_id(record)])
-        reader.close()
+        async with aclosing(ask_records(self._fetch, peer_id, batch)) as records:
+            async for record in records:
+                self._deliver(peer_id, record, ages[record_id(record)])
 
 
 def _first_batch(missing: list[Held]) -> tuple[list[Held], list[Held]]:

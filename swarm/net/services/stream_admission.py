@@ -4,9 +4,10 @@
                         │ too high                  │ none free, none to evict
                         └───────────▶ told "busy" ◀─┘     (as many slots; beyond that reset without an answer)
 
-Protocols that keep peers in the run have their own slots, which no other request can take. When all slots are taken,
-a stream is evicted if its peer keeps this node waiting, or if its peer or address holds far more slots than the
-newcomer. Addresses count before peers because identities are free. Pure but for the clock.
+Protocols that keep peers in the run have their own slots, which no other request can take, and so have feeds, which
+last. When all slots are taken, a stream is evicted if its peer keeps this node waiting, or if its peer or address holds
+far more slots than the newcomer; of feeds also one of a peer that was of no use, for one that was. Addresses count
+before peers because identities are free. Pure but for the clock.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from collections.abc import Callable
 
 from swarm.net.addresses.dial import host_of
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
+from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 from swarm.reasons import Reason
 
-VITAL = frozenset({MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL})
+VITAL = frozenset(
+    {MANIFEST_PROTOCOL, HELLO_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL}
+)
 """Protocols with short requests and answers that a peer needs to enter a run and stay in it."""
 MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
 """Served at once: of other protocols, and of `VITAL` ones. Each holds a request or a few chunks."""
+MAX_FEEDS = 32
+"""Followers at once, four times as many as a node follows; a peer has one place."""
 MAX_STREAMS_PER_PEER = 16
-"""Limit in each of the two groups."""
+"""Limit in each of the two other groups."""
 FAIR_LEAD = 4
 """A peer or address that holds more slots than a newcomer by over this number loses one to it."""
 PATIENCE_S = 1.0
@@ -71,11 +77,16 @@ class StreamAdmission:
     def __init__(
         self,
         blame: Callable[[str, Reason], None] = lambda peer, reason: None,
+        prefers: Callable[[str], bool] = lambda peer: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blame(peer, reason)` is called for peers that exceed their rate."""
+        """`blame(peer, reason)` is called for peers that exceed their rate. Feeds of peers that it `prefers` have
+        precedence.
+        """
         self._blame = blame
+        self._prefers = prefers
         self._clock = clock
+        self._feeds: list[Stream] = []
         self._vital: list[Stream] = []
         self._others: list[Stream] = []
         self._refused: list[Stream] = []
@@ -86,7 +97,7 @@ class StreamAdmission:
     def admit(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         """Admit a stream from `address`; None if it must be reset without an answer."""
         stream = Stream(remote, host_of(address), hang_up, self._clock)
-        slots, most = (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
+        slots, most = self._group(protocol)
         if self._asks_too_often(stream) or not self._has_slot(stream, slots, most):
             if len(self._refused) >= MAX_STREAMS:
                 return None
@@ -96,9 +107,15 @@ class StreamAdmission:
         slots.append(stream)
         return stream
 
+    def _group(self, protocol: str) -> tuple[list[Stream], int]:
+        """The streams beside which one with this protocol takes its slot, and how many they may be."""
+        if protocol == FEED_PROTOCOL:
+            return self._feeds, MAX_FEEDS
+        return (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
+
     def release(self, stream: Stream) -> None:
         """The stream has ended."""
-        for slots in (self._vital, self._others, self._refused):
+        for slots in (self._vital, self._feeds, self._others, self._refused):
             if stream in slots:
                 slots.remove(stream)
 
@@ -112,9 +129,16 @@ class StreamAdmission:
 
     def _has_slot(self, stream: Stream, slots: list[Stream], most: int) -> bool:
         peers = Counter(each.remote for each in slots)
+        if slots is self._feeds and stream.remote in peers:
+            # Of a connection that has ended, or it wants to begin again.
+            self._hang_up_on(next(each for each in slots if each.remote == stream.remote), slots)
         if peers[stream.remote] >= MAX_STREAMS_PER_PEER:
             return False
         if len(slots) < most:
+            return True
+        useless = [each for each in slots if not self._prefers(each.remote)]
+        if slots is self._feeds and useless and self._prefers(stream.remote):
+            self._hang_up_on(useless[0], slots)
             return True
         hosts = Counter(each.host for each in slots)
         greedy = max(slots, key=lambda each: (hosts[each.host], peers[each.remote], -each.late_at))

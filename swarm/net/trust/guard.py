@@ -34,16 +34,17 @@ class Guard:
         if not isinstance(error, ORDINARY):
             self._complain(remote, Reason.BAD_REQUEST)
 
-    def guarded(self, receive: Callable[[str, bytes], bool]) -> Callable[[str, bytes], bool]:
-        """Wrap `receive(sender, message)` so that it returns False instead of raising."""
+    def guarded(self, receive: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
+        """Wrap `receive(helper, record)` so that it raises `PeerUnreachable` only."""
 
-        def receive_guarded(sender: str, message: bytes) -> bool:
+        def receive_guarded(helper: str, record: bytes) -> None:
             try:
-                return receive(sender, message)
+                receive(helper, record)
+            except PeerUnreachable:
+                raise
             except Exception:
-                self._complain(sender, Reason.BAD_GOSSIP)
-                logger.debug("dropped a message of %s after an error", sender, exc_info=True)
-                return False
+                self._complain(helper, Reason.BAD_GOSSIP)
+                logger.debug("dropped a record that %s handed over, after an error", helper, exc_info=True)
 
         return receive_guarded
 

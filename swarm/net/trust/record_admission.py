@@ -1,7 +1,8 @@
 """Admission of records: which peers may still send records, by identity and size, before verification or decoding.
 
-    gossip   the author   proven: a member's budget; connected: a newcomer's; all others together: one newcomer's for
-                          groups, and four for offers, which come from everybody in a large swarm
+    gossip   the author   proven: a member's budget; connected: a newcomer's
+             the helper   for all other authors: a newcomer's for groups, and four for offers, which come from everybody
+                          in a large swarm
     repair   the helper   a member's budget in total, of which a newcomer's for authors that are not proven
 
 All identities behind one connection share one newcomer's budget. All newcomers together, including those that left, get
@@ -24,11 +25,10 @@ MAX_BUCKETS = 2_048
 NEWCOMER_SHARES = 32
 """Number of newcomer budgets that all newcomers share: as many as a node dials."""
 STRANGERS = ""
-"""Payer for gossip of authors that are neither proven nor connected."""
-STRANGERS_OFFER = "offers"
-"""Payer for their offers: small records, of which members send more than groups."""
+"""Payer for downloads from authors that are neither proven nor connected."""
 OFFER_SHARES = 4
-"""Newcomer budgets that it has: at the defaults 40 records per second, some more than `offers_per_s`."""
+"""Newcomer budgets for the offers that a helper hands over of such authors: small records, of which members send more
+than groups. At the defaults 40 records per second, some more than `offers_per_s`."""
 
 
 class Budget(Struct, frozen=True):
@@ -73,20 +73,21 @@ class RecordAdmission:
         )
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
-    def account(self, author: str, connected: Collection[str]) -> str:
-        """The account for an author's gossip: its own, or the one that all strangers share."""
-        return author if author in connected or self._is_proven(author, connected) else STRANGERS
+    def account(self, author: str, connected: Collection[str], helper: str = STRANGERS) -> str:
+        """The account for an author's records: its own, or that of the helper who handed them over."""
+        return author if author in connected or self._is_proven(author, connected) else helper
 
     def admits_gossip(
-        self, author: str, connected: Collection[str], num_bytes: int, *, are_offers: bool = False
+        self, helper: str, author: str, connected: Collection[str], num_bytes: int, *, are_offers: bool = False
     ) -> bool:
-        """Whether a record from gossip may be accepted; `num_bytes` is its decompressed size."""
+        """Whether a record from a helper's feed may be accepted; `num_bytes` is its decompressed size."""
         if self._is_proven(author, connected):
             return self._spend("gossip", author, self._member, num_bytes)
-        account = self.account(author, connected)
-        if account == STRANGERS and are_offers:
-            return self._spend_as_newcomer("gossip", STRANGERS_OFFER, connected, num_bytes, OFFER_SHARES)
-        return self._spend_as_newcomer("gossip", account, connected, num_bytes)
+        if author in connected:
+            return self._spend_as_newcomer("gossip", author, connected, num_bytes)
+        if are_offers:
+            return self._spend_as_newcomer("offers handed over", helper, connected, num_bytes, OFFER_SHARES)
+        return self._spend_as_newcomer("handed over", helper, connected, num_bytes)
 
     def admits_repair(
         self, helper: str, author: str, connected: Collection[str], sent_bytes: int, num_bytes: int

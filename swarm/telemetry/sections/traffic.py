@@ -45,7 +45,7 @@ def traffic_table(histories: Sequence[PeerHistory]) -> str:
     if not rows:
         return ""
     note = (
-        "In MB. Records only, each counted once: gossip also forwards others' records, and in a large swarm sends and "
+        "In MB. Records only, each counted once: feeds also hand on others' records, and in a large swarm sends and "
         "receives about eight times what is received here (docs/scale.md). Snapshots of a learner are not included."
     )
     head = ("peer", "own sent", "a day", "others' received", "a day")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,15 +33,13 @@ class Control:
     def __init__(self, socket: Path) -> None:
         """`socket` is the daemon's control socket."""
         self._socket = socket
-        self._publisher: Connection | None = None
         self._looker: Connection | None = None
         self._looking = asyncio.Lock()
 
     def close(self) -> None:
-        """Close the connections that are kept."""
-        for kept in (self._publisher, self._looker):
-            if kept is not None:
-                kept[1].close()
+        """Close the connection that is kept."""
+        if self._looker is not None:
+            self._looker[1].close()
 
     async def look(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
         """Ask for what the daemon knows at once, every second: on a connection that is kept."""
@@ -67,8 +63,12 @@ class Control:
             writer.close()
 
     async def open_stream(self, peer_id: str, protocol: str) -> Connection:
-        """A stream to a connected peer."""
-        target = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer_id).to_bytes(), proto=[protocol])
+        """A stream to a connected peer, and to no other: the daemon would dial the addresses that such a one claims."""
+        peer = PeerID.from_base58(peer_id).to_bytes()
+        connected = await self.look(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        if all(each.id != peer for each in connected.peers):
+            raise TransportError("it is not connected")
+        target = p2pd_pb2.StreamOpenRequest(peer=peer, proto=[protocol])
         reader, writer = await self._open()
         try:
             await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=target))
@@ -81,40 +81,11 @@ class Control:
             raise
         return reader, writer
 
-    async def publish(self, topic: str, message: bytes) -> None:
-        """Publish a message of at most 1 MiB by gossip."""
-        if self._publisher is None:
-            self._publisher = await self._open()
-        await _exchange(*self._publisher, _gossip(p2pd_pb2.PSRequest.PUBLISH, topic=topic, data=message))
-
-    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
-        """Call `deliver(sender, message)` for every message on `topic`, until the daemon closes the connection."""
-        reader, writer = await self._open()
-        try:
-            await _exchange(reader, writer, _gossip(p2pd_pb2.PSRequest.SUBSCRIBE, topic=topic))
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    message = p2pd_pb2.PSMessage()
-                    await read_pbmsg_safe(reader, message)
-                    # `from` is a Python keyword, hence `getattr`.
-                    deliver(base58(getattr(message, "from")), message.data)
-        finally:
-            writer.close()
-
-    async def subscribers(self, topic: str) -> frozenset[str]:
-        """Connected peers that subscribe to `topic`."""
-        response = await self.look(_gossip(p2pd_pb2.PSRequest.LIST_PEERS, topic=topic))
-        return frozenset(base58(peer) for peer in response.pubsub.peerIDs)
-
     async def _open(self) -> Connection:
         try:
             return await asyncio.open_unix_connection(str(self._socket), limit=BUFFER_BYTES)
         except OSError as error:
             raise TransportError(f"the daemon's control socket cannot be opened: {error}") from error
-
-
-def _gossip(kind: int, **fields: object) -> p2pd_pb2.Request:
-    return p2pd_pb2.Request(type=p2pd_pb2.Request.PUBSUB, pubsub=p2pd_pb2.PSRequest(type=kind, **fields))
 
 
 async def _exchange(

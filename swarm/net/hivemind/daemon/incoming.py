@@ -10,7 +10,9 @@ from pathlib import Path
 from swarm.errors import TransportError
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.daemon.control import BUFFER_BYTES, base58, readable
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.records.framing import (
+    LOOK_AGAIN_S,
     NOT_YET_S,
     REFUSAL_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
@@ -19,6 +21,7 @@ from swarm.net.records.framing import (
     encode_error,
     read_request,
 )
+from swarm.net.runtime import until
 from swarm.net.services.stream_admission import Stream, StreamAdmission
 from swarm.protocols import StreamHandler
 
@@ -44,6 +47,7 @@ class IncomingStreams:
         """Seconds to wait before this many bytes of an answer are sent."""
         self._server: asyncio.Server | None = None
         self._streams: set[asyncio.Task[object]] = set()
+        self._runtime = AsyncioRuntime()
 
     async def start(self, socket: Path) -> None:
         """Accept the daemon's connections on `socket`."""
@@ -108,15 +112,17 @@ class IncomingStreams:
     ) -> None:
         try:
             for frame in encode_answer(self.handlers[protocol](stream.remote, request)):
-                if frame:
+                if isinstance(frame, bytes) and frame:
                     await asyncio.sleep(self.pace(len(frame)))
                     stream.peer_turn(len(frame))
                     await _send(writer, frame)
                     stream.own_turn()
                 elif reader.at_eof():
                     return  # the asker has closed the stream
-                else:
+                elif isinstance(frame, bytes):
                     await asyncio.sleep(NOT_YET_S)
+                else:
+                    await until(frame, self._runtime, LOOK_AGAIN_S)
         except (OSError, TimeoutError):
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.inherited import inherited
 from swarm.net.addresses.dial import probe
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.daemon.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 GARBAGE_PERCENT = "200"
-"""GOGC: heap growth between collections in percent; gossip makes short-lived copies of every record. In a flood that
+"""GOGC: heap growth between collections in percent; streams make short-lived copies of every record. In a flood that
 keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
@@ -118,17 +119,17 @@ class Daemon:
         """Start a daemon and attach to it; without `listen` addresses it can only dial. Raises `TransportError`.
 
         `nat`: arguments from `nat_arguments`. `processors`: used at a time; with one, the daemon takes a quarter less
-        time for the same gossip than with two. Above half of `max_bytes` of memory it collects garbage harder;
+        time for the same records than with two. Above half of `max_bytes` of memory it collects garbage harder;
         `check_size` checks the limit.
         """
         folder = make_folder()
         arguments = [
             f"-listen=/unix{folder}/control.sock",
-            "-dhtServer=1" if listen else "-dhtClient=1",
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            *("-pubsub=1", "-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
+            # Neither -pubsub nor -dht...: they dial whom strangers name, and keep what strangers say.
+            *("-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -139,7 +140,7 @@ class Daemon:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 env={
-                    **os.environ,
+                    **inherited("base"),
                     "GOLOG_LOG_LEVEL": "error",
                     "GOGC": GARBAGE_PERCENT,
                     "GOMAXPROCS": str(processors),
@@ -289,18 +290,6 @@ class Daemon:
         """Addresses that the daemon listens on or announces, without the peer id."""
         response = await self._control.look(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         return tuple(address for address in map(readable, response.identify.addrs) if address is not None)
-
-    async def subscribers(self, topic: str) -> frozenset[str]:
-        """Connected peers that subscribe to `topic`."""
-        return await self._control.subscribers(topic)
-
-    async def subscribe(self, topic: str, deliver: Callable[[str, bytes], object]) -> None:
-        """Call `deliver(sender, message)` for every message on `topic`, until the daemon closes the connection."""
-        await self._control.subscribe(topic, deliver)
-
-    async def publish(self, topic: str, message: bytes) -> None:
-        """Publish a message of at most 1 MiB by gossip. Raises `TransportError`."""
-        await self._control.publish(topic, message)
 
     async def disconnect(self, peer_id: str) -> None:
         """Close every connection to a peer. Raises `TransportError`."""

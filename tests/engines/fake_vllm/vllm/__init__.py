@@ -1,6 +1,6 @@
 """What `swarm/engines/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
-A file in the directory FAKE_VLLM makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
+A file in the directory VLLM_FAKE makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
 `refuse-load`, `cannot-map` the GPU's memory. While there is `hold`, a number, it waits as soon as a request has so many
 tokens; `holding` says that it does.
 
@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 __version__ = "fake"
-SCRIPT = Path(os.environ["FAKE_VLLM"])
+SCRIPT = Path(os.environ["VLLM_FAKE"])
 MAX_POSITIONS = 64
 UPDATE = ("names", "dtype_names", "shapes", "tensor_sizes", "ipc_handles")
 """Fields of vLLM's `IPCWeightTransferUpdateInfo`."""

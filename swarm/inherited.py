@@ -1,0 +1,49 @@
+"""Environment variables of child processes: those that they need, by name. Secrets go only where they are used.
+
+base      every process: where programs, libraries, temporary files and the locale are
+home      the user's files: caches of the page, of models and of compiled kernels
+compute   GPUs, threads, torch, vLLM
+hub       the Hugging Face hub and the way to it
+tokens    the hub's token
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+GROUPS: dict[str, re.Pattern[str]] = {
+    "base": re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|(DY)?LD_(FALLBACK_)?LIBRARY_PATH|PYTHONHOME"),
+    "home": re.compile(r"HOME|USER|LOGNAME|XDG_\w+|VIRTUAL_ENV|CONDA_PREFIX"),
+    "compute": re.compile(
+        r"(CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|GLOO|ROCR|HIP|HSA|AMD|MIOPEN|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|FLASHINFER|VLLM"
+        r"|OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|RAYON|BITSANDBYTES)_\w+"
+        r"|TOKENIZERS_PARALLELISM|LIBRARY_PATH|CPATH|CC|CXX|LD_PRELOAD|MALLOC_\w+"
+    ),
+    "hub": re.compile(
+        r"HF_\w+|HUGGINGFACE_HUB_CACHE|TRANSFORMERS_\w+|(HTTP|HTTPS|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
+        r"|CURL_CA_BUNDLE",
+        re.IGNORECASE,
+    ),
+}
+TOKENS = ("HF_TOKEN", "HF_TOKEN_PATH", "HF_OIDC_RESOURCE", "HUGGING_FACE_HUB_TOKEN")
+SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|OIDC)(_|$)", re.IGNORECASE)
+"""Names that no group includes, whatever they begin with."""
+
+
+def inherited(*groups: str, names: tuple[str, ...] = (), told: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """This process's variables that a child of it needs: those of the groups and with these names."""
+    wanted = [GROUPS[group] for group in groups if group != "tokens"]
+    names += TOKENS if "tokens" in groups else ()
+    return {
+        name: value
+        for name, value in told.items()
+        if name in names or (not SECRET.search(name) and any(pattern.fullmatch(name) for pattern in wanted))
+    }
+
+
+def python_path() -> dict[str, str]:
+    """The variable with which a child imports from where this process does."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

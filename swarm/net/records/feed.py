@@ -1,0 +1,199 @@
+"""Gossip by feeds: whoever follows a node reads there, at its own pace, each record that the node newly stored.
+
+    hello  this run, takes part?  ->  the same of the node asked                         (once for each connection)
+    feed   this run               ->  parts, for ever: new records, and the ids of those that the follower can ask for
+
+A node sends nothing that was not asked for. Small records are sent at once; larger ones of others by id, because every
+follower hears of them from several nodes and fetches them (`give`) from one. Independent of asyncio and trio.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from swarm.errors import PeerUnreachable, Refusal
+from swarm.net.records.envelope import MAX_RUN_ID_CHARS
+from swarm.net.records.large import INLINE_BYTES
+from swarm.net.records.record_store import RECORD_ID_BYTES, record_id
+from swarm.protocols import Wakeup
+from swarm.reasons import Reason
+from swarm.types import complete
+
+HELLO_PROTOCOL = "/swarm/hello/1"
+FEED_PROTOCOL = "/swarm/feed/1"
+MAX_HELLO_BYTES = 1_024
+FEED_RECORDS, FEED_BYTES = 1_024, 16 * 2**20
+"""Latest records that a feed can still give; who falls behind these gets the others by repair."""
+OWN_BYTES, OTHERS_BYTES = 16_384, 1_024
+"""Largest records sent at once: a node's own, which nobody else can have given yet, and others'."""
+MAX_ITEMS = 256
+"""Records and ids in one part, each."""
+PART_BYTES = 2**16
+"""A part ends with the record that exceeds this; so it fits into one chunk."""
+REPLAYED_S = 3.0
+"""Of a new follower: records of this time are repeated, which were on their way when it came."""
+SIGN_OF_LIFE_S = 5.0
+"""An empty part after this time without news."""
+
+
+class Hello(Struct, frozen=True, array_like=True):
+    """What a node says of itself."""
+
+    run_id: Annotated[str, Meta(max_length=MAX_RUN_ID_CHARS)]
+    """Empty while it does not know the run."""
+    takes_part: bool
+    """Whether it follows others and can be followed: false of a visitor."""
+
+
+class FeedRequest(Struct, frozen=True, array_like=True):
+    """Asks for the feed of a run."""
+
+    run_id: Annotated[str, Meta(max_length=MAX_RUN_ID_CHARS)]
+
+
+class Named(Struct, frozen=True, array_like=True):
+    """A record to be had by `give`."""
+
+    record_id: Annotated[bytes, Meta(min_length=RECORD_ID_BYTES, max_length=RECORD_ID_BYTES)]
+    num_bytes: Annotated[int, Meta(ge=0, le=INLINE_BYTES)]
+
+
+class FeedPart(Struct, frozen=True, array_like=True):
+    """What is new since the part before."""
+
+    records: Annotated[tuple[Annotated[bytes, Meta(max_length=OWN_BYTES)], ...], Meta(max_length=MAX_ITEMS)] = ()
+    named: Annotated[tuple[Named, ...], Meta(max_length=MAX_ITEMS)] = ()
+
+
+def encode(message: Hello | FeedRequest | FeedPart) -> bytes:
+    """The bytes of a message."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_hello(content: bytes) -> Hello:
+    """Raises `msgspec.MsgspecError`, or `Refusal` for a longer one."""
+    if len(content) > MAX_HELLO_BYTES:
+        raise Refusal(Reason.OVERSIZED, f"at most {MAX_HELLO_BYTES} bytes, got {len(content)}")
+    return msgspec.msgpack.decode(content, type=Hello)
+
+
+def decode_part(chunk: bytes) -> FeedPart:
+    """A part of a feed, which is one chunk. Raises `PeerUnreachable`."""
+    try:
+        return msgspec.msgpack.decode(chunk, type=FeedPart)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerUnreachable(f"its feed cannot be read: {error}") from error
+
+
+class Change:
+    """A `Wakeup`: calls all who watch. For one thread."""
+
+    def __init__(self) -> None:
+        """Nobody watches."""
+        self._watching: list[Callable[[], None]] = []
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` each time it happens."""
+        self._watching.append(wake)
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Do so no longer."""
+        self._watching.remove(wake)
+
+    def happened(self) -> None:
+        """Wake all who watch."""
+        for wake in self._watching:
+            wake()
+
+
+class _New(Struct):
+    """A record in the feed."""
+
+    record: bytes
+    is_own: bool
+    added_at: float
+    known_to: set[str]
+    """Peers that have it: its author, and those that handed it over or named it here."""
+
+
+class Feed:
+    """A node's latest records in order of arrival, for its followers. For the network thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Empty."""
+        self._clock = clock
+        self._new: OrderedDict[bytes, _New] = OrderedDict()
+        """By record id."""
+        self._end = 0
+        """Number of records so far."""
+        self._num_bytes = 0
+        self._added = Change()
+        self.num_skipped = 0
+        """Records that followers missed because they fell behind."""
+
+    def add(self, record: bytes, *known_to: str, is_own: bool = False) -> None:
+        """Append a record, and wake the followers; `known_to`: peers that have it."""
+        name = record_id(record)
+        if name in self._new:
+            return
+        self._new[name] = _New(record, is_own, self._clock(), set(known_to))
+        self._end += 1
+        self._num_bytes += len(record)
+        while len(self._new) > FEED_RECORDS or self._num_bytes > FEED_BYTES:
+            _, oldest = self._new.popitem(last=False)
+            self._num_bytes -= len(oldest.record)
+        self._added.happened()
+
+    def known_to(self, peer_id: str, name: bytes) -> None:
+        """A peer has this record, so it need not be sent there."""
+        if (new := self._new.get(name)) is not None:
+            new.known_to.add(peer_id)
+
+    def get(self, name: bytes) -> bytes | None:
+        """A record that the feed still has."""
+        new = self._new.get(name)
+        return new.record if new is not None else None
+
+    def follow(self, follower: str) -> Iterator[bytes | Wakeup]:
+        """The parts of the feed for one follower, for ever."""
+        position = self._end - sum(self._clock() - new.added_at < REPLAYED_S for new in self._new.values())
+        said_at = self._clock()
+        yield encode(FeedPart())  # so that it knows at once that it is served
+        while True:
+            position, part = self._part(position, follower)
+            if not (part.records or part.named) and self._clock() - said_at < SIGN_OF_LIFE_S:
+                yield self._added
+                continue
+            said_at = self._clock()
+            yield encode(part)
+
+    def _part(self, position: int, follower: str) -> tuple[int, FeedPart]:
+        """What is new from a position on, up to the limits of one part, and the position after it."""
+        first = self._end - len(self._new)
+        self.num_skipped += max(0, first - position)
+        position = max(position, first)
+        records: list[bytes] = []
+        named: list[Named] = []
+        num_bytes = 0
+        for name, new in reversed(list(islice(reversed(self._new.items()), self._end - position))):
+            if max(len(records), len(named)) == MAX_ITEMS or num_bytes > PART_BYTES:
+                break
+            position += 1
+            if follower in new.known_to:
+                continue
+            if len(new.record) <= (OWN_BYTES if new.is_own else OTHERS_BYTES):
+                records.append(new.record)
+                num_bytes += len(new.record)
+            else:
+                named.append(Named(name, len(new.record)))
+        return position, FeedPart(tuple(records), tuple(named))
+
+
+complete(globals())

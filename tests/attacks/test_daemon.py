@@ -1,0 +1,107 @@
+"""Strangers who would have a node's network daemon dial third parties, or keep what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.nat import nat_arguments
+from swarm.net.config import NetworkSettings
+from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from tests.nodes.processes import Swarm, address_of
+
+from .stranger import Stranger
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+DIALS_OR_KEEPS = (
+    *("/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0", "/ipfs/kad/1.0.0", "/libp2p/fetch/0.0.1"),
+    *("/libp2p/circuit/relay/0.1.0", "/libp2p/autonat/2/dial-request"),
+)
+NAT = nat_arguments(NetworkSettings(nat_port_map=False))
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory, victims: Callable[..., Swarm]) -> Swarm:
+    return victims(tmp_path_factory.mktemp("victim"), "bootstrap", "examples/tiny.yaml")
+
+
+@contextmanager
+def third_party() -> Iterator[tuple[int, list[str]]]:
+    """A port at every address of this machine, and the addresses at which somebody has connected to it."""
+    hits: list[str] = []
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    link, _ = listening.accept()
+                    hits.append(link.getsockname()[0])
+                    link.close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()[1], hits
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_no_protocol_is_spoken_by_which_strangers_have_the_daemon_dial_or_keep_anything(
+    victim: Swarm, strangers: Callable[..., Stranger]
+) -> None:
+    """GossipSub's PRUNE with signed addresses had it make 468 connections per second, kad's records took 467 MB."""
+    stranger = strangers("speaker")
+    (peer_id,) = stranger.connect(address_of(victim))
+    for protocol in DIALS_OR_KEEPS:
+        with pytest.raises(TransportError, match="protocols not supported"):
+            stranger.open_stream(peer_id, protocol)
+    assert stranger.request(peer_id, MANIFEST_PROTOCOL, b"")
+
+
+def test_a_peer_that_has_left_is_not_dialled_where_it_claimed_to_be() -> None:
+    async def run(port: int, hits: list[str]) -> None:
+        claimed = tuple(f"/ip4/127.0.1.{number}/tcp/{port}" for number in range(1, 100))
+        victim = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), nat=NAT)
+        liar = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), announce=claimed, nat=NAT)
+        try:
+            await liar.connect(victim.peer_id, await victim.addresses())
+            with pytest.raises(PeerUnreachable, match="not supported"):
+                await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
+            await liar.disconnect(victim.peer_id)
+            async with asyncio.timeout(30.0):
+                while liar.peer_id in await victim.connected():
+                    await asyncio.sleep(0.01)
+            for _ in range(5):
+                with pytest.raises(PeerUnreachable, match="not connected"):
+                    await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
+            assert hits == []
+        finally:
+            await liar.stop()
+            await victim.stop()
+
+    with third_party() as (port, hits):
+        asyncio.run(run(port, hits))
+
+
+def test_strangers_who_come_claim_others_addresses_and_go_send_a_node_nowhere(victim: Swarm, tmp_path: Path) -> None:
+    """They say that they take part, so that the node wants to greet, follow and repair from them."""
+    with third_party() as (port, hits):
+        claimed = tuple(f"/ip4/127.0.1.{number}/tcp/{port}" for number in range(1, 50))
+        for number in range(5):
+            liar = Stranger(tmp_path, f"liar-{number}", announce=claimed)
+            try:
+                (peer_id,) = liar.connect(address_of(victim))
+                run_id = liar.manifest(peer_id).run_id
+                liar.follow(run_id)
+                liar.publish(run_id, b"junk")
+            finally:
+                liar.close()
+        time.sleep(3.0)
+        assert hits == []
