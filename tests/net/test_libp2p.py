@@ -412,13 +412,14 @@ def test_the_settings_that_matter_are_in_force(start: Start) -> None:
     from swarm.net.counters import Counters
     from swarm.net.libp2p.gossip import GuardedRouter
     from swarm.net.libp2p.host import _make_host
+    from swarm.net.libp2p.muxer import Holdings
 
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096 or not start("founder").counters().get("x")
     assert pubsub_module.SUBSCRIPTION_CHANNEL_SIZE == 4_096
     router = GuardedRouter(Counters())
     assert router.protocols == ["/meshsub/1.1.0"]
     assert not (router.spam_protection_enabled or router.eclipse_protection_enabled or router.adaptive_gossip_enabled)
-    network = _make_host(bytes(32), ()).get_network()
+    network = _make_host(bytes(32), (), Holdings(2**30, Counters())).get_network()
     assert set(network.upgrader.security_multistream.transports) == {"/noise"}
     assert set(network.upgrader.muxer_multistream.transports) == {"/yamux/1.0.0"}, "others have no pings"
     assert network.retry_config.max_retries == 0
