@@ -9,19 +9,24 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.bandwidth import Rates
+from swarm.net.libp2p.places import MAX_PLACES
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.framing import encode_request, read_answer
 from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from tests.nodes import processes
+from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm
 
 from .records import drained, signed, until
 from .test_libp2p import attack, two_hosts
@@ -637,17 +642,18 @@ def test_what_strangers_say_of_themselves_is_neither_kept_nor_dialled(start: Sta
 
 def test_neither_another_muxer_nor_another_encryption_is_spoken(start: Start) -> None:
     import trio
-    from libp2p import create_mplex_muxer_option, new_host
+    from libp2p import new_host
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.peer.id import ID
     from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+    from libp2p.stream_muxer.mplex.mplex import MPLEX_PROTOCOL_ID, Mplex
     from multiaddr import Multiaddr
 
     a = start("founder")
     address, peer_id = a.multiaddrs()[0].split("/p2p/")
     key = create_new_key_pair()
     others: list[dict[str, Any]] = [
-        {"muxer_opt": create_mplex_muxer_option()},
+        {"muxer_opt": {MPLEX_PROTOCOL_ID: Mplex}},
         {"key_pair": key, "sec_opt": {PLAINTEXT_PROTOCOL_ID: InsecureTransport(key)}},
     ]
 
@@ -778,3 +784,56 @@ def test_a_handshake_has_its_time(start: Start, monkeypatch: pytest.MonkeyPatch)
         while mute.recv(1_024):
             pass
     until(lambda: len(a._session._host.places) == 0, "it has none")  # type: ignore[union-attr]
+
+
+def resident(process: psutil.Process) -> int:
+    return int(process.memory_info().rss)
+
+
+@pytest.mark.slow
+def test_a_live_node_keeps_its_memory_and_lets_newcomers_in_after_any_number_of_visits(tmp_path: Path) -> None:
+    """Real processes: what one connection can send in some seconds, a hundred visits, and a real `swarm join`."""
+    import trio
+
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.host import open_host
+    from swarm.policy.tiny import ensure_tiny
+
+    ensure_tiny()
+    options = ("--network.transport=libp2p", *LOOPBACK)
+    with ExitStack() as stack:
+
+        def node(name: str, *arguments: str) -> Swarm:
+            out = tmp_path / name
+            return stack.enter_context(swarm(out, *arguments, "--out", str(out), *options))
+
+        founder = node("founder", "bootstrap", "examples/tiny.yaml")
+        address, peer_id = address_of(founder).split("/p2p/")
+        before = resident(psutil.Process(founder.process.pid))
+
+        async def pour() -> None:
+            async with open_host(secrets.token_bytes(32), (), (), Counters()) as host:
+                await host.connect(peer_id, (address,))
+                (peer,) = host._host.get_connected_peers()
+                stream = await host._host.new_stream(peer, [MANIFEST_PROTOCOL])
+                await stream.write(encode_request(b""))
+                await stream.read(1)
+                await is_hung_up_on(host._host, [frame(DATA, 0, stream.muxed_stream.stream_id, PIECE)] * 3_000)
+
+        async def come_and_go(times: int) -> None:
+            async with open_host(secrets.token_bytes(32), (), (), Counters()) as host:
+                for _ in range(times):
+                    await host.connect(peer_id, (address,))
+                    await host.drop(peer_id)
+
+        async def besiege() -> None:
+            with trio.fail_after(DEADLINE_S):
+                await pour()
+                async with trio.open_nursery() as visitors:
+                    for _ in range(8):
+                        visitors.start_soon(come_and_go, MAX_PLACES // 8 + 2)
+
+        trio.run(besiege)
+        assert resident(psutil.Process(founder.process.pid)) - before < 32 * 2**20
+        joined = node("joined", "join", address_of(founder))
+        processes.until(lambda: bool(joined.history().latest and joined.history().latest.peers), joined, "a peer")
