@@ -630,7 +630,7 @@ def test_what_strangers_say_of_themselves_is_neither_kept_nor_dialled(start: Sta
 
         trio.run(visit)
         until(lambda: not a.status().connected, "it has left")
-        assert network.peerstore.peers_with_addrs() == []
+        assert network.peerstore.peers_with_addrs() == [] and not network.auto_connector._recent_disconnects
         # What py-libp2p does by itself each half minute, for those that left a minute ago.
         network.auto_connector._disconnect_backoff = 0.0
         assert a._token is not None
@@ -769,6 +769,28 @@ def test_a_newcomer_gets_the_place_of_an_idle_stranger_and_a_member_keeps_its_ow
         c = start("c", a.multiaddrs())
         until(lambda: c.peer_id in a.status().connected, "a newcomer is let in")
         assert b.peer_id in a.status().connected and len(mute) == 6
+
+
+def test_a_peer_with_ipv6_has_an_address_of_its_own() -> None:
+    import trio
+
+    from swarm.net.counters import Counters
+    from swarm.net.libp2p.host import open_host
+
+    async def run() -> None:
+        async with (
+            open_host(secrets.token_bytes(32), ("/ip6/::1/tcp/0",), (), Counters()) as first,
+            open_host(secrets.token_bytes(32), (), (), Counters()) as second,
+        ):
+            await second.connect(first.peer_id, first.listening())
+            while not first.connected():
+                await trio.sleep(0.01)
+            ((address,),) = first.remote_addresses().values()
+            assert address.startswith("/ip6/::1/tcp/")
+
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    trio.run(run)
 
 
 def test_a_handshake_has_its_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

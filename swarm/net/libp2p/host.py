@@ -8,8 +8,9 @@ its own, negotiates protocols newer than gossipsub 1.1 (which lose half of the m
 messages per second, drops bursts above 32 messages, numbers messages from a clock in whole seconds (so they look old
 after a restart), follows gossip's control messages of any size, dials whom they name, and ends the process when a peer
 sends bytes that a parser does not expect. It reads protocol names of any length, also before any handshake; asks every
-peer for a description of up to a megabyte and keeps it; counts a connection as open after it has ended; and forgets no
-stream that the peer leaves half closed. `muxer` has the limits of a connection, `places` those of their number.
+peer for a description of up to a megabyte, keeps it, and dials what it says; counts a connection as open after it has
+ended; and forgets no stream that the peer leaves half closed. `muxer` has the limits of a connection, `places` those of
+their number; docs/protocol.md lists what each default costs.
 """
 
 from __future__ import annotations
@@ -411,10 +412,11 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     network = host.get_network()
     network.upgrader.muxer_multistream = BoundedMuxers(holdings)
     network.retry_config = RetryConfig(max_retries=0)
-    # Its limits count what has ended, shrink with use, and keep every peer's name; those of this package are tested.
+    # It has one limit of streams for all peers together, and halves it when somebody reaches it.
     network.set_resource_manager(None)
     # Peers may ask who this host is, which the go daemon does; what they say of themselves is not asked for.
     network.notifees = [each for each in network.notifees if not isinstance(each, _IdentifyNotifee)]
+    network.auto_connector.record_disconnect = lambda peer_id: None
     host.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL_ID)
     host.set_stream_handler(PING_PROTOCOL_ID, handle_ping)
     return host

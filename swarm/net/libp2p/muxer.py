@@ -136,7 +136,12 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
         # The nursery of a connection that has ended takes no task.
         with suppress(RuntimeError):
             if self._nursery is not None:
-                self._nursery.start_soon(self.secured_conn.close)
+                self._nursery.start_soon(self._hang_up)
+
+    async def _hang_up(self) -> None:
+        # An error in a task of py-libp2p's ends the host.
+        with suppress(Exception):
+            await self.secured_conn.close()
 
     async def _admit(self, header: bytes) -> None:
         """Check the header of a frame, and wait until it is within the rate. Raises `FrameRefused`."""
