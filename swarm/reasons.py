@@ -94,7 +94,11 @@ class Reason(StrEnum):
     )
     WITHHELD = "withheld", Subject.CONDUCT, "Nobody gave a group that the peer had offered."
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
-    FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
+    FLOOD = (
+        "flood",
+        Subject.CONDUCT,
+        "The peer exceeds its limit of requests per second, or sent more on a connection than it was granted.",
+    )
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
     BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "A record that the peer handed over raised an error here."
 

@@ -28,7 +28,7 @@ from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest
 
 REPORT = "SWARM_TEST_LIBP2P_REPORT"
 """Set in the child: where it writes one line of JSON for each phase of each test."""
-CHILD_TIMEOUT_S = 300
+CHILD_TIMEOUT_S = 900
 NOT_INSTALLED = (
     "py-libp2p is not installed: pip install libp2p==0.8.1, which needs a C compiler and GMP headers "
     "(on Debian: apt-get install gcc libgmp-dev)"

@@ -352,9 +352,11 @@ def test_peers_that_stay_in_a_state_are_told_once_each_time() -> None:
 
 def test_the_settings_that_matter_are_in_force() -> None:
     """The names patched are private to py-libp2p 0.8.1: on another version check `libp2p_host`, then this."""
+    from swarm.net.counters import Counters
     from swarm.net.libp2p.host import _make_host
+    from swarm.net.libp2p.muxer import Holdings
 
-    network = _make_host(bytes(32), ()).get_network()
+    network = _make_host(bytes(32), (), Holdings(2**30, Counters())).get_network()
     assert set(network.upgrader.security_multistream.transports) == {"/noise"}
     assert set(network.upgrader.muxer_multistream.transports) == {"/yamux/1.0.0"}, "others have no pings"
     assert network.retry_config.max_retries == 0

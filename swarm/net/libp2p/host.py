@@ -4,7 +4,10 @@ Importing this imports libp2p and trio, which cannot share a process with hivemi
 symbols). Import it only if this network was selected.
 
 Defaults of py-libp2p that are disabled here: it offers connections without authentication or without pings, dials on
-its own, and ends the process when a peer sends bytes that a parser does not expect.
+its own, and ends the process when a peer sends bytes that a parser does not expect. It reads protocol names of any
+length, also before any handshake; asks every peer for a description of up to a megabyte, keeps it, and dials what it
+says; counts a connection as open after it has ended; and forgets no stream that the peer leaves half closed. `muxer`
+has the limits of a connection, `places` those of their number; docs/protocol.md lists what each default costs.
 """
 
 from __future__ import annotations
@@ -17,26 +20,38 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from ipaddress import ip_address
 
+import libp2p.protocol_muxer.multiselect_communicator as communicator_module
 import psutil
 import trio
 from libp2p import new_host
 from libp2p.abc import INetConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
-from libp2p.custom_types import TProtocol
-from libp2p.host.basic_host import BasicHost
+from libp2p.exceptions import ParseError
+from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
+from libp2p.host.ping import ID as PING_PROTOCOL_ID
+from libp2p.host.ping import handle_ping
+from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH_PROTOCOL_ID
+from libp2p.io.abc import Reader
+from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.stream.net_stream import NetStream
+from libp2p.network.swarm import Swarm
+from libp2p.peer.envelope import Envelope
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
 from swarm.net.counters import Counters
+from swarm.net.libp2p.muxer import BoundedMuxers, Holdings
+from swarm.net.libp2p.places import MAX_PLACES, Places
 from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership import dialling
 from swarm.net.records.framing import (
@@ -58,9 +73,17 @@ from swarm.protocols import StreamHandler, Wakeup
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 2 * MAX_PLACES
+"""Incoming ones and those that this node dials, which are fewer."""
+UPGRADE_TIMEOUT_S = 10.0
+"""For encryption and multiplexing of a new connection."""
+MAX_NAME_BYTES = 1_024
+"""Length of a protocol's name, or a list of names, in negotiations."""
+LINGER_S = 10.0
+"""Time in which the other side has to close a stream that has been served."""
 MAX_OPEN_STREAMS_PER_PEER = 128
 """Streams with any protocol or with none yet."""
+MAX_BYTES = 2**30
 DIAL_TIMEOUT_S = 10.0
 """For one address."""
 DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
@@ -74,11 +97,15 @@ RawHandler = Callable[[NetStream], Awaitable[None]]
 class Host:
     """A running host; create it with `open_host`."""
 
-    def __init__(self, host: BasicHost, counters: Counters) -> None:
+    def __init__(self, host: BasicHost, counters: Counters, holdings: Holdings, places: Places) -> None:
         """Wrap a running host; use `open_host` instead."""
         self._host = host
         self._runtime = TrioRuntime()
         self._counters = counters
+        self.holdings = holdings
+        """What the connections hold in memory."""
+        self.places = places
+        """The incoming connections."""
         self.admission = StreamAdmission()
         """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True
@@ -261,21 +288,26 @@ def _remote_address(connection: INetConn | NetStream) -> str | None:
 
 @asynccontextmanager
 async def open_host(
-    seed: bytes, listen: Sequence[str], announce: Sequence[str], counters: Counters
+    seed: bytes, listen: Sequence[str], announce: Sequence[str], counters: Counters, max_bytes: int = MAX_BYTES
 ) -> AsyncIterator[Host]:
-    """A listening host. Raises `TransportError` if it cannot listen."""
+    """A listening host, whose connections hold at most about `max_bytes` in memory together.
+
+    Raises `TransportError` if it cannot listen.
+    """
     quiet_libp2p()
     for address in listen:
         _check_form(address)
         check_free(address)
-    host = _make_host(seed, announce)
+    holdings, places = Holdings(max_bytes, counters), Places()
+    host = _make_host(seed, announce, holdings)
+    host.get_network()._handle_inbound_connection = _let_in(host.get_network(), places, counters)
     # All stream handlers run inside this guard, including py-libp2p's own: an error in one would end the host.
     host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
     async with host.run(listen_addrs=[Multiaddr(address) for address in listen]):
         try:
             if len(host.get_transport_addrs()) < len(listen):
                 raise TransportError(f"cannot listen on all of {', '.join(listen)}; choose addresses of this machine")
-            yield Host(host, counters)
+            yield Host(host, counters, holdings, places)
         finally:
             # Leaving `run` alone lets connections linger, so that peers think this node is still there.
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
@@ -299,26 +331,91 @@ def interfaces(address: str) -> tuple[str, ...]:
     return tuple("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
 
 
-def _make_host(seed: bytes, announce: Sequence[str]) -> BasicHost:
+class OwnPeerStore(PeerStore):  # type: ignore[misc]
+    """Holds this host's own key, and nothing that others say: py-libp2p would keep megabytes of it, and dial it."""
+
+    def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
+        """Forget a peer's addresses; `Dialling` knows them."""
+
+    def consume_peer_record(self, envelope: Envelope, ttl: int) -> bool:
+        """Forget a peer's signed record."""
+        return True
+
+
+async def _read_name(reader: Reader) -> bytes:
+    """A line of a negotiation. Raises errors that py-libp2p's own reader raises, too."""
+    line = bytes(await read_varint_prefixed_bytes_limited(reader, MAX_NAME_BYTES))
+    if not line.endswith(b"\n"):
+        raise ParseError("a line of a negotiation has no end")
+    return line[:-1]
+
+
+def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> BasicHost:
+    communicator_module.read_delim = _read_name
     key_pair = create_new_key_pair(seed)
     noise = NoiseTransport(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
     host = new_host(
         key_pair=key_pair,
         sec_opt={NOISE_PROTOCOL_ID: noise},
-        # Not mplex, which has no pings, so that its connections cannot be watched.
-        muxer_opt={TProtocol(YAMUX_PROTOCOL_ID): Yamux},
+        peerstore_opt=OwnPeerStore(),
         connection_config=ConnectionConfig(
             max_connections=MAX_CONNECTIONS,
+            max_connections_per_peer=MAX_CONNECTIONS,
             high_watermark=MAX_CONNECTIONS,
             min_connections=0,
             low_watermark=0,
             dial_timeout=DIAL_TIMEOUT_S,
+            inbound_upgrade_timeout=UPGRADE_TIMEOUT_S,
         ),
         announce_addrs=[Multiaddr(address) for address in announce] or None,
         disable_identify_address_discovery=True,
     )
-    host.get_network().retry_config = RetryConfig(max_retries=0)
+    network = host.get_network()
+    network.upgrader.muxer_multistream = BoundedMuxers(holdings)
+    network.retry_config = RetryConfig(max_retries=0)
+    # It has one limit of streams for all peers together, and halves it when somebody reaches it.
+    network.set_resource_manager(None)
+    # Peers may ask who this host is, which the go daemon does; what they say of themselves is not asked for.
+    network.notifees = [each for each in network.notifees if not isinstance(each, _IdentifyNotifee)]
+    network.auto_connector.record_disconnect = lambda peer_id: None
+    host.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL_ID)
+    host.set_stream_handler(PING_PROTOCOL_ID, handle_ping)
     return host
+
+
+InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
+
+
+def _let_in(network: Swarm, places: Places, counters: Counters) -> InboundHandler:
+    """Handles an incoming connection from its first byte to its end.
+
+    py-libp2p's handler ends with the host, and holds a place of its limiter until then.
+    """
+
+    async def handle(stream: TrioTCPStream, listener: Multiaddr) -> None:
+        # The socket is closed when this returns; then the task that reads it ends the rest.
+        with trio.CancelScope() as scope:
+            place = places.take(_address_of(stream), scope.cancel)
+            if place is None:
+                counters.add("crowded_connections")
+                return
+            try:
+                connection = await network.upgrade_inbound_raw_conn(RawConnection(stream, False), listener)
+                places.name(place, str(connection.peer_id))
+                await connection.event_closed.wait()
+            finally:
+                places.release(place)
+
+    return handle
+
+
+def _address_of(stream: TrioTCPStream) -> str:
+    """The machine or network at the other end. Also notes it for py-libp2p, which can read only IPv4 addresses."""
+    host, port = stream.stream.socket.getpeername()[:2]
+    found = ip_address(host.partition("%")[0])
+    mapped = found.ipv4_mapped if found.version == 6 else None
+    stream._cached_remote_address = (str(mapped or found), port)
+    return host_of(f"/ip/{mapped or found}")
 
 
 def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
@@ -333,6 +430,7 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
         open_streams[remote] += 1
         try:
             await handler(stream)
+            await _finish(stream)
         except Exception:
             # Strangers' input and disconnections may raise in any of py-libp2p's protocols.
             counters.add("bad_streams")
@@ -346,9 +444,17 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
     return guarded
 
 
+async def _finish(stream: NetStream) -> None:
+    """Give the other side its time to close a stream that was served, or end it when more arrives."""
+    with suppress(Exception), trio.move_on_after(LINGER_S):
+        await stream.read(1)
+    await _abandon(stream)
+
+
 async def _abandon(stream: NetStream) -> None:
     with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True), suppress(Exception):
         await stream.reset()
+    stream.muxed_conn.forget(stream.muxed_stream)
 
 
 async def _read_exactly(stream: NetStream, count: int) -> bytes:

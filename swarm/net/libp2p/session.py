@@ -54,6 +54,8 @@ class Session(MemberSession):
     async def run(self, started: Callable[[], None]) -> None:
         """Run all loops until cancelled; calls `started` when others can reach this node."""
         self._host.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
+        self._host.holdings.blame = self._member.complaints.add
+        self._host.places.is_member = lambda peer_id: peer_id in self._member.peers.in_run
         answering = self._member.answering
         self._host.admits = answering.admits
         self._host.pace = answering.uploads.spend

@@ -211,7 +211,10 @@ class Libp2pTransport(MemberTransport):
 
         self._token = trio.lowlevel.current_trio_token()
         member = self._member
-        async with open_host(self._seed(), self._listen, self._settings.announce, member.counters) as host:
+        settings = self._settings
+        async with open_host(
+            self._seed(), self._listen, settings.announce, member.counters, settings.daemon_bytes
+        ) as host:
             if host.peer_id != self.peer_id:
                 raise TransportError(f"{self._identity_path} holds the key of {host.peer_id} instead of {self.peer_id}")
             # Keep the ports: after a restart others find this node at the same address.
