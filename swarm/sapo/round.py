@@ -155,7 +155,7 @@ class SapoNode:
         self._max_staleness = max_staleness
         self._share_settings = share
         self._unshared = unshared
-        self._copies = Copies()
+        self._copies = Copies(peer_id)
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
         self.watch = Watch(watch or WatchSettings())
         self._worth = worth
@@ -178,6 +178,7 @@ class SapoNode:
             unreadable,
             choice=self._shortlist,
             max_completions=max_group_size or (lambda: group_size),
+            committed=self._copies.note,
             clock=clock,
         )
         self._rollouts = Rollouts(

@@ -11,7 +11,7 @@ from swarm.groups import waiting as waiting_module
 from swarm.groups.intake import Intake
 from swarm.groups.waiting import Waiting, WaitingLimits
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types import Commitment, Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
 from tests.example_groups import rollout_group
 
 
@@ -21,6 +21,7 @@ class FakeExchange:
         self.reports: Counter[tuple[str, str]] = Counter()
         self.offered: list[OfferedGroup] = []
         self.pulled: list[OfferedGroup] = []
+        self.quarantined: set[str] = set()
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
@@ -32,6 +33,12 @@ class FakeExchange:
     def offers(self) -> list[OfferedGroup]:
         offered, self.offered = self.offered, []
         return offered
+
+    def commitments(self) -> list[Commitment]:
+        return []
+
+    def banned(self) -> frozenset[str]:
+        return frozenset(self.quarantined)
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         self.pulled.append(offered)
@@ -152,13 +159,20 @@ class Noting:
     """Chooses everything, and remembers what came of it."""
 
     def __init__(self) -> None:
-        self.came: list[tuple[str, bool]] = []
+        self.outcomes: list[tuple[str, bool]] = []
+        self.late_ones: list[str] = []
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
         return [each.content_id for each in waiting]
 
+    def came(self, content_id: str) -> None:
+        pass
+
+    def late(self, content_id: str) -> None:
+        self.late_ones.append(content_id)
+
     def checked(self, content_id: str, usable: bool) -> None:
-        self.came.append((content_id, usable))
+        self.outcomes.append((content_id, usable))
 
 
 @pytest.mark.parametrize("author", ["honest", "thief"])
@@ -169,9 +183,9 @@ def test_who_offers_another_s_group_earns_nothing_with_it(author: str) -> None:
     offer = Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
     exchange.offered = [OfferedGroup("thief", offer)]
     intake.receive(())
-    assert exchange.pulled == [OfferedGroup("thief", offer)] and choice.came == []
+    assert exchange.pulled == [OfferedGroup("thief", offer)] and choice.outcomes == []
     group = rollout_group(author, 1)
     exchange.receive = lambda: ([(content_id.hex(), group)], {})  # type: ignore[method-assign]
     intake.receive(())
-    assert choice.came == ([(content_id.hex(), False)] if author == "honest" else [])
+    assert choice.outcomes == ([(content_id.hex(), False)] if author == "honest" else [])
     assert verifier.waiting == [(content_id.hex(), author)], "it is graded as its author's"

@@ -14,13 +14,23 @@ from swarm.sapo.mixing import Candidate
 from swarm.sapo.shortlist import Shortlist, Situation
 from tests.sapo.mixes import candidate
 
-NOBODY = Waiting(WaitingLimits(1))
+
+class Room(Waiting):
+    """Says which groups are merely on offer."""
+
+    def __init__(self) -> None:
+        super().__init__(WaitingLimits(1))
+        self.on_offer: set[str] = set()
+
+    def has_group(self, content_id: str) -> bool:
+        return content_id not in self.on_offer
 
 
 class Desk:
-    """A shortlist with its situation in the test's hands."""
+    """A shortlist with its situation in the test's hands; groups are here unless they are in `room.on_offer`."""
 
     def __init__(self, **known: object) -> None:
+        self.room = Room()
         self.now = Situation(
             **{
                 "waiting": [],
@@ -39,7 +49,7 @@ class Desk:
 
     def choose(self, waiting: Sequence[Candidate], **changed: object) -> list[str]:
         self.now = replace(self.now, waiting=waiting, **changed)
-        return self.shortlist.choose(NOBODY)
+        return self.shortlist.choose(self.room)
 
 
 def _from(sender: str, count: int, first: int = 0) -> list[Candidate]:

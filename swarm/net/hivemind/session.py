@@ -118,7 +118,9 @@ class Session(MemberSession):
     async def answer(self) -> None:
         """Begin to answer requests: before `run`, and before others learn this node's address."""
         answering, incoming = self._member.answering, self._daemon.incoming
-        incoming.admission = StreamAdmission(self._member.complaints.add)
+        incoming.admission = StreamAdmission(
+            self._member.complaints.add, is_proven=self._member.records.admission.has_merit
+        )
         incoming.admits = answering.admits
         incoming.pace = answering.uploads.spend
         answering.on_banned = self.refresh_soon

@@ -62,7 +62,9 @@ class Session(MemberSession):
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run all loops until cancelled; calls `started` when others can reach this node."""
-        self._host.admission = StreamAdmission(self._member.complaints.add)
+        self._host.admission = StreamAdmission(
+            self._member.complaints.add, is_proven=self._member.records.admission.has_merit
+        )
         answering = self._member.answering
         self._host.admits = answering.admits
         self._host.pace = answering.uploads.spend

@@ -57,7 +57,7 @@ class Member:
         self.own = OwnEntry(settings, identity, profile, self.run, clock)
         self.versions = Versions()
         self.records = RecordTraffic(
-            settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions
+            settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions, clock
         )
         self.answering = Answering(
             settings, self.run, self.peers, self.own, self.records.store, self.guard, self.counters

@@ -4,7 +4,8 @@
                         │ too high                  │ none free, none to evict
                         └───────────▶ told "busy" ◀─┘     (as many slots; beyond that reset without an answer)
 
-Protocols that keep peers in the run have their own slots, which no other request can take. When all slots are taken,
+Protocols that keep peers in the run have their own slots, which no other request can take; so have requests for records
+by peers whose groups were useful here. When all slots are taken,
 a stream is evicted if its peer keeps this node waiting, or if its peer or address holds far more slots than the
 newcomer. Addresses count before peers because identities are free. Pure but for the clock.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable
 
 from swarm.net.addresses.dial import host_of
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
+from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
@@ -26,10 +28,11 @@ from swarm.reasons import Reason
 
 VITAL = frozenset({MANIFEST_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL})
 """Protocols with short requests and answers that a peer needs to enter a run and stay in it."""
-MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
-"""Served at once: of other protocols, and of `VITAL` ones. Each holds a request or a few chunks."""
+MAX_STREAMS, MAX_VITAL_STREAMS, MAX_PROVEN_STREAMS = 64, 32, 32
+"""Served at once: of other protocols, of `VITAL` ones, and of requests for records by proven peers. Each holds a
+request or a few chunks."""
 MAX_STREAMS_PER_PEER = 16
-"""Limit in each of the two groups."""
+"""Limit in each of the three groups."""
 FAIR_LEAD = 4
 """A peer or address that holds more slots than a newcomer by over this number loses one to it."""
 PATIENCE_S = 1.0
@@ -72,11 +75,14 @@ class StreamAdmission:
         self,
         blame: Callable[[str, Reason], None] = lambda peer, reason: None,
         clock: Callable[[], float] = time.monotonic,
+        is_proven: Callable[[str], bool] = lambda peer: False,
     ) -> None:
-        """`blame(peer, reason)` is called for peers that exceed their rate."""
+        """`blame(peer, reason)` is called for peers that exceed their rate; `is_proven(peer)`: it was useful here."""
         self._blame = blame
+        self._is_proven = is_proven
         self._clock = clock
         self._vital: list[Stream] = []
+        self._proven: list[Stream] = []
         self._others: list[Stream] = []
         self._refused: list[Stream] = []
         self._peers = Rates(REQUESTS_PER_S, REQUESTS_AT_ONCE)
@@ -86,7 +92,7 @@ class StreamAdmission:
     def admit(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         """Admit a stream from `address`; None if it must be reset without an answer."""
         stream = Stream(remote, host_of(address), hang_up, self._clock)
-        slots, most = (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
+        slots, most = self._slots(remote, protocol)
         if self._asks_too_often(stream) or not self._has_slot(stream, slots, most):
             if len(self._refused) >= MAX_STREAMS:
                 return None
@@ -98,9 +104,16 @@ class StreamAdmission:
 
     def release(self, stream: Stream) -> None:
         """The stream has ended."""
-        for slots in (self._vital, self._others, self._refused):
+        for slots in (self._vital, self._proven, self._others, self._refused):
             if stream in slots:
                 slots.remove(stream)
+
+    def _slots(self, remote: str, protocol: str) -> tuple[list[Stream], int]:
+        if protocol in VITAL:
+            return self._vital, MAX_VITAL_STREAMS
+        if protocol == LARGE_PROTOCOL and self._is_proven(remote):
+            return self._proven, MAX_PROVEN_STREAMS
+        return self._others, MAX_STREAMS
 
     def _asks_too_often(self, stream: Stream) -> bool:
         now = self._clock()
