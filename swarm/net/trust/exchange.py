@@ -234,10 +234,11 @@ class Exchange:
         check_age(group, self._limits, now=self._clock())
         if self._seen_before(arrival.content_id):
             raise Refusal(Reason.DUPLICATE)
+        # Also one that is refused as replayed, as after a restart: nobody else may come with its words.
+        self._commit(group.peer_id, commitment(group), arrival.heard_at)
         self._attributed(
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
         )
-        self._commit(group.peer_id, commitment(group), arrival.heard_at)
         return arrival.content_id, group
 
     def _note(self, arrival: OfferedGroups) -> None:
