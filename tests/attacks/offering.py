@@ -1,4 +1,4 @@
-"""Strangers that abuse offers: promises of nothing, other authors' groups under an own name, and an author's streams."""
+"""Strangers that abuse offers: promises of nothing, others' groups under an own name, and an author's streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.records.envelope import read_record
 from swarm.net.records.large import INLINE_BYTES, LARGE_PROTOCOL, LargeRequest
 from swarm.net.records.offers import OFFERS, describe, open_offers, seal_offers
-from swarm.net.records.wire import check_seal, open_group, seal
+from swarm.net.records.wire import Limits, check_seal, open_group, seal
 from swarm.types import Offer, VerifiedGroup
 
 from .stranger import Stranger
@@ -86,7 +86,10 @@ class Thief:
             with suppress(PeerUnreachable, TransportError, Refusal, TimeoutError):
                 wanted = msgspec.msgpack.encode(LargeRequest(offer.record_id, 0))
                 record = await self._stranger.daemon.call(author, LARGE_PROTOCOL, wanted, ANSWER_S)
-                await self._publish(open_group(check_seal(read_record(record, INLINE_BYTES), self._run_id)))
+                await self._publish(self._open(record))
+
+    def _open(self, record: bytes) -> VerifiedGroup:
+        return open_group(check_seal(read_record(record, INLINE_BYTES), self._run_id), Limits())
 
     async def _publish(self, original: VerifiedGroup) -> None:
         self._sequence += 1
@@ -95,7 +98,7 @@ class Thief:
         copy = replace(original.group, peer_id=me.peer_id, sequence=self._sequence, created_at=made_at)
         record = seal(me, self._run_id, "group", copy)
         if self._offering:
-            sealed = open_group(check_seal(read_record(record, INLINE_BYTES), self._run_id))
+            sealed = self._open(record)
             offer = describe(sealed, 120.0)
             assert offer is not None
             self._held[offer.record_id] = record

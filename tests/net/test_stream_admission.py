@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from swarm.net.addresses.dial import host_of
+from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import HAVE_PROTOCOL
 from swarm.net.services.stream_admission import (
     ADDRESS_FACTOR,
@@ -26,11 +29,13 @@ HOME = "/ip4/127.0.0.1/tcp/1"
 class House:
     """A `StreamAdmission`, a clock, and who was hung up on."""
 
-    def __init__(self) -> None:
+    def __init__(self, proven: Collection[str] = ()) -> None:
         self.now = 1_000.0
         self.hung_up: list[str] = []
         self.blamed: list[tuple[str, str]] = []
-        self.admission = StreamAdmission(lambda peer, reason: self.blamed.append((peer, reason)), lambda: self.now)
+        self.admission = StreamAdmission(
+            lambda peer, reason: self.blamed.append((peer, reason)), lambda: self.now, lambda peer: peer in proven
+        )
 
     def enter(self, peer: str, protocol: str = HAVE_PROTOCOL, address: str = HOME) -> Stream | None:
         return self.admission.admit(peer, address, protocol, lambda: self.hung_up.append(peer))
@@ -154,3 +159,26 @@ def test_a_fair_crowd_is_not_thrown_out() -> None:
 )
 def test_the_host_of_an_address(address: str, host: str) -> None:
     assert host_of(address) == host
+
+
+def test_requests_for_records_by_proven_peers_have_places_of_their_own() -> None:
+    house = House(proven={"member"})
+    for peer in ("one", "two", "three", "four"):
+        for _ in range(60):
+            house.enter(peer, LARGE_PROTOCOL)
+    house.hung_up.clear()
+    assert [house.served("member", LARGE_PROTOCOL) for _ in range(MAX_STREAMS_PER_PEER)] == [
+        True
+    ] * MAX_STREAMS_PER_PEER
+    assert house.hung_up == [], "nobody had to make room"
+    stream = house.enter("member", HAVE_PROTOCOL)
+    assert stream is not None and stream.served, "for other requests it is one of many"
+
+
+def test_one_proven_peer_does_not_hold_the_places_of_all() -> None:
+    house = House(proven={f"member-{k}" for k in range(9)})
+    for k in range(2):
+        for _ in range(2 * MAX_STREAMS_PER_PEER):
+            house.enter(f"member-{k}", LARGE_PROTOCOL)
+    house.hung_up.clear()
+    assert house.served("member-8", LARGE_PROTOCOL) and len(house.hung_up) == 1

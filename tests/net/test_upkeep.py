@@ -39,6 +39,7 @@ class Swarm:
         self.upkeep = Upkeep(self.member, self.ask, AsyncioRuntime())
         self.records: dict[bytes, bytes] = {}
         self.slow: set[str] = set()
+        self.silent: set[str] = set()
         self.asked: list[str] = []
         self.giving: list[str] = []
         self.most_from_one = 0
@@ -53,6 +54,8 @@ class Swarm:
         self.most_from_one = max(self.most_from_one, self.giving.count(peer_id))
         try:
             await asyncio.sleep(0)
+            if peer_id in self.silent:
+                await asyncio.Event().wait()
             if peer_id in self.slow:
                 yield b""
                 await asyncio.Event().wait()

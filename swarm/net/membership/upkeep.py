@@ -149,6 +149,11 @@ class Upkeep:
                 continue
             give_up_at, download = taken
             author = download.announcement.peer_id
+            if author in self._member.peers.banned:
+                continue
+            if time.monotonic() > give_up_at:
+                self._gave_up(download)
+                continue
             self._pulling_from[author] += 1
             try:
                 await self._try(waiting, give_up_at, download)
@@ -181,8 +186,7 @@ class Upkeep:
         """One attempt at a download that was taken from its queue, and goes back there unless it is settled."""
         settled, had_asked, began = False, download.asked, time.monotonic()
         try:
-            settled = download.offered is not None and download.announcement.peer_id in self._member.peers.banned
-            settled = settled or await self._download(download)
+            settled = await self._download(download)
             if download.asked and not had_asked:
                 give_up_at = began + download.patience_s
             if not settled and time.monotonic() > give_up_at:
