@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import NoConnection, Refusal
+from swarm.net import bandwidth as bandwidth_module
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership import upkeep as upkeep_module
 from swarm.net.membership.upkeep import PULLS_AT_ONCE, PULLS_OF_NEWCOMERS, PULLS_OF_ONE
@@ -477,6 +478,7 @@ def test_the_largest_offers_fit_one_record() -> None:
 def test_authors_that_answer_nothing_leave_others_their_places(swarm: Pulling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newcomers' silence holds four places, and their names are not asked again at once."""
     monkeypatch.setattr(upkeep_module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 60.0)
     silent, honest, member = [Identity.generate() for _ in range(3)], Identity.generate(), Identity.generate()
     swarm.silent = {each.peer_id for each in silent}
     swarm.member.peers.connected = frozenset({*swarm.silent, honest.peer_id})
@@ -496,6 +498,7 @@ def test_who_is_not_asked_because_this_node_is_busy_is_not_charged(
     swarm: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 60.0)
     silent, honest = Identity.generate(), Identity.generate()
     swarm.silent = {silent.peer_id}
     for k in range(PULLS_OF_NEWCOMERS):
