@@ -117,9 +117,9 @@ class Copies:
         if not self._claims[tag]:
             del self._claims[tag]
         del of_account[id(claim)]
-        if not of_account:
-            del self._by_account[claim.account]
         self._sizes[claim.account] -= num_digests(claim.content)
+        if not of_account:
+            del self._by_account[claim.account], self._sizes[claim.account]
 
 
 def _first_of(author: str, claims: Sequence[_Claim], content: bytes) -> int:
