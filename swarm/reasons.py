@@ -94,7 +94,11 @@ class Reason(StrEnum):
     )
     WITHHELD = "withheld", Subject.CONDUCT, "The peer was asked for a group that it had offered, and nobody gave it."
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
-    FLOOD = "flood", Subject.CONDUCT, "The peer exceeds its limit of requests per second."
+    FLOOD = (
+        "flood",
+        Subject.CONDUCT,
+        "The peer exceeds its limit of requests per second, or opens streams while all that it has are idle.",
+    )
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
     BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "The peer's gossip message raised an error here."
 

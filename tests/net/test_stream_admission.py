@@ -104,6 +104,31 @@ def test_more_bytes_have_more_time() -> None:
     assert house.served("honest")
 
 
+def test_who_leaves_all_its_streams_idle_and_opens_more_is_blamed() -> None:
+    house = House()
+    streams = [house.enter("idle") for _ in range(MAX_STREAMS_PER_PEER)]
+    house.enter("idle")
+    assert house.blamed == [], "all have come just now"
+    house.now += PATIENCE_S + 0.1
+    for _ in range(5):
+        house.enter("idle")
+    assert house.blamed == [("idle", "flood")]
+    assert streams[0] is not None
+    streams[0].own_turn()
+    house.now += 2.0
+    house.enter("idle")
+    assert house.blamed == [("idle", "flood")], "it waits for this node"
+
+
+def test_useful_peers_do_not_pay_for_others_at_their_address() -> None:
+    house = House(proven={"member"})
+    for k in range(int(2 * ADDRESS_FACTOR * REQUESTS_AT_ONCE)):
+        stream = house.enter(f"sybil-{k}")
+        if stream is not None:
+            house.admission.release(stream)
+    assert house.served("member", LARGE_PROTOCOL) and not house.served("newcomer", LARGE_PROTOCOL)
+
+
 def test_those_who_leave_give_their_places_back() -> None:
     house = House()
     for _ in range(3 * MAX_STREAMS):

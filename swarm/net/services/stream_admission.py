@@ -77,7 +77,9 @@ class StreamAdmission:
         clock: Callable[[], float] = time.monotonic,
         is_proven: Callable[[str], bool] = lambda peer: False,
     ) -> None:
-        """`blame(peer, reason)` is called for peers that exceed their rate; `is_proven(peer)`: it was useful here."""
+        """`blame(peer, reason)` is called for peers that ask too often, or leave all their streams idle and open more;
+        `is_proven(peer)`: it was useful here.
+        """
         self._blame = blame
         self._is_proven = is_proven
         self._clock = clock
@@ -118,14 +120,21 @@ class StreamAdmission:
     def _asks_too_often(self, stream: Stream) -> bool:
         now = self._clock()
         if not self._peers.take(stream.remote, now):
-            if self._blames.take(stream.remote, now):
-                self._blame(stream.remote, Reason.FLOOD)
+            self._floods(stream.remote, now)
             return True
-        return not self._hosts.take(stream.host, now)
+        # Useful peers do not pay for others at their address.
+        return not self._is_proven(stream.remote) and not self._hosts.take(stream.host, now)
+
+    def _floods(self, remote: str, now: float) -> None:
+        if self._blames.take(remote, now):
+            self._blame(remote, Reason.FLOOD)
 
     def _has_slot(self, stream: Stream, slots: list[Stream], most: int) -> bool:
         peers = Counter(each.remote for each in slots)
         if peers[stream.remote] >= MAX_STREAMS_PER_PEER:
+            now = self._clock()
+            if all(each.late_at < now for each in slots if each.remote == stream.remote):
+                self._floods(stream.remote, now)
             return False
         if len(slots) < most:
             return True
