@@ -49,9 +49,14 @@ class Scene:
 
     def used_per_round(self) -> float:
         """In the next rounds."""
-        begun, used = self.victim.round(), self.count("used_external")
+        used, _, rounds = self.next_rounds()
+        return used / rounds
+
+    def next_rounds(self) -> tuple[int, int, int]:
+        """Groups that the victim uses, and hears of, in how many rounds."""
+        begun, used, offered = self.victim.round(), self.count("used_external"), self.count("offered")
         until(lambda: self.victim.round() >= begun + ROUNDS, self.victim, "further rounds")
-        return (self.count("used_external") - used) / (self.victim.round() - begun)
+        return self.count("used_external") - used, self.count("offered") - offered, self.victim.round() - begun
 
     def account(self, node: Swarm, peer_id: str) -> dict[str, dict[str, int]]:
         """What a node has in its books of a peer."""
@@ -111,7 +116,9 @@ def test_identities_at_an_author_s_streams_keep_no_member_from_its_groups(
     siege = Siege(crowd, scene.honest_id)
     until(lambda: siege.num_opened >= 200, scene.victim, "as many streams as they get")
     try:
-        assert scene.used_per_round() >= LEAST * scene.calm
+        used, offered, rounds = scene.next_rounds()
+        # On a busy machine the author is slower meanwhile: what it offers is used.
+        assert used >= LEAST * min(offered, scene.calm * rounds)
     finally:
         siege.end()
     scene.check_nobody_honest_was_charged()
