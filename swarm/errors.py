@@ -56,6 +56,10 @@ class PeerUnreachable(TransportError):
     """A request to one peer failed or timed out."""
 
 
+class NoConnection(PeerUnreachable):
+    """The peer could not be dialled: no request was sent."""
+
+
 class OtherRun(PeerUnreachable):
     """All peers that were asked are in another run than the one wanted."""
 

@@ -11,6 +11,7 @@ from swarm.types import (
     Actions,
     Answers,
     Arrival,
+    Commitment,
     Context,
     End,
     Grade,
@@ -347,7 +348,7 @@ class RecordTransport(Protocol):
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a record on offer, from its author or another holder; it arrives like any other.
 
-        If nobody gives it within `patience_s`, that is a complaint about its author.
+        If the author was asked and nobody gave it within `patience_s`, that is a complaint about its author.
         """
         ...
 
@@ -503,8 +504,18 @@ class GroupExchange(Protocol):
         """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
         ...
 
+    def commitments(self) -> list[Commitment]:
+        """What others committed to by offers and groups, as far as the last `receive` saw it, in the order heard."""
+        ...
+
+    def banned(self) -> frozenset[str]:
+        """Peers in quarantine, as of the last `receive`: nothing of theirs arrives."""
+        ...
+
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
-        """Fetch a group on offer; a later `receive` returns it. If nobody gives it in time, its author is charged."""
+        """Fetch a group on offer; a later `receive` returns it. If its author is asked and does not give it in time,
+        that is a complaint about it.
+        """
         ...
 
     def wait(self, timeout_s: float) -> bool:

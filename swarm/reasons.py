@@ -92,12 +92,13 @@ class Reason(StrEnum):
         Subject.CONDUCT,
         "In repair, the peer served a record that every honest node refuses, or it announced or offered one.",
     )
-    WITHHELD = "withheld", Subject.CONDUCT, "Nobody gave a group that the peer had offered."
+    WITHHELD = "withheld", Subject.CONDUCT, "The peer was asked for a group that it had offered, and nobody gave it."
     CORRUPT_CHUNK = "corrupt_chunk", Subject.CONDUCT, "The peer served a chunk other than the one the learner signed."
     FLOOD = (
         "flood",
         Subject.CONDUCT,
-        "The peer exceeds its limit of requests per second, or sent more on a connection than it was granted.",
+        "The peer exceeds its limit of requests per second, sent more on a connection than it was granted, or opens "
+        "streams while all that it has are idle.",
     )
     BAD_REQUEST = "bad_request", Subject.CONDUCT, "The peer's request raised an error here."
     BAD_GOSSIP = "bad_gossip", Subject.CONDUCT, "A record that the peer handed over raised an error here."
@@ -109,11 +110,16 @@ class Reason(StrEnum):
         Subject.GROUP,
         "Its sender's groups already fill one peer's share of the grading queue or the pool.",
     )
-    REPEATED = "repeated", Subject.GROUP, "Most of its completions repeat earlier completions of the same question."
+    REPEATED = (
+        "repeated",
+        Subject.GROUP,
+        "Others had offered or sent most of its completions for the same question before, or its author had sent them.",
+    )
     COPIED = (
         "copied",
         Subject.GROUP,
-        "Most of its completions are long, and another peer sent them for the same question at least a minute ago.",
+        "Most of its completions are long, and it was made, by its own word, more than a minute after another peer had "
+        "offered or sent them; or they are this node's own.",
     )
     TOO_LONG = "too_long", Subject.GROUP, "Its prompt with one of its completions does not fit this node's model."
     TOO_MANY = (

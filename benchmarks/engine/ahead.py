@@ -31,6 +31,7 @@ from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Actions,
     Answers,
+    Commitment,
     Context,
     Grade,
     NetworkStatus,
@@ -128,6 +129,14 @@ class Nobody:
     def offers(self) -> list[OfferedGroup]:
         """None."""
         return []
+
+    def commitments(self) -> list[Commitment]:
+        """None."""
+        return []
+
+    def banned(self) -> frozenset[str]:
+        """No one."""
+        return frozenset()
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Nothing is on offer."""

@@ -32,6 +32,7 @@ from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
+    Commitment,
     GradedGroup,
     NetworkStatus,
     OfferedGroup,
@@ -82,6 +83,14 @@ class Witness:
     def offers(self) -> list[OfferedGroup]:
         """Pass it on."""
         return self._exchange.offers()
+
+    def commitments(self) -> list[Commitment]:
+        """Pass it on."""
+        return self._exchange.commitments()
+
+    def banned(self) -> frozenset[str]:
+        """Pass it on."""
+        return self._exchange.banned()
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Pass it on."""

@@ -20,6 +20,7 @@ from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Actions,
+    Commitment,
     Completion,
     Grade,
     GradedGroup,
@@ -210,6 +211,14 @@ class Virtual:
     def offers(self) -> list[OfferedGroup]:
         """Workers send their groups."""
         return []
+
+    def commitments(self) -> list[Commitment]:
+        """Nobody copies."""
+        return []
+
+    def banned(self) -> frozenset[str]:
+        """Nobody."""
+        return frozenset()
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Nothing is on offer."""

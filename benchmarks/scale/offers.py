@@ -13,8 +13,8 @@ from swarm.net.records.offers import REQUEST_BYTES
 from swarm.net.records.referrals import Referrals
 from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
 
-RECORD_BYTES = 400
-"""A record with one offer, sealed: from 384 on, by the length of the task's name."""
+RECORD_BYTES = 440
+"""A record with one offer of eight completions, sealed: from 424 on, by the length of the task's name."""
 ROUND_S = 30.0
 NUM_USED = 4
 """Others' groups in an update: a node fetches them."""

@@ -1,72 +1,151 @@
-"""Finds groups that repeat earlier ones: a completion teaches once, and copying earns no merit."""
+"""Finds groups that repeat earlier ones: a completion teaches once, and copying earns no merit.
+
+    offer heard    ─▶ its author has committed to these completions
+    group arrives  ─▶ committed to here, by others, before its own author did?  ─▶ repeated, or copied
+                                                              no                ─▶ new
+
+Priority belongs to the first commitment that was heard, whichever group arrives first.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from hashlib import blake2b
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 
-import msgspec
 from msgspec import Struct
 
 from swarm.reasons import Reason
-from swarm.types import DatasetRef, RolloutGroup
+from swarm.types import Commitment, DatasetRef, RolloutGroup
+from swarm.types.commitments import bound, commitment, digests_of, keys, num_digests, tag_of
 
 MAX_REMEMBERED = 131_072
 """Completions."""
+MAX_PER_QUESTION = 256
+"""Commitments to one question: each is compared with every group that answers it."""
 GRACE_S = 60.0
-"""A copy may arrive before its original, so that the order within this time proves nothing."""
+"""A copy may be heard before its original, and clocks differ, so that the order within this time proves nothing."""
 REPEATED = 0.5
-"""A group is a repeat when more than this fraction of its distinct completions answered the same question before."""
-MIN_CHARS = 64
-"""Two peers may draw the same row of a data set and give the same short answer: there, only longer completions indicate
-a copy. An attacker who predicts a question could also send its short answers first to incriminate the peer that asks
-it: short answers are never counted as copied."""
+"""A group is a repeat when more than this fraction of its distinct completions was committed to before."""
 
 
-class _Said(Struct):
+class _Claim(Struct, eq=False):
+    """A commitment as it was heard first."""
+
     author: str
+    account: str
+    content: bytes
     at: float
+    opened: bool = False
+    """Whether its group has come."""
 
 
 class Copies:
-    """The first author of each completion, compared without case and white space."""
+    """Who was first to commit to each completion.
 
-    def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
-        """Start empty."""
-        self._said: OrderedDict[bytes, _Said] = OrderedDict()
+    Only a group that its author made later by its own word counts as copied, and only long texts do: whoever delays
+    another's records, or foresees a question and its short answers, gets nobody blamed.
+    """
+
+    def __init__(self, own: str = "", max_remembered: int = MAX_REMEMBERED) -> None:
+        """Start empty; `own` is this node's peer id: what it committed to itself, others can only have copied."""
+        self._own = own
         self._max_remembered = max_remembered
+        self._claims: dict[bytes, list[_Claim]] = {}
+        """By question, in the order in which they were heard."""
+        self._by_account: dict[str, OrderedDict[int, _Claim]] = {}
+        """In the same order."""
+        self._sizes: Counter[str] = Counter()
+        """Completions by account."""
+
+    @property
+    def num_remembered(self) -> int:
+        """Completions that are remembered."""
+        return self._sizes.total()
+
+    def note(self, heard: Commitment, account: str = "") -> None:
+        """Remember a commitment, unless its author made it before; `account` is charged for the room it takes."""
+        size = num_digests(heard.content)
+        if not size or self._find(heard.peer_id, heard.content):
+            return
+        claim = _Claim(heard.peer_id, account, heard.content, heard.heard_at)
+        others = self._claims.setdefault(tag_of(claim.content), [])
+        others.append(claim)
+        self._by_account.setdefault(account, OrderedDict())[id(claim)] = claim
+        self._sizes[account] += size
+        if len(others) > MAX_PER_QUESTION:
+            self._forget(_latest_of_the_most(others))
+        while self.num_remembered > self._max_remembered:
+            most = max(self._sizes, key=self._sizes.__getitem__)
+            self._forget(next(iter(self._by_account[most].values())))
 
     def judge(self, group: RolloutGroup, now: float) -> Reason | None:
-        """Why a group is not new, or None; its completions are remembered.
+        """Why a group is not new, or None. It is a commitment itself, made `now` if it was not noted before.
 
-        `copied`: its author took them from another peer; `repeated`: they are the author's own, of unclear origin, or
+        `copied`: its author took most completions from others; `repeated`: they are its own, of unclear origin, or
         short enough to coincide.
         """
-        keys = _keys(group)
-        known = {key: said for key in keys if (said := self._said.get(key)) is not None}
-        for key in keys:
-            self._said.setdefault(key, _Said(group.peer_id, now))
-        while len(self._said) > self._max_remembered:
-            self._said.popitem(last=False)
-        if not keys or len(known) <= REPEATED * len(keys):
+        content, wanted = commitment(group), keys(group)
+        if not wanted:
             return None
-        of_others = [
-            said
-            for key, said in known.items()
-            if keys[key] and said.author != group.peer_id and now - said.at > GRACE_S
-        ]
-        return Reason.COPIED if len(of_others) > REPEATED * len(keys) else Reason.REPEATED
+        self.note(Commitment(group.peer_id, content, now), self._own if group.peer_id == self._own else "")
+        claims = self._claims.get(tag_of(content), [])
+        first = _first_of(group.peer_id, claims, content)
+        known = _known(wanted, claims, first, group.peer_id)
+        if (mine := self._find(group.peer_id, content)) is not None:
+            mine.opened = True
+        if len(known) <= REPEATED * len(wanted):
+            return None
+        heard_at = claims[first].at if first < len(claims) else now
+        copied = [key for key, claim in known.items() if wanted[key] and self._is_proof(claim, group, heard_at)]
+        return Reason.COPIED if len(copied) > REPEATED * len(wanted) else Reason.REPEATED
+
+    def _is_proof(self, claim: _Claim, group: RolloutGroup, heard_at: float) -> bool:
+        """Whether an earlier claim shows that the group's author copied."""
+        if claim.author == group.peer_id:
+            return False
+        if claim.author == self._own and not isinstance(group.question, DatasetRef):
+            return True  # nobody else was asked this question
+        return min(heard_at, group.created_at) > claim.at + GRACE_S
+
+    def _find(self, author: str, content: bytes) -> _Claim | None:
+        claims = self._claims.get(tag_of(content), [])
+        return next((each for each in claims if each.author == author and each.content == content), None)
+
+    def _forget(self, claim: _Claim) -> None:
+        tag, of_account = tag_of(claim.content), self._by_account[claim.account]
+        self._claims[tag].remove(claim)
+        if not self._claims[tag]:
+            del self._claims[tag]
+        del of_account[id(claim)]
+        self._sizes[claim.account] -= num_digests(claim.content)
+        if not of_account:
+            del self._by_account[claim.account], self._sizes[claim.account]
 
 
-def _keys(group: RolloutGroup) -> dict[bytes, bool]:
-    """Digest of (question, completion) for each distinct completion, and whether it is long."""
-    question = blake2b(msgspec.msgpack.encode(group.question), digest_size=16)
-    shortest = MIN_CHARS if isinstance(group.question, DatasetRef) else 0
-    keys: dict[bytes, bool] = {}
-    for completion in group.completions:
-        text = "".join(completion.text.split()).casefold()
-        if len(text) >= shortest:
-            digest = question.copy()
-            digest.update(text.encode())
-            keys[digest.digest()] = len(text) >= MIN_CHARS
-    return keys
+def _first_of(author: str, claims: Sequence[_Claim], content: bytes) -> int:
+    """Place of the author's first claim to most of these completions that is not another group's; else the end."""
+    digests = digests_of(content)
+    for place, claim in enumerate(claims):
+        if claim.author == author and not claim.opened:
+            common = digests & digests_of(claim.content)
+            if len(common) > REPEATED * len(digests):
+                return place
+    return len(claims)
+
+
+def _known(wanted: Mapping[bytes, bool], claims: Sequence[_Claim], first: int, author: str) -> dict[bytes, _Claim]:
+    """The completions to which others had committed before the author did, at `first`, or the author with a group."""
+    known: dict[bytes, _Claim] = {}
+    for place, claim in enumerate(claims):
+        if claim.opened if claim.author == author else place < first:
+            digests = digests_of(claim.content)
+            for key in wanted:
+                if bound(claim.author, key) in digests:
+                    known.setdefault(key, claim)
+    return known
+
+
+def _latest_of_the_most(claims: Sequence[_Claim]) -> _Claim:
+    """The latest claim of the account, and of its author, with the most."""
+    accounts, authors = Counter(each.account for each in claims), Counter(each.author for each in claims)
+    return max(claims, key=lambda each: (accounts[each.account], authors[each.author], each.at))

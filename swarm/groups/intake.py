@@ -22,10 +22,13 @@ from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
-from swarm.types import MAX_COMPLETIONS, Grade, GradedGroup, OfferedGroup, Rejection, RolloutGroup
+from swarm.types import MAX_COMPLETIONS, Commitment, Grade, GradedGroup, OfferedGroup, Rejection, RolloutGroup
+from swarm.types.commitments import num_digests
 
 PULL_PATIENCE_S = 15.0
 """A chosen group that has not arrived by then counts as unusable."""
+PROMISE_S = 2.0
+"""After this time another group gets its place; it is still taken if it comes."""
 OFFER_BYTES = 1_024
 """Memory of an offer."""
 
@@ -35,6 +38,14 @@ class Choice(Protocol):
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
         """Content ids of the groups to grade now; the others go on waiting."""
+        ...
+
+    def came(self, content_id: str) -> None:
+        """A chosen group that was on offer has come, and is graded."""
+        ...
+
+    def late(self, content_id: str) -> None:
+        """A chosen group has not arrived in time: nothing must wait for it. `checked` follows all the same."""
         ...
 
     def checked(self, content_id: str, usable: bool) -> None:
@@ -48,6 +59,12 @@ class Everything:
     def choose(self, waiting: Waiting) -> Iterable[str]:
         """See `Choice`."""
         return [each.content_id for each in waiting]
+
+    def came(self, content_id: str) -> None:
+        """See `Choice`."""
+
+    def late(self, content_id: str) -> None:
+        """See `Choice`."""
 
     def checked(self, content_id: str, usable: bool) -> None:
         """See `Choice`."""
@@ -75,6 +92,7 @@ class Intake:
         unreadable: Collection[str] = (),
         choice: Choice | None = None,
         max_completions: Callable[[], int] = lambda: MAX_COMPLETIONS,
+        committed: Callable[[Commitment, str], None] = lambda heard, account: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """An empty intake. `needless` returns why to drop a group before grading, `unfit` why a group that teaches does
@@ -82,12 +100,14 @@ class Intake:
         told what became of each group that was opened. `trusted` are the peers whose word counts for what their own
         tools said. Groups of `unreadable` tasks have pictures or sounds that this policy cannot read. `choice` decides
         which groups to grade; by default all are. `max_completions` says how many a group may have: an update's means
-        are over completions, so that a larger group would be a larger part of it.
+        are over completions, so that a larger group would be a larger part of it. `committed` is told what authors
+        committed to, and their accounts, before their groups are looked at.
         """
         self._exchange = exchange
         self._verifier = verifier
         self._ledger = ledger
         self._needless = needless
+        self._committed = committed
         self._unfit = unfit
         self._teaches = teaches
         self._keep = keep
@@ -98,6 +118,8 @@ class Intake:
         self._clock = clock
         self._waiting = Waiting(limits)
         self._pulling: dict[str, Received] = {}
+        self._late: set[str] = set()
+        """Those of `_pulling` that nothing waits for."""
         self._grading: dict[str, Received] = {}
 
     def __len__(self) -> int:
@@ -113,11 +135,15 @@ class Intake:
         self._ledger.received(len(arrived) + sum(refused.values()))
         for reason, count in refused.items():
             self._ledger.dropped(reason, count)
+        for heard in self._exchange.commitments():
+            if num_digests(heard.content) <= self._max_completions():
+                self._committed(heard, self._exchange.account(heard.peer_id))
         for content_id, group in arrived:
             self._enter(content_id, group, held)
         for offered in self._exchange.offers():
             self._note(offered, held)
         self._leave(self._waiting.expire(self._clock()))
+        self._drop_banned()
         self._give_up_late()
         for content_id in self._choice.choose(self._waiting):
             self._begin(self._waiting.take(content_id))
@@ -135,7 +161,7 @@ class Intake:
             self._ledger.used_external(first, again=len(groups) - first)
 
     def _enter(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
-        chosen = self._pulling.pop(content_id, None)
+        chosen = self._stop_pulling(content_id)
         if chosen is not None and chosen.peer_id != group.peer_id:
             # Who offered it earns nothing with another's group, which then waits like any other.
             self._choice.checked(content_id, usable=False)
@@ -149,6 +175,7 @@ class Intake:
             if chosen is not None:
                 self._choice.checked(content_id, usable=False)
         elif chosen is not None:
+            self._choice.came(content_id)
             self._begin(self._received(content_id, group, group.memory_bytes))
         else:
             self._wait(self._received(content_id, group, group.memory_bytes))
@@ -193,12 +220,32 @@ class Intake:
         actions = [completion.actions for completion in content.completions]
         self._verifier.submit(received.content_id, content.question, actions, received.account)
 
+    def _stop_pulling(self, content_id: str) -> Received | None:
+        self._late.discard(content_id)
+        return self._pulling.pop(content_id, None)
+
+    def _drop_banned(self) -> None:
+        """What banned authors offered cannot be had any more."""
+        if not (banned := self._exchange.banned()):
+            return
+        for received in self._waiting:
+            if received.peer_id in banned and isinstance(received.content, OfferedGroup):
+                self._waiting.take(received.content_id)
+        for content_id, received in list(self._pulling.items()):
+            if received.peer_id in banned:
+                self._stop_pulling(content_id)
+                self._choice.checked(content_id, usable=False)
+
     def _give_up_late(self) -> None:
         now = self._clock()
         for content_id, received in list(self._pulling.items()):
-            if now - received.arrived_at > PULL_PATIENCE_S:
-                del self._pulling[content_id]
+            waited_s = now - received.arrived_at
+            if waited_s > PULL_PATIENCE_S:
+                self._stop_pulling(content_id)
                 self._choice.checked(content_id, usable=False)
+            elif waited_s > PROMISE_S and content_id not in self._late:
+                self._late.add(content_id)
+                self._choice.late(content_id)
 
     def _graded(self, content_id: str, verdict: Grade | Rejection) -> tuple[str, GradedGroup] | None:
         content = self._grading.pop(content_id).content

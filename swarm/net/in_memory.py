@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator
 
+from msgspec.structs import replace
+
 from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.records.envelope import SignedRecord, read_record
 from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
@@ -23,6 +25,8 @@ from swarm.types import Arrival, MemberSummary, NetworkStatus, OfferedGroup, Pee
 MAX_ANSWER_BYTES = 2 * 2**20
 Read = SignedRecord | RefusedRecord
 """A record after its envelope was checked."""
+Heard = tuple[Read, float]
+"""With the time of its arrival."""
 
 
 class MemoryHub:
@@ -76,7 +80,7 @@ class MemoryTransport:
         self._hub = hub
         self._clock = clock
         self._limits = limits or Limits()
-        self._inbox = Mailbox[Read](inbox_records, inbox_bytes)
+        self._inbox = Mailbox[Heard](inbox_records, inbox_bytes)
         self._store = RecordStore(shelf_records, inbox_bytes, backfill_s, clock)
         self._backfill_s = backfill_s
         self._offer_rate = OfferRate(offers_per_s, clock)
@@ -141,6 +145,8 @@ class MemoryTransport:
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Take a record on offer from its author's store, or another's; the complaint is immediate if none has it."""
         self._require_open()
+        if offered.peer_id in self._banned:
+            return
         run = self.manifest()
         assert run is not None  # it came with an offer
         name = offered.offer.record_id
@@ -150,7 +156,7 @@ class MemoryTransport:
             self._complain(offered.peer_id, Reason.WITHHELD)
         elif self._store.add(record, offered=True):
             self._counts["pulled"] += 1
-            self._inbox.put(self._checked(record, run.run_id, offered), len(record))
+            self._put(self._checked(record, run.run_id, offered), record)
 
     def _give(self, name: bytes) -> bytes | None:
         """A held record that another peer asks for."""
@@ -191,7 +197,10 @@ class MemoryTransport:
             self._counts["duplicates"] += 1
         else:
             self._counts[how] += 1
-            self._inbox.put(read, len(record))
+            self._put(read, record)
+
+    def _put(self, read: Read, record: bytes) -> None:
+        self._inbox.put((read, self._clock()), len(record))
 
     def _keep(self, record: bytes, read: Read) -> bool:
         """Whether a record is new; only a signed one is held for others."""
@@ -213,20 +222,20 @@ class MemoryTransport:
         """Arrivals since the last call, oldest first; decoded on the caller's thread."""
         self._require_open()
         self._backfill_once()
-        return [self._opened(read) for read in self._waiting()]
+        return [self._opened(read, heard_at) for read, heard_at in self._waiting()]
 
-    def _waiting(self) -> list[Read]:
+    def _waiting(self) -> list[Heard]:
         return self._inbox.drain()
 
-    def _opened(self, read: Read) -> Arrival:
+    def _opened(self, read: Read, heard_at: float) -> Arrival:
         if isinstance(read, RefusedRecord):
             return read
         try:
             if read.body.kind == OFFERS:
                 offered = open_offers(read, read.body.run_id)
                 self._offer_rate.heard(offered.peer_id, len(offered.offers), offered.per_s)
-                return offered
-            return open_group(read, self._limits)
+                return replace(offered, heard_at=heard_at)
+            return replace(open_group(read, self._limits), heard_at=heard_at)
         except Refusal as refusal:
             return refused(refusal)
 

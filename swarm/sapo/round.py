@@ -157,7 +157,7 @@ class SapoNode:
         self._max_staleness = max_staleness
         self._share_settings = share
         self._unshared = unshared
-        self._copies = Copies()
+        self._copies = Copies(peer_id)
         self._plausibility = Plausibility(plausibility or PlausibilitySettings())
         self._corroboration = Corroboration(corroboration or CorroborationSettings())
         self.watch = Watch(watch or WatchSettings())
@@ -181,6 +181,7 @@ class SapoNode:
             unreadable,
             choice=self._shortlist,
             max_completions=max_group_size or (lambda: group_size),
+            committed=self._copies.note,
             clock=clock,
         )
         self._rollouts = Rollouts(

@@ -1,12 +1,14 @@
 """Chooses which received groups to grade: as many as the coming updates take, so that few are graded for nothing.
 
     graded groups wanted  =  J (1 + rounds that grading takes)  +  those to choose from
-    expected              =  sum of the pass rates of what is in the pool or being graded
+    expected              =  sum of the pass rates of what is in the pool, being graded or being fetched
 
 While fewer are expected than wanted, the next group is that of the author who has cost least so far. A group costs its
 author 1 / pass rate, so that an author whose groups fail gets fewer of them graded. Among one author's groups, the
 mix's weights decide, by the rewards that the author claims, times the pass rate of its groups of the same task: another
 node may have other tasks. Claims decide what is fetched and graded, never what is learned.
+
+An offer is a promise. What newcomers promise takes no place of established authors' groups; what is late, nobody's.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from swarm.groups.waiting import Waiting
+from swarm.protocols import NEWCOMERS
 from swarm.sapo.mixing import AuthorOf, Candidate, authors, in_random_order
 
 MIN_PASS_RATE = 0.1
@@ -36,11 +39,16 @@ class _Outcomes(Struct):
 
     passed: float = 1.0
     graded: float = 1.0
-    """Both fade, and start as if one group had passed."""
+    """Both fade. An established author starts as if one group had passed, a newcomer as newcomers did so far."""
 
     @property
     def pass_rate(self) -> float:
         return max(MIN_PASS_RATE, self.passed / self.graded)
+
+    def add(self, usable: bool) -> None:
+        """One more of them."""
+        self.passed = MEMORY * self.passed + usable
+        self.graded = MEMORY * self.graded + 1
 
 
 class _Author(Struct):
@@ -64,14 +72,21 @@ class _Next(Struct, frozen=True):
 
     content_id: str
     task: str
+    is_here: bool
+    """Not merely on offer."""
 
 
-class _Begun(Struct, frozen=True):
+class _Begun(Struct):
     """A group that is being fetched or graded."""
 
     author: str
     task: str
     round: int
+    is_here: bool
+    is_new: bool
+    """Whether its author was a newcomer."""
+    is_late: bool = False
+    """Counted as failed, until it comes."""
 
 
 class Situation(Struct, frozen=True):
@@ -114,12 +129,24 @@ class Shortlist:
         self._round = now.round
         wanted = self._wanted(now)
         keys = authors([*now.pooled, *now.waiting], now.author_of)
-        expected = sum(self._pass_rate(keys[each.sender], each.task) for each in now.pooled)
-        expected += sum(self._pass_rate(each.author, each.task) for each in self._begun.values())
-        queues = self._queues(now, keys)
+        new = {name for name in keys.values() if now.author_of(name) == NEWCOMERS}
+        for name in new:
+            self._enter(name)
+        here = sum(self._pass_rate(keys[each.sender], each.task) for each in now.pooled)
+        promised = {False: 0.0, True: 0.0}
+        """By established authors, by newcomers."""
+        for each in self._begun.values():
+            if each.is_here:
+                here += self._pass_rate(each.author, each.task)
+            elif not each.is_late:
+                promised[each.is_new] += self._pass_rate(each.author, each.task)
+        queues = self._queues(now, keys, waiting)
         chosen: list[str] = []
-        while queues and expected < wanted:
+        while queues and here + promised[False] < wanted:
             name = min(queues, key=lambda each: self._of(each).cost)
+            if name in new and here + sum(promised.values()) >= wanted:
+                del queues[name]
+                continue
             following = queues[name].popleft()
             if not queues[name]:
                 del queues[name]
@@ -127,19 +154,36 @@ class Shortlist:
             author = self._of(name)
             self._spent = author.cost
             author.cost += 1 / pass_rate
-            expected += pass_rate
-            self._begun[following.content_id] = _Begun(name, following.task, now.round)
+            if following.is_here:
+                here += pass_rate
+            else:
+                promised[name in new] += pass_rate
+            self._begun[following.content_id] = _Begun(name, following.task, now.round, following.is_here, name in new)
             chosen.append(following.content_id)
         return chosen
+
+    def came(self, content_id: str) -> None:
+        """See `Choice`."""
+        self._begun[content_id].is_here = True
+
+    def late(self, content_id: str) -> None:
+        """See `Choice`."""
+        begun = self._begun[content_id]
+        begun.is_late = True
+        for outcomes in self._outcomes(begun):
+            outcomes.add(False)
 
     def checked(self, content_id: str, usable: bool) -> None:
         """See `Choice`."""
         begun = self._begun.pop(content_id)
         for outcomes in self._outcomes(begun):
-            outcomes.passed = MEMORY * outcomes.passed + usable
-            outcomes.graded = MEMORY * outcomes.graded + 1
+            if not begun.is_late:
+                outcomes.add(usable)
+            elif usable:
+                outcomes.passed += 1
         if usable:
-            self._lags.append(max(1, self._round - begun.round))
+            if not begun.is_late:  # else whoever answers late would have more fetched
+                self._lags.append(max(1, self._round - begun.round))
             self._passed[content_id] = begun
             if len(self._passed) > REMEMBERED_PASSED:
                 self._passed.popitem(last=False)
@@ -158,7 +202,7 @@ class Shortlist:
         lag = sorted(self._lags)[3 * len(self._lags) // 4] if self._lags else 1
         return min(now.max_pooled, now.num_external * (1 + lag) + now.num_choice)
 
-    def _queues(self, now: Situation, keys: Mapping[str, str]) -> dict[str, deque[_Next]]:
+    def _queues(self, now: Situation, keys: Mapping[str, str], waiting: Waiting) -> dict[str, deque[_Next]]:
         """The groups of each author, the next one first, without those of weight 0."""
         queues: defaultdict[str, deque[_Next]] = defaultdict(deque)
         given = now.weights if now.weights is not None else [1.0] * len(now.waiting)
@@ -168,17 +212,24 @@ class Shortlist:
         ]
         for place in in_random_order(len(now.waiting), weights, now.rng):
             following = now.waiting[place]
-            queues[keys[following.sender]].append(_Next(following.content_id, following.task))
+            is_here = waiting.has_group(following.content_id)
+            queues[keys[following.sender]].append(_Next(following.content_id, following.task, is_here))
         for name in queues:
             self._of(name).cost = max(self._of(name).cost, self._spent)
         return queues
 
-    def _outcomes(self, begun: _Begun) -> tuple[_Outcomes, _Outcomes]:
+    def _outcomes(self, begun: _Begun) -> list[_Outcomes]:
         author = self._of(begun.author)
-        return author.overall, author.outcomes(begun.task)
+        also = [self._of(NEWCOMERS).overall] if begun.is_new and begun.author != NEWCOMERS else []
+        return [author.overall, author.outcomes(begun.task), *also]
 
     def _pass_rate(self, name: str, task: str) -> float:
         return self._of(name).outcomes(task).pass_rate
+
+    def _enter(self, name: str) -> None:
+        """A newcomer: names cost nothing, so it starts as newcomers did."""
+        if name not in self._authors:
+            self._of(name).overall = _Outcomes(self._of(NEWCOMERS).overall.pass_rate)
 
     def _of(self, name: str) -> _Author:
         author = self._authors.setdefault(name, _Author())

@@ -81,6 +81,8 @@ class VerifiedGroup(Struct, frozen=True):
     group: RolloutGroup
     record: bytes
     """As it came, with its signature: what is handed on."""
+    heard_at: float = 0.0
+    """Unix seconds at which it arrived."""
 
     @property
     def memory_bytes(self) -> int:
@@ -89,7 +91,7 @@ class VerifiedGroup(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True, array_like=True):
-    """What an author says of a group that others may fetch, in at most 160 bytes."""
+    """What an author says of a group that others may fetch, in at most 160 bytes besides the commitment."""
 
     record_id: RecordId
     """Digest of the sealed record, by which it is fetched."""
@@ -106,6 +108,8 @@ class Offer(Struct, frozen=True, array_like=True):
     """Digest of the group's `PolicyId`."""
     life_s: Annotated[int, Meta(ge=1, le=3_600)]
     """Seconds for which the author keeps the record, from the offer on."""
+    commitment: Annotated[bytes, Meta(max_length=4 * (1 + MAX_COMPLETIONS))] = b""
+    """To the group's completions (`commitments.py`); empty of an author that knows none."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -130,6 +134,18 @@ class OfferedGroups(Struct, frozen=True):
     offers: tuple[Offer, ...]
     per_s: float = 0.0
     """Offers that the author makes each second at present, as it says; 0 if it does not say."""
+    heard_at: float = 0.0
+    """Unix seconds at which they arrived."""
+
+
+class Commitment(Struct, frozen=True):
+    """An author's word that it has these completions: with an offer, or by sending the group."""
+
+    peer_id: str
+    content: bytes
+    """Tag and digests (`commitments.py`)."""
+    heard_at: float
+    """Unix seconds at which it arrived here."""
 
 
 class RefusedRecord(Struct, frozen=True):

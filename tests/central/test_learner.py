@@ -13,6 +13,7 @@ from swarm.config import load_config
 from swarm.errors import ConfigError, Interrupted, SnapshotError
 from swarm.groups.versions import oldest_version
 from swarm.types import (
+    Commitment,
     Completion,
     Grade,
     GradedGroup,
@@ -56,6 +57,12 @@ class FakeExchange:
 
     def offers(self) -> list[OfferedGroup]:
         return []
+
+    def commitments(self) -> list[Commitment]:
+        return []
+
+    def banned(self) -> frozenset[str]:
+        return frozenset()
 
     def wait(self, timeout_s: float) -> bool:
         if self.on_wait:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from swarm.groups import waiting as waiting_module
-from swarm.groups.intake import Intake
+from swarm.groups.intake import PROMISE_S, PULL_PATIENCE_S, Intake
 from swarm.groups.waiting import Waiting, WaitingLimits
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types import Commitment, Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types.commitments import commitment
 from tests.example_groups import rollout_group
 
 
@@ -21,6 +22,8 @@ class FakeExchange:
         self.reports: Counter[tuple[str, str]] = Counter()
         self.offered: list[OfferedGroup] = []
         self.pulled: list[OfferedGroup] = []
+        self.quarantined: set[str] = set()
+        self.committed: list[Commitment] = []
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
@@ -32,6 +35,12 @@ class FakeExchange:
     def offers(self) -> list[OfferedGroup]:
         offered, self.offered = self.offered, []
         return offered
+
+    def commitments(self) -> list[Commitment]:
+        return self.committed
+
+    def banned(self) -> frozenset[str]:
+        return frozenset(self.quarantined)
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         self.pulled.append(offered)
@@ -152,13 +161,22 @@ class Noting:
     """Chooses everything, and remembers what came of it."""
 
     def __init__(self) -> None:
-        self.came: list[tuple[str, bool]] = []
+        self.outcomes: list[tuple[str, bool]] = []
+        self.late_ones: list[str] = []
+        self.arrived: list[str] = []
+        self.chooses = True
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
-        return [each.content_id for each in waiting]
+        return [each.content_id for each in waiting] if self.chooses else []
+
+    def came(self, content_id: str) -> None:
+        self.arrived.append(content_id)
+
+    def late(self, content_id: str) -> None:
+        self.late_ones.append(content_id)
 
     def checked(self, content_id: str, usable: bool) -> None:
-        self.came.append((content_id, usable))
+        self.outcomes.append((content_id, usable))
 
 
 @pytest.mark.parametrize("author", ["honest", "thief"])
@@ -169,9 +187,80 @@ def test_who_offers_another_s_group_earns_nothing_with_it(author: str) -> None:
     offer = Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
     exchange.offered = [OfferedGroup("thief", offer)]
     intake.receive(())
-    assert exchange.pulled == [OfferedGroup("thief", offer)] and choice.came == []
+    assert exchange.pulled == [OfferedGroup("thief", offer)] and choice.outcomes == []
     group = rollout_group(author, 1)
     exchange.receive = lambda: ([(content_id.hex(), group)], {})  # type: ignore[method-assign]
     intake.receive(())
-    assert choice.came == ([(content_id.hex(), False)] if author == "honest" else [])
+    assert choice.outcomes == ([(content_id.hex(), False)] if author == "honest" else [])
     assert verifier.waiting == [(content_id.hex(), author)], "it is graded as its author's"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _pulling(*authors: str) -> tuple[Intake, FakeExchange, Noting, Clock]:
+    """An intake that has begun to fetch one group of each."""
+    exchange, choice, clock = FakeExchange(), Noting(), Clock()
+    intake = Intake(exchange, SlowVerifier(), Ledger(), WaitingLimits(100), choice=choice, clock=clock)  # type: ignore[arg-type]
+    exchange.offered = [
+        OfferedGroup(author, Offer(bytes(16), _name(author), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60))
+        for author in authors
+    ]
+    intake.receive(())
+    assert [each.peer_id for each in exchange.pulled] == list(authors)
+    return intake, exchange, choice, clock
+
+
+def _name(author: str) -> bytes:
+    return author.encode().ljust(16)
+
+
+def test_a_promise_that_is_not_kept_soon_holds_no_place_and_is_taken_all_the_same() -> None:
+    intake, exchange, choice, clock = _pulling("quick", "slow", "silent")
+    clock.now = PROMISE_S + 0.1
+    exchange.receive = lambda: ([(_name("quick").hex(), rollout_group("quick"))], {})  # type: ignore[method-assign]
+    intake.receive(())
+    intake.receive(())
+    assert choice.late_ones == [_name("slow").hex(), _name("silent").hex()] and choice.outcomes == []
+    exchange.receive = lambda: ([(_name("slow").hex(), rollout_group("slow", 1))], {})  # type: ignore[method-assign]
+    clock.now = PULL_PATIENCE_S + 0.1
+    intake.receive(())
+    assert choice.arrived == [_name("quick").hex(), _name("slow").hex()]
+    assert choice.outcomes == [(_name("silent").hex(), False)]
+
+
+def test_what_a_banned_author_offered_is_neither_fetched_nor_waited_for() -> None:
+    intake, exchange, choice, _ = _pulling("banned", "other")
+    exchange.quarantined = {"banned"}
+    choice.chooses = False
+    exchange.offered = [
+        OfferedGroup(author, Offer(bytes(16), name, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60))
+        for author, name in (("banned", bytes(16)), ("other", bytes([1] * 16)))
+    ]
+    intake.receive(())
+    assert choice.outcomes == [(_name("banned").hex(), False)]
+    choice.chooses = True
+    intake.receive(())
+    assert [each.peer_id for each in exchange.pulled] == ["banned", "other", "other"]
+
+
+def test_commitments_are_known_before_groups_are_looked_at_and_no_larger_than_groups_may_be() -> None:
+    exchange, told = FakeExchange(), list[str]()
+    exchange.inbox = [rollout_group("author", 1)]
+    small, large = rollout_group("small", 1, ("1", "2")), rollout_group("large", 1, ("1", "2", "3"))
+    exchange.committed = [Commitment(group.peer_id, commitment(group), 1.0) for group in (small, large)]
+    intake = Intake(
+        exchange,  # type: ignore[arg-type]
+        SlowVerifier(),  # type: ignore[arg-type]
+        Ledger(),
+        WaitingLimits(100),
+        lambda group: told.append(f"group of {group.peer_id}"),  # type: ignore[func-returns-value]
+        max_completions=lambda: 2,
+        committed=lambda heard, account: told.append(f"{heard.peer_id} on the account {account}"),
+    )
+    intake.receive(())
+    assert told == ["small on the account small", "group of author"]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection
 from enum import Enum, auto
 
-from swarm.net.in_memory import MemoryHub, MemoryTransport, Read
+from swarm.net.in_memory import Heard, MemoryHub, MemoryTransport
 from swarm.net.records.envelope import SignedRecord
 
 
@@ -29,34 +29,35 @@ class FaultyTransport(MemoryTransport):
         self._chance = random.Random(seed)
         self.lost: list[bytes] = []
         """Dropped, or garbled."""
-        self._held_up: list[Read] = []
+        self._held_up: list[Heard] = []
 
-    def _waiting(self) -> list[Read]:
+    def _waiting(self) -> list[Heard]:
         """What arrived, less what is lost or held up until a later call."""
         waiting, self._held_up = self._held_up, []
-        arrived = [piece for read in (*waiting, *super()._waiting()) for piece in self._pass(read)]
+        arrived = [piece for heard in (*waiting, *super()._waiting()) for piece in self._pass(heard)]
         if Fault.REORDER in self.faults:
             self._chance.shuffle(arrived)
         return arrived
 
-    def _pass(self, read: Read) -> list[Read]:
+    def _pass(self, heard: Heard) -> list[Heard]:
+        read, heard_at = heard
         assert isinstance(read, SignedRecord)
         if not self.faults or self._chance.random() >= 0.3:
-            return [read]
+            return [heard]
         match self._chance.choice(self.faults):
             case Fault.DELAY:
-                self._held_up.append(read)
+                self._held_up.append(heard)
                 return []
             case Fault.DUPLICATE:
-                return [read] * 3
+                return [heard] * 3
             case Fault.REORDER:
-                return [read]
+                return [heard]
             case Fault.DROP:
                 self.lost.append(read.record)
                 return []
             case Fault.CORRUPT:
                 self.lost.append(read.record)
-                return [self._read(self._garbled(read.record), read.body.run_id)]
+                return [(self._read(self._garbled(read.record), read.body.run_id), heard_at)]
 
     def _garbled(self, record: bytes) -> bytes:
         garbled = bytearray(record)

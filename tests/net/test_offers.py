@@ -10,17 +10,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from swarm.errors import Refusal
+from swarm.errors import NoConnection, Refusal
+from swarm.net import bandwidth as bandwidth_module
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership import upkeep as upkeep_module
-from swarm.net.membership.upkeep import PULLS_AT_ONCE
-from swarm.net.records.envelope import SignedRecord, read_record, seal_payload
+from swarm.net.membership.upkeep import PULLS_AT_ONCE, PULLS_OF_NEWCOMERS, PULLS_OF_ONE
+from swarm.net.records.envelope import SignedRecord, decompress, read_record, seal_payload
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import (
     MAX_OFFER_BYTES,
     MAX_OFFERS,
     check_offer,
     describe,
+    in_records,
     open_offers,
     pulling_is_cheaper,
     seal_offers,
@@ -33,6 +35,7 @@ from swarm.net.trust.demand import MIN_HEARD, Demand
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Reason
 from swarm.types import Offer, OfferedGroup, OfferedGroups, RolloutGroup, VerifiedGroup
+from swarm.types.commitments import commitment
 
 from .records import make_group, opened, sealed_manifest
 from .test_upkeep import Swarm
@@ -430,7 +433,101 @@ def test_a_slow_author_is_told_of_and_holds_up_nobody_for_long(swarm: Pulling) -
     for k in range(3):
         swarm.pull(honest, k)
     complaints: list[tuple[str, Reason]] = []
-    swarm.run(lambda: complaints.extend(swarm.member.complaints.take()) or swarm.arrived() == 3 and len(complaints) > 8)
+    swarm.run(
+        lambda: complaints.extend(swarm.member.complaints.take()) or swarm.arrived() == 3 and len(complaints) >= 8
+    )
     assert {reason for _, reason in complaints} == {Reason.SLOW_HOLDER, Reason.WITHHELD}
     assert {peer_id for peer_id, _ in complaints} == {slow.peer_id}
     assert swarm.asked.count(slow.peer_id) <= PULLS_AT_ONCE, "once slow, not asked again for a while"
+
+
+def test_a_commitment_to_other_completions_is_a_false_offer() -> None:
+    group = group_of()
+    other = make_group(RUN, ALICE.peer_id)
+    other = replace(other, completions=tuple(replace(each, text=f"not {each.text}") for each in other.completions))
+    with pytest.raises(Refusal) as refused:
+        check_offer(OfferedGroup(ALICE.peer_id, offer_of(group, commitment=commitment(other))), group)
+    assert refused.value.reason == Reason.FALSE_OFFER
+
+
+def test_offers_without_a_commitment_are_those_of_an_earlier_version() -> None:
+    earlier = msgspec.to_builtins(OFFER, builtin_types=(bytes,))[:9]
+    told = open_offers(read(_sealed({"run_id": RUN, "peer_id": ALICE.peer_id, "offers": [earlier]})), RUN)
+    assert told.offers == (replace(OFFER, commitment=b""),)
+    check_offer(OfferedGroup(ALICE.peer_id, told.offers[0]), group_of())
+
+
+def test_records_of_offers_are_such_as_earlier_versions_take() -> None:
+    largest = replace(OFFER, num_completions=256, commitment=bytes(4 * 257))
+    for offers in ([OFFER] * 150, [largest] * 150, [OFFER, largest] * 40):
+        records = list(in_records(offers))
+        assert [offer for record in records for offer in record] == offers
+        for record in records:
+            payload = decompress(read(seal_offers(ALICE, RUN, record)), 10**6)
+            assert len(record) <= MAX_OFFERS and len(payload) <= 256 + 64 * 160, "their limits"
+    assert len(list(in_records([OFFER] * MAX_OFFERS))) == 1
+    assert list(in_records([])) == []
+
+
+def test_the_largest_offers_fit_one_record() -> None:
+    largest = replace(OFFER, task="t" * 64, num_bytes=2**18, num_completions=256, commitment=bytes(4 * 257))
+    told = open_offers(read(seal_offers(ALICE, RUN, [largest] * MAX_OFFERS)), RUN)
+    assert told.offers == (largest,) * MAX_OFFERS
+
+
+def test_authors_that_answer_nothing_leave_others_their_places(swarm: Pulling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newcomers' silence holds four places, and their names are not asked again at once."""
+    monkeypatch.setattr(upkeep_module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 60.0)
+    silent, honest, member = [Identity.generate() for _ in range(3)], Identity.generate(), Identity.generate()
+    swarm.silent = {each.peer_id for each in silent}
+    swarm.member.peers.connected = frozenset({*swarm.silent, honest.peer_id})
+    swarm.member.records.trust({member.peer_id})
+    for k in range(32):
+        for each in silent:
+            swarm.pull(each, k)
+    for k in range(8):
+        swarm.pull(member, k)
+        swarm.pull(honest, k)
+    swarm.run(lambda: swarm.arrived() == 16)
+    assert swarm.most_from_one <= PULLS_OF_ONE
+    assert len([each for each in swarm.asked if each in swarm.silent]) <= 3 * PULLS_OF_NEWCOMERS
+
+
+def test_who_is_not_asked_because_this_node_is_busy_is_not_charged(
+    swarm: Pulling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 60.0)
+    silent, honest = Identity.generate(), Identity.generate()
+    swarm.silent = {silent.peer_id}
+    for k in range(PULLS_OF_NEWCOMERS):
+        swarm.pull(silent, k, patience_s=0.2)
+    for k in range(8):
+        swarm.pull(honest, k, patience_s=0.1, held=False)
+    swarm.run(lambda: swarm.member.counters.snapshot().get("fetch_failures", 0) >= PULLS_OF_NEWCOMERS + 8)
+    assert honest.peer_id not in swarm.asked, "there was no place for it"
+    assert honest.peer_id not in dict(swarm.member.complaints.take())
+
+
+def test_what_a_banned_author_offered_is_dropped_without_a_charge(swarm: Pulling) -> None:
+    banned, honest = Identity.generate(), Identity.generate()
+    for k in range(20):
+        swarm.pull(banned, k, patience_s=0.01, held=False)
+    swarm.member.peers.ban({banned.peer_id})
+    swarm.pull(honest, 0)
+    swarm.run(lambda: swarm.arrived() == 1 and len(swarm.member.records.pulls) == 0)
+    assert swarm.asked == [honest.peer_id] and swarm.member.complaints.take() == []
+
+
+def test_whoever_cannot_be_dialled_has_not_been_asked(swarm: Pulling) -> None:
+    away = Identity.generate()
+
+    async def ask(peer_id: str, *request: object):  # type: ignore[no-untyped-def]
+        raise NoConnection("no such address")
+        yield b""
+
+    swarm.upkeep._ask = ask  # type: ignore[assignment]
+    swarm.pull(away, 0, patience_s=0.05)
+    swarm.run(lambda: swarm.member.counters.snapshot().get("fetch_failures", 0) == 1)
+    assert swarm.member.complaints.take() == []

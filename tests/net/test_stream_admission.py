@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from swarm.net.addresses.dial import host_of
 from swarm.net.records.feed import FEED_PROTOCOL
+from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import HAVE_PROTOCOL
 from swarm.net.services.stream_admission import (
     ADDRESS_FACTOR,
@@ -28,12 +31,12 @@ HOME = "/ip4/127.0.0.1/tcp/1"
 class House:
     """A `StreamAdmission`, a clock, and who was hung up on."""
 
-    def __init__(self) -> None:
+    def __init__(self, proven: Collection[str] = ()) -> None:
         self.now = 1_000.0
         self.hung_up: list[str] = []
         self.blamed: list[tuple[str, str]] = []
         self.admission = StreamAdmission(
-            lambda peer, reason: self.blamed.append((peer, reason)), clock=lambda: self.now
+            lambda peer, reason: self.blamed.append((peer, reason)), lambda peer: peer in proven, lambda: self.now
         )
 
     def enter(self, peer: str, protocol: str = HAVE_PROTOCOL, address: str = HOME) -> Stream | None:
@@ -103,6 +106,31 @@ def test_more_bytes_have_more_time() -> None:
     assert house.served("honest")
 
 
+def test_who_leaves_all_its_streams_idle_and_opens_more_is_blamed() -> None:
+    house = House()
+    streams = [house.enter("idle") for _ in range(MAX_STREAMS_PER_PEER)]
+    house.enter("idle")
+    assert house.blamed == [], "all have come just now"
+    house.now += PATIENCE_S + 0.1
+    for _ in range(5):
+        house.enter("idle")
+    assert house.blamed == [("idle", "flood")]
+    assert streams[0] is not None
+    streams[0].own_turn()
+    house.now += 2.0
+    house.enter("idle")
+    assert house.blamed == [("idle", "flood")], "it waits for this node"
+
+
+def test_useful_peers_do_not_pay_for_others_at_their_address() -> None:
+    house = House(proven={"member"})
+    for k in range(int(2 * ADDRESS_FACTOR * REQUESTS_AT_ONCE)):
+        stream = house.enter(f"sybil-{k}")
+        if stream is not None:
+            house.admission.release(stream)
+    assert house.served("member", LARGE_PROTOCOL) and not house.served("newcomer", LARGE_PROTOCOL)
+
+
 def test_those_who_leave_give_their_places_back() -> None:
     house = House()
     for _ in range(3 * MAX_STREAMS):
@@ -170,7 +198,7 @@ def test_followers_have_places_of_their_own_one_for_each_peer() -> None:
 
 def test_who_was_of_use_finds_a_place_among_followers() -> None:
     house = House()
-    house.admission = StreamAdmission(prefers=lambda peer: peer.startswith("useful"), clock=lambda: house.now)
+    house.admission = StreamAdmission(is_proven=lambda peer: peer.startswith("useful"), clock=lambda: house.now)
     for number in range(MAX_FEEDS):
         stream = house.enter(f"stranger-{number}", FEED_PROTOCOL, f"/ip4/10.0.0.{number}/tcp/1")
         assert stream is not None and stream.served
@@ -187,3 +215,26 @@ def test_many_followers_at_one_address_make_room_for_another() -> None:
     for number in range(MAX_FEEDS):
         assert house.served(f"sibyl-{number}", FEED_PROTOCOL)
     assert house.served("honest", FEED_PROTOCOL, "/ip4/10.0.0.1/tcp/1") and len(house.hung_up) == 1
+
+
+def test_requests_for_records_by_proven_peers_have_places_of_their_own() -> None:
+    house = House(proven={"member"})
+    for peer in ("one", "two", "three", "four"):
+        for _ in range(60):
+            house.enter(peer, LARGE_PROTOCOL)
+    house.hung_up.clear()
+    assert [house.served("member", LARGE_PROTOCOL) for _ in range(MAX_STREAMS_PER_PEER)] == [
+        True
+    ] * MAX_STREAMS_PER_PEER
+    assert house.hung_up == [], "nobody had to make room"
+    stream = house.enter("member", HAVE_PROTOCOL)
+    assert stream is not None and stream.served, "for other requests it is one of many"
+
+
+def test_one_proven_peer_does_not_hold_the_places_of_all() -> None:
+    house = House(proven={f"member-{k}" for k in range(9)})
+    for k in range(2):
+        for _ in range(2 * MAX_STREAMS_PER_PEER):
+            house.enter(f"member-{k}", LARGE_PROTOCOL)
+    house.hung_up.clear()
+    assert house.served("member-8", LARGE_PROTOCOL) and len(house.hung_up) == 1

@@ -39,6 +39,7 @@ class Swarm:
         self.upkeep = Upkeep(self.member, self.ask, AsyncioRuntime())
         self.records: dict[bytes, bytes] = {}
         self.slow: set[str] = set()
+        self.silent: set[str] = set()
         self.asked: list[str] = []
         self.giving: list[str] = []
         self.most_from_one = 0
@@ -53,6 +54,8 @@ class Swarm:
         self.most_from_one = max(self.most_from_one, self.giving.count(peer_id))
         try:
             await asyncio.sleep(0)
+            if peer_id in self.silent:
+                await asyncio.Event().wait()
             if peer_id in self.slow:
                 yield b""
                 await asyncio.Event().wait()
@@ -186,7 +189,7 @@ def give_up(swarm: Swarm, author: str) -> None:
     """Choose a group on offer, and ask until the time for it is over."""
     before = swarm.member.counters.snapshot().get("fetch_failures", 0)
     offer = Offer(os.urandom(16), os.urandom(16), 1_000, "t", 4, 0.5, 0.5, b"12345678", 120.0)
-    swarm.member.records.pull(OfferedGroup(author, offer), 0.0)
+    swarm.member.records.pull(OfferedGroup(author, offer), 0.5)
     swarm.member.records.queue_pulls()
 
     async def run() -> None:

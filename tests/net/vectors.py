@@ -117,7 +117,7 @@ RECORDS: dict[str, Record | Offers] = {
     "offers": Offers(
         RUN_ID,
         FOUNDER.peer_id,
-        (Offer(bytes(range(16)), bytes(range(16, 32)), 3_000, "gcd", 8, 0.5, 0.25, bytes(8), 120),),
+        (Offer(bytes(range(16)), bytes(range(16, 32)), 3_000, "gcd", 8, 0.5, 0.25, bytes(8), 120, bytes(range(12))),),
     ),
     "snapshot": SnapshotManifest(
         RUN_ID,
@@ -135,7 +135,7 @@ OPENERS: dict[str, Callable[[bytes], object]] = {
     "peer": lambda record: open_peer_record(record, RUN_ID, now=NOW),
     "large": lambda record: open_announcement(check_seal(read_record(record, 2**20), RUN_ID), RUN_ID, 1_000_000),
     "offers": lambda record: Offers(
-        RUN_ID, *msgspec.structs.astuple(open_offers(check_seal(read_record(record, 2**20), RUN_ID), RUN_ID))
+        RUN_ID, *msgspec.structs.astuple(open_offers(check_seal(read_record(record, 2**20), RUN_ID), RUN_ID))[:3]
     ),
     "snapshot": lambda record: open_snapshot(record, RUN_ID, FOUNDER.peer_id),
 }

@@ -142,7 +142,8 @@ class Swarm:
     def node(self, seed: int, **parts: object) -> SapoNode:
         identity = Identity.generate()
         # Rounds take no time here: by the clock, a few nodes make as many groups as a large swarm.
-        transport = MemoryTransport(self.hub, identity.peer_id, self.manifest, offers_per_s=1e9)
+        clock = parts.get("clock", time.time)
+        transport = MemoryTransport(self.hub, identity.peer_id, self.manifest, offers_per_s=1e9, clock=clock)  # type: ignore[arg-type]
         transport.start()
         values = {
             "group_size": GROUP_SIZE,
@@ -480,8 +481,8 @@ def test_what_is_shared_can_be_chosen() -> None:
         assert node.ledger.snapshot()["shared"] == expected
 
 
-def _retold(group: RolloutGroup, sequence: int) -> RolloutGroup:
-    return replace(group, sequence=sequence, created_at=time.time())
+def _retold(group: RolloutGroup, sequence: int, now: float | None = None) -> RolloutGroup:
+    return replace(group, sequence=sequence, created_at=time.time() if now is None else now)
 
 
 def test_another_s_completions_under_a_new_name_teach_nobody() -> None:
@@ -510,7 +511,7 @@ def test_a_copy_that_comes_later_counts_against_who_sent_it() -> None:
     held = victim.pool.candidates()
     clock.now += 100
     for number, (_, graded) in enumerate(held):
-        thief._exchange.share(_retold(graded.group, number))
+        thief._exchange.share(_retold(graded.group, number, clock.now))
     victim.receive()
     assert victim.ledger.snapshot()["dropped"] == {"copied": 3}
     accounts = victim._exchange.book.stats()

@@ -10,17 +10,27 @@ from msgspec.structs import replace
 
 from swarm.groups.waiting import Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import Candidate
+from swarm.sapo.mixing import AuthorOf, Candidate
 from swarm.sapo.shortlist import Shortlist, Situation
 from tests.sapo.mixes import candidate
 
-NOBODY = Waiting(WaitingLimits(1))
+
+class Room(Waiting):
+    """Says which groups are merely on offer."""
+
+    def __init__(self) -> None:
+        super().__init__(WaitingLimits(1))
+        self.on_offer: set[str] = set()
+
+    def has_group(self, content_id: str) -> bool:
+        return content_id not in self.on_offer
 
 
 class Desk:
-    """A shortlist with its situation in the test's hands."""
+    """A shortlist with its situation in the test's hands; groups are here unless they are in `room.on_offer`."""
 
     def __init__(self, **known: object) -> None:
+        self.room = Room()
         self.now = Situation(
             **{
                 "waiting": [],
@@ -39,7 +49,7 @@ class Desk:
 
     def choose(self, waiting: Sequence[Candidate], **changed: object) -> list[str]:
         self.now = replace(self.now, waiting=waiting, **changed)
-        return self.shortlist.choose(NOBODY)
+        return self.shortlist.choose(self.room)
 
 
 def _from(sender: str, count: int, first: int = 0) -> list[Candidate]:
@@ -140,3 +150,50 @@ def test_within_an_author_the_mix_s_weights_decide() -> None:
     weights = [0.0] * 10 + [1.0] * 10
     chosen = Desk(weights=weights).choose(waiting)
     assert len(chosen) == 6 and not {each.content_id for each in waiting[:10]} & set(chosen)
+
+
+def _of_names(*established: str) -> AuthorOf:
+    return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
+
+
+def test_what_newcomers_promise_takes_no_place_of_established_authors() -> None:
+    desk = Desk(author_of=_of_names("old"))
+    promises = [each for k in range(20) for each in _from(f"new{k}", 5)]
+    desk.room.on_offer = {each.content_id for each in promises}
+    assert sum(_senders(desk.choose(promises)).values()) == 6, "as many as updates want, and no more"
+    assert desk.choose(promises) == []
+    assert _senders(desk.choose([*promises, *_from("old", 50)])) == {"old": 6}
+
+
+def test_what_an_established_author_promises_is_not_fetched_from_others_too() -> None:
+    desk = Desk(author_of=_of_names("old"))
+    promises = _from("old", 20)
+    desk.room.on_offer = {each.content_id for each in promises}
+    assert len(desk.choose(promises)) == 6 and desk.choose([*promises[6:], *_from("new", 20)]) == []
+
+
+def test_a_late_promise_holds_no_place_and_its_group_counts_again_when_it_comes() -> None:
+    desk = Desk()
+    promises = _from("slow", 12)
+    desk.room.on_offer = {each.content_id for each in promises}
+    first = desk.choose(promises)
+    for name in first:
+        desk.shortlist.late(name)
+    waiting = [each for each in promises if each.content_id not in first]
+    second = desk.choose([*waiting, *_from("other", 20)])
+    assert len(second) >= 6 and _senders(second)["other"] >= 4
+    for name in first:
+        desk.shortlist.came(name)
+        desk.shortlist.checked(name, True)
+    assert desk.shortlist._of("slow").overall.pass_rate > 0.9, "late, not bad"
+    assert max(desk.shortlist._lags, default=1) == 1
+
+
+def test_newcomers_start_where_newcomers_before_them_ended() -> None:
+    desk = Desk(author_of=lambda peer_id: NEWCOMERS)
+    for number in range(10):
+        for name in desk.choose([*_from(f"one{number}", 5), *_from(f"two{number}", 5)]):
+            desk.shortlist.checked(name, False)
+    desk.choose(_from("late", 1))
+    assert desk.shortlist._of("late").overall.pass_rate < 0.2
+    assert Desk().shortlist._of("first").overall.pass_rate == 1.0

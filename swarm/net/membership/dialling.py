@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from swarm.errors import PeerUnreachable
+from swarm.errors import NoConnection, PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.nat import relay_of
 from swarm.net.addresses.reported import ReportedAddresses, is_name, is_private_run, with_ips
@@ -199,18 +199,21 @@ class Dialling:
     async def reach(self, peer_id: str, connected: frozenset[str], timeout_s: float) -> float:
         """Dial a known peer before a request if it is not connected. Returns the rest of `timeout_s`.
 
-        Raises `PeerUnreachable`.
+        Raises `NoConnection`.
         """
         if peer_id in self._peers.banned:
-            raise PeerUnreachable(f"{peer_id} is banned by this node")
+            raise NoConnection(f"{peer_id} is banned by this node")
         self._look()
         addresses = () if peer_id in connected else self.addresses(peer_id)
         if not addresses:
             return timeout_s
         began = time.monotonic()
         if not (self._private or peer_id in self._given or self._may_dial_again(peer_id, began)):
-            raise PeerUnreachable(f"{peer_id} was connected before, and it is not its turn to be dialled again")
-        await self._dial(peer_id, addresses, timeout_s)
+            raise NoConnection(f"{peer_id} was connected before, and it is not its turn to be dialled again")
+        try:
+            await self._dial(peer_id, addresses, timeout_s)
+        except PeerUnreachable as error:
+            raise NoConnection(str(error)) from error
         self._backoff.succeeded(peer_id)
         return max(0.0, timeout_s - (time.monotonic() - began))
 

@@ -59,7 +59,7 @@ class Member:
         self.own = OwnEntry(settings, identity, profile, self.run, clock)
         self.versions = Versions()
         self.records = RecordTraffic(
-            settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions
+            settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions, clock
         )
         self.greetings = Greetings(self.run, profile.listed)
         self.answering = Answering(

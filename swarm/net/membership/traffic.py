@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
@@ -71,8 +73,9 @@ class RecordTraffic:
         complaints: Complaints,
         counters: Counters,
         versions: Versions,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """No records yet."""
+        """No records yet. `clock` gives Unix seconds: arrivals are stamped with it."""
         self.settings = settings
         self.identity = identity
         self.run = run
@@ -80,6 +83,7 @@ class RecordTraffic:
         self.complaints = complaints
         self.counters = counters
         self.versions = versions
+        self._clock = clock
         self.inbox = Mailbox[Arrival](settings.inbox_records, settings.inbox_bytes)
         self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
         self.store = RecordStore(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
@@ -89,7 +93,7 @@ class RecordTraffic:
         self.pulls = DownloadQueue()
         """Records on offer that this node chose."""
         self._chosen: deque[tuple[float, OfferedGroup]] = deque()
-        """On their way from the node's thread to `pulls`, with the time at which to give up."""
+        """On their way from the node's thread to `pulls`, with the patience for each."""
         self.admission = RecordAdmission(settings)
         self.offer_rate = OfferRate(settings.offers_per_s)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
@@ -126,16 +130,17 @@ class RecordTraffic:
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a record on offer; may be called on any thread, `queue_pulls` then takes it over."""
-        self._chosen.append((time.monotonic() + patience_s, offered))
+        self._chosen.append((patience_s, offered))
 
     def queue_pulls(self) -> None:
         """Queue the downloads asked for since the last call."""
         assert self.run.manifest is not None
         while self._chosen:
-            give_up_at, offered = self._chosen.popleft()
+            patience_s, offered = self._chosen.popleft()
             if not self.store.has_seen(offered.offer.record_id):
                 account = self.admission.account(offered.peer_id, self.peers.connected)
-                self.pulls.put_back(give_up_at, pull(self.run.manifest.run_id, offered, account))
+                chosen = pull(self.run.manifest.run_id, offered, account, patience_s)
+                self.pulls.put_back(time.monotonic() + patience_s, chosen)
         self.on_pull()
 
     def heard(self) -> None:
@@ -286,7 +291,7 @@ class RecordTraffic:
             if offered.peer_id != self.identity.peer_id:
                 if not age_s:  # those that repair brings come in heaps
                     self.offer_rate.heard(offered.peer_id, len(offered.offers), offered.per_s)
-                self.inbox.put(offered, len(signed.record), account)
+                self.inbox.put(replace(offered, heard_at=self._clock()), len(signed.record), account)
         else:
             group = open_group(signed, self._limits)
             self.store.add(group.record, age_s, owner=account)
@@ -294,7 +299,7 @@ class RecordTraffic:
 
     def _put(self, group: VerifiedGroup, account: str) -> None:
         self.counters.add("received_bytes", len(group.record))
-        self.inbox.put(group, len(group.record), account, group.memory_bytes)
+        self.inbox.put(replace(group, heard_at=self._clock()), len(group.record), account, group.memory_bytes)
 
     def _put_refused(self, record: bytes, refusal: Refusal, account: str) -> None:
         self.counters.add("received_bytes", len(record))
@@ -351,7 +356,7 @@ class RecordTraffic:
             self.complaints.add(peer_id, Reason.BAD_GIFT)
 
     def withheld(self, download: Download) -> None:
-        """Nobody gave a record on offer in time."""
+        """The author of a record on offer was asked for it, and nobody gave it in time."""
         self.complaints.add(download.announcement.peer_id, Reason.WITHHELD)
 
     def trust(self, peer_ids: Collection[str]) -> None:
@@ -360,4 +365,4 @@ class RecordTraffic:
 
     def is_proven(self, peer_id: str) -> bool:
         """Whether a peer's groups were useful here."""
-        return self.admission.proven is not None and peer_id in self.admission.proven
+        return self.admission.has_merit(peer_id)

@@ -4,7 +4,7 @@ repair          one random member: what it holds -> missing records -> inbox    
                                                                                  the first peer appears)
 download        announced large records <- holders, one after another -> inbox  (two at a time)
 pull            chosen records on offer <- authors, those whom they name, or other holders -> inbox
-                                                                                 (four at a time)
+                                                                                 (eight at a time, four of newcomers)
 exchange_peers  signed peer records <- random members -> dialling, file         (every `announce_every_s`; on new peers)
 
 Independent of asyncio and trio: the session provides the runtime.
@@ -16,11 +16,12 @@ import logging
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Protocol
 
-from swarm.errors import PeerUnreachable
+from swarm.errors import NoConnection, PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
 from swarm.net.membership.member import Member
@@ -35,7 +36,14 @@ logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
 DOWNLOADS_AT_ONCE = 2
-PULLS_AT_ONCE = 4
+PULLS_AT_ONCE = 8
+PULLS_OF_NEWCOMERS = 4
+"""Of these, from authors that have not been useful here: whoever answers nothing leaves the others their places."""
+PULLS_OF_ONE = 4
+"""Of these, from one author."""
+ANSWER_S = 4.0
+"""An author that has sent nothing by then is left alone for a while, longer each time."""
+MAX_SILENT_PAUSE_S = 60.0
 DOWNLOAD_PAUSE_S = 1.0
 SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
@@ -59,6 +67,10 @@ class OpenStream(Protocol):
     ) -> AsyncGenerator[bytes, None]:
         """Chunks of a peer's answer; `timeout_s` limits the silence between chunks."""
         ...
+
+
+class Silent(PeerUnreachable):
+    """A peer was asked for a record on offer and began no answer in time."""
 
 
 class Upkeep:
@@ -85,6 +97,9 @@ class Upkeep:
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         self._misleading = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         """Authors who named members that did not give the record: asked for the record itself for a while."""
+        self._silent = Backoff(DOWNLOAD_PAUSE_S, MAX_SILENT_PAUSE_S)
+        self._pulling_from: Counter[str] = Counter()
+        """Authors of current downloads of records on offer."""
         self._downloading_from: set[str] = set()
         """Holders of current downloads; at most one download from each."""
         self._remembered_at = 0.0
@@ -125,7 +140,39 @@ class Upkeep:
 
     async def pull(self) -> None:
         """Fetch chosen records on offer in turn, forever."""
-        await self._fetch_all(self._member.records.pulls, self._chosen)
+        waiting, queued = self._member.records.pulls, self._chosen
+        while True:
+            queued.clear()
+            if (taken := waiting.take(self._may_pull)) is None:
+                # Those of authors that are left alone may be tried again soon.
+                await queued.wait_for(DOWNLOAD_PAUSE_S if len(waiting) else math.inf)
+                continue
+            give_up_at, download = taken
+            author = download.announcement.peer_id
+            if author in self._member.peers.banned:
+                continue
+            if time.monotonic() > give_up_at:
+                self._gave_up(download)
+                continue
+            self._pulling_from[author] += 1
+            try:
+                await self._try(waiting, give_up_at, download)
+            finally:
+                self._pulling_from[author] -= 1
+                self._pulling_from += Counter()  # without those at zero
+
+    def _may_pull(self, give_up_at: float, download: Download) -> bool:
+        """Whether to fetch a record on offer, or give it up, now."""
+        author, now = download.announcement.peer_id, time.monotonic()
+        if now > give_up_at or author in self._member.peers.banned:
+            return True
+        if self._silent.wait_s(author, now) > 0 or self._pulling_from[author] >= PULLS_OF_ONE:
+            return False
+        of_newcomers = sum(num for each, num in self._pulling_from.items() if not self._is_proven(each))
+        return self._is_proven(author) or of_newcomers < PULLS_OF_NEWCOMERS
+
+    def _is_proven(self, author: str) -> bool:
+        return self._member.records.admission.is_proven(author, self._member.peers.connected)
 
     async def _fetch_all(self, waiting: DownloadQueue, queued: Signal) -> None:
         while True:
@@ -133,25 +180,31 @@ class Upkeep:
             if (taken := waiting.take()) is None:
                 await queued.wait_for(math.inf)
                 continue
-            give_up_at, download = taken
-            settled = False
-            try:
-                settled = await self._download(download)
-                if not settled and time.monotonic() > give_up_at:
-                    self._gave_up(download)
-                    settled = True
-                elif not settled:
-                    await self._runtime.sleep(DOWNLOAD_PAUSE_S)
-            finally:
-                # Also when the session dies: the next one continues with the fetched bytes.
-                if settled:
-                    waiting.forget(download)
-                else:
-                    waiting.put_back(give_up_at, download)
+            await self._try(waiting, *taken)
+
+    async def _try(self, waiting: DownloadQueue, give_up_at: float, download: Download) -> None:
+        """One attempt at a download that was taken from its queue, and goes back there unless it is settled."""
+        settled, had_asked, began = False, download.asked, time.monotonic()
+        try:
+            settled = await self._download(download)
+            if download.asked and not had_asked:
+                give_up_at = began + download.patience_s
+            if not settled and time.monotonic() > give_up_at:
+                self._gave_up(download)
+                settled = True
+            elif not settled:
+                await self._runtime.sleep(DOWNLOAD_PAUSE_S)
+        finally:
+            # Also when the session dies: the next one continues with the fetched bytes.
+            if settled:
+                waiting.forget(download)
+            else:
+                waiting.put_back(give_up_at, download)
 
     def _gave_up(self, download: Download) -> None:
         self._member.counters.add("fetch_failures")
-        if download.offered is not None and self._hears():
+        # Whoever was not asked, because this node was busy, is not to blame; nor whoever was banned meanwhile.
+        if download.asked and self._hears() and download.announcement.peer_id not in self._member.peers.banned:
             self._member.records.withheld(download)
 
     def _hears(self) -> bool:
@@ -160,7 +213,8 @@ class Upkeep:
     async def _download(self, download: Download) -> bool:
         """Whether the download is settled: complete, or impossible."""
         for peer_id in holders(download, self._member.peers.in_run):
-            if self._slow.wait_s(peer_id, time.monotonic()) > 0:
+            now = time.monotonic()
+            if self._slow.wait_s(peer_id, now) > 0 or (download.offered and self._silent.wait_s(peer_id, now) > 0):
                 continue
             # Records on offer are small, so several may come from one author.
             if download.offered is None and peer_id in self._downloading_from:
@@ -177,17 +231,26 @@ class Upkeep:
 
     async def _get_from(self, peer_id: str, download: Download) -> bool:
         """Whether one holder delivered the rest."""
+        fetch = self._fetch_paced
         if download.offered is None:
             self._downloading_from.add(peer_id)
+        else:
+            fetch = self._fetch_answered
         try:
-            referral = await download.fetch_from(self._fetch_paced, peer_id, self._asker(peer_id, download))
+            referral = await download.fetch_from(fetch, peer_id, self._asker(peer_id, download))
         except SlowHolder as error:
+            download.asked |= peer_id == download.announcement.peer_id
             self._slow.failed(peer_id, time.monotonic())
             if self._hears():
                 self._member.complaints.add(peer_id, Reason.SLOW_HOLDER)
             logger.debug("%s", error)
             return False
         except PeerUnreachable as error:
+            if isinstance(error, Silent):
+                self._silent.failed(peer_id, time.monotonic())
+            # Who is still being dialled has not been asked.
+            was_sent = peer_id in self._member.peers.connected or not isinstance(error, NoConnection | Silent)
+            download.asked |= was_sent and peer_id == download.announcement.peer_id
             self._member.counters.add("holders_failed")
             logger.debug("fetching a record from %s failed: %s", peer_id, error)
             return False
@@ -195,6 +258,7 @@ class Upkeep:
             if download.offered is None:
                 self._downloading_from.remove(peer_id)
         self._slow.succeeded(peer_id)
+        self._silent.succeeded(peer_id)
         if referral:
             return await self._get_from_named(referral, peer_id, download) or await self._get_from(peer_id, download)
         return True
@@ -253,6 +317,20 @@ class Upkeep:
         except (PeerUnreachable, TimeoutError) as error:
             member.counters.add("peer_exchange_failures")
             logger.debug("asking %s for its known peers failed: %s", peer_id, error)
+
+    async def _fetch_answered(
+        self, peer_id: str, protocol: str, payload: bytes, max_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """As `_fetch_paced`. Raises `Silent` if no answer begins in time."""
+        async with aclosing(self._fetch_paced(peer_id, protocol, payload, max_bytes)) as chunks:
+            try:
+                async with self._runtime.timeout(ANSWER_S):
+                    first = await anext(chunks, b"")
+            except TimeoutError as error:
+                raise Silent(f"{peer_id} sent nothing for {ANSWER_S:g} s") from error
+            yield first
+            async for chunk in chunks:
+                yield chunk
 
     async def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)) as chunks:

@@ -76,11 +76,23 @@ def answer_large(store: RecordStore, referrals: Referrals, remote: str, request:
 class Download:
     """A large record in progress. Every chunk is verified on arrival; holders are tried one after another."""
 
-    def __init__(self, announcement: Announcement, account: str = "", offered: OfferedGroup | None = None) -> None:
-        """Empty; `account` is what it is charged to. `offered`: the group on offer that this fetches, if any."""
+    def __init__(
+        self,
+        announcement: Announcement,
+        account: str = "",
+        offered: OfferedGroup | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Empty; `account` is what it is charged to. `offered`: the group on offer that this fetches, if any.
+
+        Its author has `patience_s` from the first request on.
+        """
         self.announcement = announcement
         self.account = account
         self.offered = offered
+        self.patience_s = patience_s
+        self.asked = False
+        """Whether a request was sent to the author of the group on offer."""
         self.referred = False
         """Whether a holder has named others: from then on, who is asked can only give the record."""
         self._content = bytearray()
@@ -148,11 +160,11 @@ class Download:
         return record
 
 
-def pull(run_id: str, offered: OfferedGroup, account: str) -> Download:
+def pull(run_id: str, offered: OfferedGroup, account: str, patience_s: float) -> Download:
     """The download of a record on offer: one chunk, whose digest is the record's id."""
     offer = offered.offer
     announcement = Announcement(run_id, offered.peer_id, offer.record_id, offer.num_bytes, (offer.record_id,))
-    return Download(announcement, account, offered)
+    return Download(announcement, account, offered, patience_s)
 
 
 class DownloadQueue:
@@ -186,16 +198,21 @@ class DownloadQueue:
         self._downloads.setdefault(account, deque()).append((give_up_at, Download(announcement, account)))
         return True
 
-    def take(self) -> tuple[float, Download] | None:
-        """The oldest download of the next account; it counts towards the limits until `forget`."""
-        if not self._downloads:
-            return None
-        account = next(iter(self._downloads))
-        waiting = self._downloads.pop(account)
-        taken = waiting.popleft()
-        if waiting:
-            self._downloads[account] = waiting
-        return taken
+    def take(
+        self, is_ready: Callable[[float, Download], bool] = lambda give_up_at, download: True
+    ) -> tuple[float, Download] | None:
+        """The oldest download that is ready, of the next account with one; it counts towards the limits until
+        `forget`.
+        """
+        for account, waiting in self._downloads.items():
+            taken = next((each for each in waiting if is_ready(*each)), None)
+            if taken is not None:
+                del self._downloads[account]
+                waiting.remove(taken)
+                if waiting:
+                    self._downloads[account] = waiting
+                return taken
+        return None
 
     def put_back(self, give_up_at: float, download: Download) -> None:
         """Queue a chosen download, or one for another attempt.

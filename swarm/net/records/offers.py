@@ -3,13 +3,14 @@
     author     hold the records ─▶ sign many offers in one record ─▶ gossip
     others     offer ─▶ choose ─▶ fetch from the author, or from another holder ─▶ is it what was offered?
 
-An offer is a claim with a signature: a group that differs from it counts against its author.
+An offer is a claim with a signature: a group that differs from it counts against its author. It commits its author to
+the completions, so that whoever fetches them and sends them under another name comes too late.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, pstdev
 from typing import Annotated
 
@@ -26,17 +27,21 @@ from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import MAX_TASK_NAME_CHARS
 from swarm.reasons import Reason
 from swarm.types import Offer, OfferedGroup, OfferedGroups, PolicyId, VerifiedGroup, complete
+from swarm.types.commitments import DIGEST_BYTES, MAX_COMMITMENT_BYTES, agrees, commitment, num_digests
 
 OFFERS: Kind = "offers"
 """The kind of these records."""
 MAX_OFFERS = 64
 """In one record."""
 MAX_OFFER_BYTES = 160
-MAX_OFFERS_BYTES = 256 + MAX_OFFERS * MAX_OFFER_BYTES
+"""Without its commitment."""
+MAX_OFFERS_BYTES = 256 + MAX_OFFERS * (MAX_OFFER_BYTES + MAX_COMMITMENT_BYTES)
 """Of a payload, before compression."""
+SENT_BYTES = 10_240
+"""Of the offers in a record that is made here: members of earlier versions take no more."""
 POLICY_ID_BYTES = 8
-TYPICAL_OFFER_BYTES = 110
-"""With its part of the record around it."""
+TYPICAL_OFFER_BYTES = 150
+"""With its part of the record around it, and a commitment to eight completions."""
 REQUEST_BYTES = 600
 """A request for one record and the frames of its answer."""
 MAX_COPIES = 8
@@ -69,6 +74,7 @@ def describe(group: VerifiedGroup, life_s: float) -> Offer | None:
         reward_std=pstdev(group.group.rewards),
         policy=policy_digest(group.group.policy),
         life_s=max(1, min(3_600, int(life_s))),
+        commitment=commitment(group.group),
     )
     return offer if not _problem(offer) else None
 
@@ -82,6 +88,7 @@ def check_offer(offered: OfferedGroup, found: VerifiedGroup) -> None:
         and offer.task == group.question.task
         and offer.num_completions == len(group.completions)
         and offer.policy == policy_digest(group.policy)
+        and (not offer.commitment or agrees(offer.commitment, group))
         and math.isclose(offer.mean_reward, fmean(group.rewards), rel_tol=1e-6, abs_tol=1e-6)
         and math.isclose(offer.reward_std, pstdev(group.rewards), rel_tol=1e-6, abs_tol=1e-6)
     ):
@@ -111,6 +118,21 @@ def seal_offers(identity: Identity, run_id: str, offers: Sequence[Offer], per_s:
     """A signed record of at most `MAX_OFFERS` offers; `per_s`: how many the author makes each second."""
     content = Offers(run_id, identity.peer_id, tuple(offers), per_s)
     return seal_payload(identity, run_id, OFFERS, msgspec.msgpack.encode(content))
+
+
+def in_records(offers: Sequence[Offer]) -> Iterator[list[Offer]]:
+    """The offers of each record, in order."""
+    some: list[Offer] = []
+    room = SENT_BYTES
+    for offer in offers:
+        size = len(msgspec.msgpack.encode(offer))
+        if some and (len(some) == MAX_OFFERS or size > room):
+            yield some
+            some, room = [], SENT_BYTES
+        some.append(offer)
+        room -= size
+    if some:
+        yield some
 
 
 def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
@@ -145,8 +167,11 @@ def _problem(offer: Offer) -> str:
         return f"names of tasks must be 1 to {MAX_TASK_NAME_CHARS} characters, got {offer.task!r:.100}"
     if offer.num_bytes > MAX_CHUNK_BYTES:
         return f"a record on offer has at most {MAX_CHUNK_BYTES} bytes, got {offer.num_bytes}"
-    if (size := len(msgspec.msgpack.encode(offer))) > MAX_OFFER_BYTES:
-        return f"an offer has at most {MAX_OFFER_BYTES} bytes, got {size}"
+    size = len(msgspec.msgpack.encode(offer)) - len(offer.commitment)
+    if size > MAX_OFFER_BYTES:
+        return f"an offer has at most {MAX_OFFER_BYTES} bytes besides its commitment, got {size}"
+    if len(offer.commitment) % DIGEST_BYTES or num_digests(offer.commitment) > offer.num_completions:
+        return f"a commitment is a tag and a digest for each completion, got {len(offer.commitment)} bytes"
     return ""
 
 

@@ -4,10 +4,10 @@
                         │ too high                  │ none free, none to evict
                         └───────────▶ told "busy" ◀─┘     (as many slots; beyond that reset without an answer)
 
-Protocols that keep peers in the run have their own slots, which no other request can take, and so have feeds, which
-last. When all slots are taken, a stream is evicted if its peer keeps this node waiting, or if its peer or address holds
-far more slots than the newcomer; of feeds also one of a peer that was of no use, for one that was. Addresses count
-before peers because identities are free. Pure but for the clock.
+Protocols that keep peers in the run have their own slots, which no other request can take; so have requests for records
+by peers whose groups were useful here, and feeds, which last. When all slots are taken, a stream is evicted if its peer
+keeps this node waiting, or if its peer or address holds far more slots than the newcomer; of feeds also one of a peer
+that was of no use, for one that was. Addresses count before peers because identities are free. Pure but for the clock.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from swarm.net.addresses.dial import host_of
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
+from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL
@@ -30,12 +31,13 @@ VITAL = frozenset(
     {MANIFEST_PROTOCOL, HELLO_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL}
 )
 """Protocols with short requests and answers that a peer needs to enter a run and stay in it."""
-MAX_STREAMS, MAX_VITAL_STREAMS = 64, 32
-"""Served at once: of other protocols, and of `VITAL` ones. Each holds a request or a few chunks."""
+MAX_STREAMS, MAX_VITAL_STREAMS, MAX_PROVEN_STREAMS = 64, 32, 32
+"""Served at once: of other protocols, of `VITAL` ones, and of requests for records by proven peers. Each holds a
+request or a few chunks."""
 MAX_FEEDS = 32
 """Followers at once, four times as many as a node follows; a peer has one place."""
 MAX_STREAMS_PER_PEER = 16
-"""Limit in each of the two other groups."""
+"""Limit in each of the other groups."""
 FAIR_LEAD = 4
 """A peer or address that holds more slots than a newcomer by over this number loses one to it."""
 PATIENCE_S = 1.0
@@ -77,17 +79,18 @@ class StreamAdmission:
     def __init__(
         self,
         blame: Callable[[str, Reason], None] = lambda peer, reason: None,
-        prefers: Callable[[str], bool] = lambda peer: False,
+        is_proven: Callable[[str], bool] = lambda peer: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blame(peer, reason)` is called for peers that exceed their rate. Feeds of peers that it `prefers` have
-        precedence.
+        """`blame(peer, reason)` is called for peers that ask too often, or leave all their streams idle and open more;
+        `is_proven(peer)`: it was useful here. Feeds of such peers have precedence.
         """
         self._blame = blame
-        self._prefers = prefers
+        self._is_proven = is_proven
         self._clock = clock
         self._feeds: list[Stream] = []
         self._vital: list[Stream] = []
+        self._proven: list[Stream] = []
         self._others: list[Stream] = []
         self._refused: list[Stream] = []
         self._peers = Rates(REQUESTS_PER_S, REQUESTS_AT_ONCE)
@@ -97,7 +100,7 @@ class StreamAdmission:
     def admit(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         """Admit a stream from `address`; None if it must be reset without an answer."""
         stream = Stream(remote, host_of(address), hang_up, self._clock)
-        slots, most = self._group(protocol)
+        slots, most = self._slots(remote, protocol)
         if self._asks_too_often(stream) or not self._has_slot(stream, slots, most):
             if len(self._refused) >= MAX_STREAMS:
                 return None
@@ -107,25 +110,32 @@ class StreamAdmission:
         slots.append(stream)
         return stream
 
-    def _group(self, protocol: str) -> tuple[list[Stream], int]:
-        """The streams beside which one with this protocol takes its slot, and how many they may be."""
-        if protocol == FEED_PROTOCOL:
-            return self._feeds, MAX_FEEDS
-        return (self._vital, MAX_VITAL_STREAMS) if protocol in VITAL else (self._others, MAX_STREAMS)
-
     def release(self, stream: Stream) -> None:
         """The stream has ended."""
-        for slots in (self._vital, self._feeds, self._others, self._refused):
+        for slots in (self._vital, self._proven, self._feeds, self._others, self._refused):
             if stream in slots:
                 slots.remove(stream)
+
+    def _slots(self, remote: str, protocol: str) -> tuple[list[Stream], int]:
+        if protocol in VITAL:
+            return self._vital, MAX_VITAL_STREAMS
+        if protocol == FEED_PROTOCOL:
+            return self._feeds, MAX_FEEDS
+        if protocol == LARGE_PROTOCOL and self._is_proven(remote):
+            return self._proven, MAX_PROVEN_STREAMS
+        return self._others, MAX_STREAMS
 
     def _asks_too_often(self, stream: Stream) -> bool:
         now = self._clock()
         if not self._peers.take(stream.remote, now):
-            if self._blames.take(stream.remote, now):
-                self._blame(stream.remote, Reason.FLOOD)
+            self._floods(stream.remote, now)
             return True
-        return not self._hosts.take(stream.host, now)
+        # Useful peers do not pay for others at their address.
+        return not self._is_proven(stream.remote) and not self._hosts.take(stream.host, now)
+
+    def _floods(self, remote: str, now: float) -> None:
+        if self._blames.take(remote, now):
+            self._blame(remote, Reason.FLOOD)
 
     def _has_slot(self, stream: Stream, slots: list[Stream], most: int) -> bool:
         peers = Counter(each.remote for each in slots)
@@ -133,11 +143,14 @@ class StreamAdmission:
             # Of a connection that has ended, or it wants to begin again.
             self._hang_up_on(next(each for each in slots if each.remote == stream.remote), slots)
         if peers[stream.remote] >= MAX_STREAMS_PER_PEER:
+            now = self._clock()
+            if all(each.late_at < now for each in slots if each.remote == stream.remote):
+                self._floods(stream.remote, now)
             return False
         if len(slots) < most:
             return True
-        useless = [each for each in slots if not self._prefers(each.remote)]
-        if slots is self._feeds and useless and self._prefers(stream.remote):
+        useless = [each for each in slots if not self._is_proven(each.remote)]
+        if slots is self._feeds and useless and self._is_proven(stream.remote):
             self._hang_up_on(useless[0], slots)
             return True
         hosts = Counter(each.host for each in slots)

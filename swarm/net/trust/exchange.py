@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.offers import MAX_OFFERS, seal_offers
+from swarm.net.records.offers import in_records, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.net.trust.demand import Demand
@@ -22,6 +22,7 @@ from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Arrival,
+    Commitment,
     NetworkStatus,
     OfferedGroup,
     OfferedGroups,
@@ -29,6 +30,7 @@ from swarm.types import (
     RolloutGroup,
     VerifiedGroup,
 )
+from swarm.types.commitments import commitment
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Exchange:
         self._pulled: OrderedDict[str, str] = OrderedDict()
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
         self._offers: list[OfferedGroup] = []
+        self._commitments: deque[Commitment] = deque(maxlen=SEEN_GROUPS)
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
         self._judged_at = -math.inf
@@ -108,9 +111,7 @@ class Exchange:
             for each in shared:
                 hand_over = self._transport.hold if each.content_id in offers else self._transport.publish
                 hand_over(each.record)
-            made = list(offers.values())
-            for start in range(0, len(made), MAX_OFFERS):
-                some = made[start : start + MAX_OFFERS]
+            for some in in_records(list(offers.values())):
                 self._transport.publish(seal_offers(self._identity, run_id, some, per_s))
         return [each.group if each is not None else None for each in sealed]
 
@@ -158,6 +159,16 @@ class Exchange:
         """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
         offers, self._offers = self._offers, []
         return [each for each in offers if each.offer.content_id.hex() not in self._seen]
+
+    def commitments(self) -> list[Commitment]:
+        """What others committed to by offers and groups, as far as the last `receive` saw it, in the order heard."""
+        heard = list(self._commitments)
+        self._commitments.clear()
+        return heard
+
+    def banned(self) -> frozenset[str]:
+        """Peers in quarantine, as of the last `receive`: nothing of theirs arrives."""
+        return self._banned
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a group on offer; a later `receive` returns it."""
@@ -223,6 +234,8 @@ class Exchange:
         check_age(group, self._limits, now=self._clock())
         if self._seen_before(arrival.content_id):
             raise Refusal(Reason.DUPLICATE)
+        # Also one that is refused as replayed, as after a restart: nobody else may come with its words.
+        self._commit(group.peer_id, commitment(group), arrival.heard_at)
         self._attributed(
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
         )
@@ -233,7 +246,13 @@ class Exchange:
         if arrival.peer_id != self._identity.peer_id:
             self._attributed(arrival.peer_id, lambda author: self.book.admit_offers(author, len(arrival.offers)))
             self._demand.heard(len(arrival.offers))
-            self._offers += [OfferedGroup(arrival.peer_id, offer) for offer in arrival.offers]
+            for offer in arrival.offers:
+                self._offers.append(OfferedGroup(arrival.peer_id, offer))
+                self._commit(arrival.peer_id, offer.commitment, arrival.heard_at)
+
+    def _commit(self, author: str, content: bytes, heard_at: float) -> None:
+        if content:
+            self._commitments.append(Commitment(author, content, heard_at))
 
     def _attributed(self, author: str, check: Callable[[str], None]) -> None:
         """Run a check; a refusal is attributed to the author."""

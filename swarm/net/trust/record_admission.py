@@ -75,13 +75,13 @@ class RecordAdmission:
 
     def account(self, author: str, connected: Collection[str], helper: str = STRANGERS) -> str:
         """The account for an author's records: its own, or that of the helper who handed them over."""
-        return author if author in connected or self._is_proven(author, connected) else helper
+        return author if author in connected or self.is_proven(author, connected) else helper
 
     def admits_gossip(
         self, helper: str, author: str, connected: Collection[str], num_bytes: int, *, are_offers: bool = False
     ) -> bool:
         """Whether a record from a helper's feed may be accepted; `num_bytes` is its decompressed size."""
-        if self._is_proven(author, connected):
+        if self.is_proven(author, connected):
             return self._spend("gossip", author, self._member, num_bytes)
         if author in connected:
             return self._spend_as_newcomer("gossip", author, connected, num_bytes)
@@ -95,11 +95,16 @@ class RecordAdmission:
         """Whether a record from `helper` may be accepted; `author` is not verified yet."""
         if not self._spend("repair", helper, self._member, sent_bytes):
             return False
-        if self._is_proven(author, connected):
+        if self.is_proven(author, connected):
             return True
         return self._spend_as_newcomer("repair of newcomers", helper, connected, num_bytes)
 
-    def _is_proven(self, author: str, connected: Collection[str]) -> bool:
+    def has_merit(self, peer_id: str) -> bool:
+        """Whether a peer has been useful here."""
+        return peer_id in (self.proven or ())
+
+    def is_proven(self, author: str, connected: Collection[str]) -> bool:
+        """Whether an author has been useful here; where nobody judges, whether it is connected."""
         return author in (connected if self.proven is None else self.proven)
 
     def _spend_as_newcomer(
