@@ -237,6 +237,12 @@ class Reason(StrEnum):
         Subject.FOLLOWED,
         "Its log-probabilities differ from those under the snapshots it names.",
     )
+    UNLIKE_SAMPLES = (
+        "unlike_samples",
+        Subject.FOLLOWED,
+        "With the other groups of its worker, its completions are more surprising, or less, than samples of the "
+        "snapshots that they name can be: they were written or chosen.",
+    )
 
     NOT_SAMPLED = "not_sampled", Subject.OWN, "It has signal but was not drawn for the update."
     NOT_FINISHED = "not_finished", Subject.OWN, "The worker ended the batch before it answered this question."
@@ -267,6 +273,10 @@ NO_LOSS = frozenset(
     }
 )
 """Drops of a healthy swarm: there is nothing to learn from the group, or more arrives than updates take."""
+
+
+FRAUDS = frozenset({Reason.WRONG_VERSION, Reason.WRONG_LOGPROBS, Reason.UNLIKE_SAMPLES})
+"""Outcomes that are never mistakes. They erase a peer's merit: otherwise a long honest life would pay for many lies."""
 
 
 OF_GRADING = frozenset(
