@@ -211,6 +211,11 @@ class Reason(StrEnum):
         "It was waiting or being graded when the node wrote the checkpoint that it later resumed from.",
     )
 
+    NOT_INVITED = (
+        "not_invited",
+        Subject.FOLLOWED,
+        "Its worker is not among those that the learner lists (`learner.workers`).",
+    )
     WRONG_VERSION = "wrong_version", Subject.FOLLOWED, "It names a version of the policy that was never published."
     STALE_VERSION = (
         "stale_version",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, compress
 from statistics import fmean
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from swarm.groups.credit import Credit, raised
-from swarm.groups.plausibility import Plausibility
 from swarm.groups.signal import has_signal
-from swarm.protocols import Updater
 from swarm.sapo.mixing import Candidate
 from swarm.types import GradedGroup
 
@@ -19,10 +18,30 @@ LogProbs = list[list[list[float]]]
 """[G][turns][T]"""
 
 
+class Scorer(Protocol):
+    """What an appraisal needs of an updater."""
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        """See `Updater`."""
+        ...
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[LogProbs]:
+        """See `Updater`."""
+        ...
+
+
+class Fence(Protocol):
+    """What an appraisal needs of `Plausibility`."""
+
+    def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
+        """See `Plausibility`."""
+        ...
+
+
 class Appraisal:
     """Received groups in one round: each is scored at most once, by the policy that the update will change."""
 
-    def __init__(self, updater: Updater, plausibility: Plausibility, credit: Credit = "episode") -> None:
+    def __init__(self, updater: Scorer, plausibility: Fence, credit: Credit = "episode") -> None:
         """Nothing is scored yet; `credit` as in the settings of updates."""
         self._updater = updater
         self._plausibility = plausibility

@@ -184,9 +184,7 @@ class _Turn:
         if len(self.parts) == 1:
             return None
         if self.continuation is None:
-            self.continuation = Continuation(
-                policy, self.context, self.tokens, sampling.temperature, sampling, POWERS
-            )
+            self.continuation = Continuation(policy, self.context, self.tokens, sampling.temperature, sampling, POWERS)
         if self.begin + self.continuation.num_scored != part.start:
             return None
         return self.continuation.next(part.stop - part.start).double().cpu().numpy()

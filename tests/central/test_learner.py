@@ -46,12 +46,15 @@ class FakeExchange:
         self.inbox: list[RolloutGroup] = []
         self.on_wait: list[Sequence[RolloutGroup]] = []
         self.reports: Counter[str] = Counter()
+        self.newcomers: set[str] = set()
+        self.senders: set[str] = set()
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         raise AssertionError("a learner shares no groups")
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
+        self.senders |= {group.peer_id for group in arrived}
         return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
 
     def offers(self) -> list[OfferedGroup]:
@@ -70,6 +73,9 @@ class FakeExchange:
 
     def took(self, num_groups: int, num_wanted: int) -> None:
         pass
+
+    def established(self) -> frozenset[str]:
+        return frozenset(self.senders - self.newcomers)
 
     def status(self) -> NetworkStatus:
         return NetworkStatus("run", (), None)
@@ -101,6 +107,9 @@ class FakeUpdater:
 
     def refusal(self, group: GradedGroup) -> str | None:
         return None
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        return [reward - sum(rewards) / len(rewards) for reward in rewards]
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         self.open.append(len(groups))

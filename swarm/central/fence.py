@@ -1,0 +1,72 @@
+"""Leaves out rewarded completions of workers that lie far outside of what the other workers' look like.
+
+All workers sample the same policy, so that their log-probabilities compare. A worker is no part of its own reference
+before it is established, and afterwards only in its favour: nobody excludes an honest worker with very likely texts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from statistics import median_low
+
+import numpy as np
+
+from swarm.groups.plausibility import Plausibility, PlausibilitySettings, least_probable
+from swarm.protocols import Updater
+from swarm.types import GradedGroup
+
+MAX_AUTHORS = 64
+"""Workers whose completions are remembered."""
+
+
+class WorkerFence:
+    """The plausible log-probabilities of rewarded completions, by worker; all by the workers' checked claims."""
+
+    def __init__(self, settings: PlausibilitySettings) -> None:
+        """Everything is plausible until enough is known of other workers."""
+        self._settings = settings
+        self._of: OrderedDict[str, Plausibility] = OrderedDict()
+
+    def learn(self, graded: GradedGroup) -> None:
+        """Add a group that was admitted."""
+        known = self._of.setdefault(graded.group.peer_id, Plausibility(self._settings))
+        known.learn([completion.logprobs for completion in graded.group.completions], graded.rewards)
+        self._of.move_to_end(graded.group.peer_id)
+        if len(self._of) > MAX_AUTHORS:
+            self._of.popitem(last=False)
+
+    def bound(self, author: str, established: Collection[str]) -> float:
+        """Nats per token below which a rewarded completion of `author` is left out: the median of the established
+        others' fences."""
+        others = [known.fence for name, known in self._of.items() if name != author and name in established]
+        fence = median_low(others) if others else -np.inf
+        own = self._of.get(author)
+        return min(fence, own.fence) if own is not None and author in established else fence
+
+
+class Bounded:
+    """The part of `Plausibility` that screens one worker's group."""
+
+    def __init__(self, bound: float) -> None:
+        """As `WorkerFence.bound` gives it."""
+        self._bound = bound
+
+    def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
+        """See `Plausibility`."""
+        return [not logprobs or least_probable(logprobs) >= self._bound for logprobs in raised]
+
+
+class Claimed:
+    """An updater's advantages, with the log-probabilities that workers claim: nothing is computed anew."""
+
+    def __init__(self, updater: Updater) -> None:
+        """Of the policy that is trained."""
+        self.advantages = updater.advantages
+
+    def logprobs(self, groups: Sequence[GradedGroup]) -> list[list[list[list[float]]]]:
+        """By group, completion and turn."""
+        return [
+            [[list(turn.logprobs) for turn in completion.by_turn()] for completion in graded.group.completions]
+            for graded in groups
+        ]
