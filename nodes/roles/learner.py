@@ -12,7 +12,7 @@ from msgspec import Struct, json, structs
 from nodes.roles.launch import Role
 from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
-from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
+from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, StepReport
 from swarm.central.terms import differences
@@ -26,6 +26,7 @@ from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
+from swarm.sapo.watch import Alarm
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
@@ -69,7 +70,7 @@ class LearnerNode:
         self._ranks = LearnerRanks(config, found, ranks or Ranks(), cancelled, progress)
         self._policy, self._updater = self._ranks.policy, self._ranks.updater
         self._terms = terms_of(config, self._policy)
-        self._workforce = Workforce(config.learner, time.monotonic, self._terms)
+        self._workforce = Workforce(config.learner, time.monotonic, self._terms, self._shell.exchange.established)
         self._told: set[str] = set()
         """Workers of which a note has said that they differ."""
         self._looked_at = 0.0
@@ -122,6 +123,8 @@ class LearnerNode:
             return  # a pause came while rollouts were missing
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
         self._record(report)
+        if report.alarm is not None:
+            self._go_back(report.alarm)
         self._shell.do_what_is_due(self._ranks, report.round, self.save)
 
     def note(self, text: str, level: str = "info") -> None:
@@ -143,8 +146,10 @@ class LearnerNode:
             tokens_generated=0,
             sequences=self._shell.exchange.book.highest_sequences(),
             num_passed_over=self._updater.num_passed_over,
+            watch=self._learner.watch.dump(),
         )
-        path = self._ranks.save(self._store, state, self._config.model_dump_json(indent=1))
+        config = self._config.model_dump_json(indent=1)
+        path = self._ranks.save(self._store, state, config, well=self._learner.watch.well)
         self._saved_round = self._learner.round
         self._shell.saved(state.round, path)
 
@@ -161,6 +166,21 @@ class LearnerNode:
     def close(self) -> None:
         """Stop serving snapshots."""
         self._open.close()
+
+    def _go_back(self, alarm: Alarm) -> None:
+        """Roll back to the policy before its workers' rewards fell, publish it, and go on under a new version."""
+        before = self._updater.version
+        outcome = roll_back(self._store, self._ranks.go_back)
+        # At once: after a kill the learner would go on from what has been harmed.
+        self._saved_round = None
+        self.save()
+        if self._updater.version > before:
+            self._learner.publish()
+        self.note(
+            f"workers' groups harmed this learner: their mean reward fell from {alarm.before:.3f} to "
+            f"{alarm.after:.3f}; {outcome}; merits reset for these workers: {', '.join(alarm.senders)}",
+            "warning",
+        )
 
     def _rest(self) -> None:
         self._workforce.rest()
@@ -194,6 +214,7 @@ class LearnerNode:
             fraction=config.learner.spot_check,
             tolerance=config.learner.spot_check_nats,
             num_kept=config.learner.max_staleness // config.learner.period + 2,
+            tries=self._workforce.tries,
         )
         return Learner(
             settings=config.learner,
@@ -205,6 +226,9 @@ class LearnerNode:
             auditor=auditor,
             ledger=Ledger(),
             delivered=self._workforce.delivered,
+            plausibility=config.plausibility,
+            watch=config.watch,
+            credit=config.update.credit,
             keep=self._shell.samples.keep,
             trusted=config.trusted,
             cancelled=looking,
@@ -215,6 +239,9 @@ class LearnerNode:
         learner = self._learner
         self._shell.resume(checkpoint, state, self._policy.name, learner.buffer, learner.ledger)
         learner.round = state.round
+        if state.watch is not None:
+            learner.watch.restore(state.watch)
+        self._store.resume(state)
         return state.round
 
     def _rise(self) -> None:

@@ -114,7 +114,7 @@ def _of_group(found: NDArray[np.float64], rewards: Sequence[float], tries: float
     total = found.sum(axis=1)
     mean = sum(rewards) / len(rewards)
     rewarded = np.array([reward > mean for reward in rewards])
-    chosen = sum(np.maximum(0.0, found[:, part].max(axis=1, initial=0.0)) for part in (rewarded, ~rewarded))
+    chosen = found[:, rewarded].max(axis=1, initial=0.0) + found[:, ~rewarded].max(axis=1, initial=0.0)
     return np.stack([total - math.log(min(MAX_TRIES, max(1.0, tries))), total - chosen])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -75,7 +76,7 @@ class Scorer:
         """Log-probabilities and, for each of the `powers`, log sum p^a of each token's distribution, all [R, T], as
         `OutputHead.spreads`; and the mask [R, T]. One forward pass without gradient."""
         with torch.no_grad():
-            return self._read(rows, lambda *given: self._head.spreads(*given, powers))
+            return self._read(rows, partial(self._head.spreads, powers=powers))
 
     def _read(
         self, rows: Sequence[Routed], read: Callable[..., tuple[Tensor, ...]]
