@@ -115,7 +115,8 @@ def _of_group(found: NDArray[np.float64], rewards: Sequence[float], tries: float
     mean = sum(rewards) / len(rewards)
     rewarded = np.array([reward > mean for reward in rewards])
     chosen = found[:, rewarded].max(axis=1, initial=0.0) + found[:, ~rewarded].max(axis=1, initial=0.0)
-    return np.stack([total - math.log(min(MAX_TRIES, max(1.0, tries))), total - chosen])
+    both: NDArray[np.float64] = np.stack([total - math.log(min(MAX_TRIES, max(1.0, tries))), total - chosen])
+    return both
 
 
 def _evidence(reading: NDArray[np.float64], max_new_tokens: int) -> NDArray[np.float64]:
