@@ -89,9 +89,9 @@ class SamplingTest:
     def _of(self, author: str) -> Standing:
         known = self._authors.get(author)
         if known is None:
-            known = self._authors[author] = Standing(np.zeros((2, NUM_TESTS // 2)))
-            if len(self._authors) > MAX_REMEMBERED:
+            if len(self._authors) >= MAX_REMEMBERED:
                 self._forget_one()
+            known = self._authors[author] = Standing(np.zeros((2, NUM_TESTS // 2)))
         self._authors.move_to_end(author)
         return known
 
@@ -115,8 +115,8 @@ def _of_group(found: NDArray[np.float64], rewards: Sequence[float], tries: float
     mean = sum(rewards) / len(rewards)
     rewarded = np.array([reward > mean for reward in rewards])
     chosen = found[:, rewarded].max(axis=1, initial=0.0) + found[:, ~rewarded].max(axis=1, initial=0.0)
-    both: NDArray[np.float64] = np.stack([total - math.log(min(MAX_TRIES, max(1.0, tries))), total - chosen])
-    return both
+    everything = total - math.log(min(MAX_TRIES, max(1.0, tries)))
+    return np.array([everything, total - chosen], dtype=np.float64)
 
 
 def _evidence(reading: NDArray[np.float64], max_new_tokens: int) -> NDArray[np.float64]:
