@@ -127,7 +127,8 @@ def _evidence(reading: NDArray[np.float64], max_new_tokens: int) -> NDArray[np.f
     hotter, colder = hot.cumsum()[ends], cold.cumsum()[ends]
     bursts = [_burst(hot, width, max_new_tokens) for width in WINDOWS]
     few = np.logaddexp(math.log(1 - PART), math.log(PART) + np.array([*hotter, *bursts]))
-    return np.minimum(np.concatenate([hotter, few, colder]), BOUND)
+    found: NDArray[np.float64] = np.minimum(np.concatenate([hotter, few, colder]), BOUND)
+    return found
 
 
 def _burst(hot: NDArray[np.float64], width: int, max_new_tokens: int) -> float:

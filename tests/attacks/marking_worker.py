@@ -1,4 +1,4 @@
-"""`swarm work` that writes a marker before each rewarded completion, and states versions and log-probabilities truthfully.
+"""`swarm work` that writes a marker before each rewarded completion, with its true version and log-probabilities.
 
 `python -m tests.attacks.marking_worker work ADDRESS ...`: a spot check finds the probabilities of its snapshots.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from swarm.central.learner import Learner, LearnerSettings
 from swarm.config import load_config
 from swarm.errors import ConfigError, Interrupted, SnapshotError
 from swarm.groups.versions import oldest_version
+from swarm.sapo.watch import WatchSettings
 from swarm.types import (
     Completion,
     Grade,
@@ -143,7 +145,7 @@ class FakeAuditor:
 class Bench:
     """A learner and its doubles; the publisher is the list of versions published."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, watch: WatchSettings | None = None, **settings: object) -> None:
         from swarm.telemetry.ledger import Ledger
 
         self.exchange, self.updater, self.auditor = FakeExchange(), FakeUpdater(), FakeAuditor()
@@ -161,6 +163,7 @@ class Bench:
             auditor=self.auditor,
             ledger=Ledger(),
             delivered=lambda peer_id, rollouts: self.delivered.update({peer_id: rollouts}),
+            watch=watch,
             cancelled=lambda: self.stopped,
         )
 
@@ -321,6 +324,88 @@ def test_a_buffer_smaller_than_a_micro_batch_is_trained_on_when_it_is_full() -> 
     bench.exchange.wait = wait
     bench.learner.run_step()
     assert bench.updater.updates == [[2, 2]] and bench.dropped == {} and bench.balanced()
+
+
+def test_a_fraud_s_groups_leave_the_buffer_and_the_open_update() -> None:
+    bench = Bench(micro_batch_rollouts=SIZE, rollouts_per_step=6 * SIZE)
+    bench.exchange.inbox = [sent(number, 0, peer_id="liar") for number in (1, 2)]
+    bench.exchange.on_wait = [[sent(3, 0, peer_id="liar")], [sent(number, 0) for number in range(4, 10)]]
+
+    def verdict(group: GradedGroup) -> str | None:
+        return "unlike_samples" if group.group.sequence == 3 else None
+
+    bench.auditor.verdict = verdict  # type: ignore[method-assign]
+    bench.learner.run_step()
+    assert bench.updater.updates == [[6]], "the open update began anew, without its groups"
+    assert bench.dropped == {"unlike_samples": 3} and bench.exchange.reports["unlike_samples"] == 1
+    assert bench.balanced()
+
+
+def test_groups_of_workers_that_are_not_listed_are_refused_ungraded() -> None:
+    bench = Bench(workers=("worker",))
+    bench.exchange.inbox = [sent(1, 0, peer_id="stranger"), sent(2, 0), sent(3, 0)]
+    bench.learner.run_step()
+    assert bench.dropped == {"not_invited": 1} and bench.learner.ledger.snapshot()["checked"] == 2
+    assert bench.delivered == {"worker": 2 * SIZE} and bench.balanced()
+
+
+def _surprising(index: int, peer_id: str, first: float) -> RolloutGroup:
+    """A group of two right ones, whose first token has this log-probability in one."""
+    group = sent(index, *[0] * 12, peer_id=peer_id)
+    texts = ("right", "right", "wrong", "wrong")
+    rng = random.Random(index)
+    logprobs = [tuple(-rng.random() for _ in each.token_ids) for each in group.completions]
+    logprobs[0] = (first, *logprobs[0][1:])
+    completions = [
+        replace(each, text=text, logprobs=values)
+        for each, text, values in zip(group.completions, texts, logprobs, strict=True)
+    ]
+    return replace(group, completions=tuple(completions))
+
+
+def test_what_no_other_worker_would_write_is_left_out_of_a_newcomer_s_groups() -> None:
+    bench = Bench(buffer_groups=100)
+    bench.exchange.newcomers = {"new"}
+    bench.exchange.inbox = [_surprising(index, "worker", -0.5) for index in range(20)]
+    bench.exchange.inbox += [_surprising(100, "new", -60.0), _surprising(101, "new", -0.5)]
+    bench.learner.receive()
+    kept = {held.graded.group.sequence: len(held.graded.rewards) for held in bench.learner.buffer.dump()}
+    assert kept == {**dict.fromkeys(range(20), SIZE), 100: SIZE - 1, 101: SIZE}
+
+
+def test_without_other_workers_nothing_is_improbable() -> None:
+    bench = Bench(buffer_groups=100)
+    bench.exchange.inbox = [_surprising(index, "worker", -0.5) for index in range(20)]
+    bench.exchange.inbox += [_surprising(100, "worker", -60.0)]
+    bench.learner.receive()
+    assert len(bench.learner.buffer) == 21 and bench.dropped == {}
+
+
+def _rewarded(index: int, peer_id: str, num_right: int) -> RolloutGroup:
+    group = sent(index, 0, peer_id=peer_id)
+    texts = ["right"] * num_right + ["wrong"] * (SIZE - num_right)
+    completions = [replace(each, text=text) for each, text in zip(group.completions, texts, strict=True)]
+    return replace(group, completions=tuple(completions))
+
+
+@pytest.mark.parametrize("fallen", [1, 2])
+def test_an_alarm_comes_when_most_workers_rewards_fall_and_charges_them(fallen: int) -> None:
+    bench = Bench(watch=WatchSettings(window_rounds=4), max_staleness=100, rollouts_per_step=3 * SIZE)
+    alarms = []
+    for step in range(20):
+        worse = ("two", "three")[: fallen if step >= 10 else 0]
+        bench.exchange.inbox = [
+            _rewarded(10 * step + place, name, 1 if name in worse else 3)
+            for place, name in enumerate(("one", "two", "three"))
+        ]
+        report = bench.learner.run_step()
+        alarms += [report.alarm] if report.alarm is not None else []
+    if fallen == 1:
+        assert alarms == [], "one worker raises none"
+    else:
+        assert alarms[0].after < alarms[0].before and set(alarms[0].senders) <= {"one", "two", "three"}
+        assert bench.exchange.reports["harmful"] == sum(len(alarm.senders) for alarm in alarms)
+    assert bench.balanced()
 
 
 @pytest.mark.parametrize(("max_staleness", "period"), [(0, 2), (3, 5)])

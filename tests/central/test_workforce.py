@@ -6,19 +6,22 @@ import pytest
 
 from swarm.central.capacity import Demand, required_rate
 from swarm.central.learner import LearnerSettings
-from swarm.central.workforce import Workforce
+from swarm.central.workforce import MAX_TRIES, Workforce
 from swarm.types import Heartbeat
 
 
 class Bench:
     """A learner whose steps take 10 s for 100 rollouts, and workers of given rates and prices."""
 
-    def __init__(self, workers: dict[str, tuple[float, float]], **settings: object) -> None:
+    def __init__(
+        self, workers: dict[str, tuple[float, float]], newcomers: set[str] | None = None, **settings: object
+    ) -> None:
         self.now = 0.0
         self.version = 0
         chosen = {"rollouts_per_step": 100, "max_staleness": 3, "act_after_s": 30.0, **settings}
         self.settings = LearnerSettings(**chosen)
-        self.force = Workforce(self.settings, lambda: self.now)
+        self.newcomers = newcomers or set()
+        self.force = Workforce(self.settings, lambda: self.now, None, lambda: workers.keys() - self.newcomers)
         self.workers = workers
         self.away: set[str] = set()
         self.active: dict[str, bool] = dict.fromkeys(workers, True)
@@ -156,6 +159,50 @@ def test_everyone_is_wanted_where_nothing_would_do() -> None:
     bench = Bench({"a": (3, 1.0), "b": (3, 9.0)})
     bench.run(200)
     assert bench.chosen() == {"a", "b"}
+
+
+def test_a_stranger_s_price_replaces_nobody() -> None:
+    bench = Bench({"worker": (12, 5.0), "spare": (12, 6.0), "stranger": (1_000, 0.0)}, newcomers={"stranger"})
+    bench.run(120)
+    assert bench.chosen() == {"worker", "stranger"}, "of the proven the cheapest stays, and a newcomer beside it"
+    bench.newcomers.clear()
+    bench.run(120)
+    assert bench.chosen() == {"stranger"}, "once it is proven"
+
+
+def test_many_strangers_without_deliveries_hold_no_decision_up() -> None:
+    boasts = {f"stranger-{number}": (0, 0.0) for number in range(50)}
+    bench = Bench({"worker": (12, 5.0), "spare": (12, 6.0), **boasts}, newcomers=set(boasts))
+    bench.run(120)
+    assert bench.chosen() == {"worker", *boasts}
+
+
+def test_a_learner_that_lists_its_workers_tells_others_so_and_keeps_nothing_of_them() -> None:
+    force = Workforce(LearnerSettings(workers=("worker",)), lambda: 0.0)
+    assert force.beat("worker", Heartbeat(0.0, 0, 0, 0.0, 0.0)).invited
+    orders = force.beat("stranger", Heartbeat(0.0, 0, 0, 0.0, 0.0))
+    assert not orders.invited and not orders.active
+    assert set(force.workers()) == {"worker"}
+
+
+def test_a_worker_samples_as_often_for_a_group_as_it_says_if_the_others_agree() -> None:
+    now = [0.0]
+    force = Workforce(LearnerSettings(), lambda: now[0])
+
+    def beat(name: str, completions: int, delivered: int) -> None:
+        force.beat(name, Heartbeat(0.0, 0, completions, 0.0, 0.0))
+        force.delivered(name, delivered)
+
+    assert force.tries("nobody") == MAX_TRIES, "nothing is known"
+    beat("liar", 10**9, 8)
+    assert force.tries("liar") > 10**6, "alone it is believed, up to a limit of the test's own"
+    beat("one", 32, 8)
+    beat("two", 32, 8)
+    assert force.tries("one") == pytest.approx(1.5 * 4)
+    assert force.tries("liar") == pytest.approx(4 * 1.5 * 4)
+    now[0] = 600.0
+    beat("one", 32 + 80, 80)
+    assert force.tries("one") == pytest.approx(1.5, rel=0.01), "what was long ago hardly counts"
 
 
 def test_availability_falls_with_silence_and_comes_back() -> None:

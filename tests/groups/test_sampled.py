@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_another_temperature_is_found(temperature: float) -> None:
 
 @pytest.mark.parametrize("marked", [1, 3])
 def test_a_marker_is_found_within_a_few_groups(marked: int) -> None:
-    found = _groups_until_found(lambda sampler=Sampler(0): sampler.group(marked))
+    found = _groups_until_found(partial(Sampler(0).group, marked))
     assert found is not None and found <= 4
 
 
@@ -120,7 +121,7 @@ def test_completions_chosen_for_an_improbable_beginning_are_found() -> None:
 
 
 def test_who_says_that_it_samples_without_end_still_may_not_write_a_marker() -> None:
-    found = _groups_until_found(lambda sampler=Sampler(0): sampler.group(3), tries=1e9)
+    found = _groups_until_found(partial(Sampler(0).group, 3), tries=1e9)
     assert found is not None and found <= 4
 
 

@@ -121,9 +121,7 @@ class Swarm:
 
 
 @contextmanager
-def swarm(
-    out: Path, *arguments: str, num_processes: int = 1, module: str = "nodes.cli"
-) -> Iterator[Swarm]:
+def swarm(out: Path, *arguments: str, num_processes: int = 1, module: str = "nodes.cli") -> Iterator[Swarm]:
     """A process that is gone afterwards, whatever happens."""
     running = Swarm(out, *arguments, num_processes=num_processes, module=module)
     try:
