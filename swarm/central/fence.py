@@ -27,22 +27,25 @@ class WorkerFence:
         """Everything is plausible until enough is known of other workers."""
         self._settings = settings
         self._of: OrderedDict[str, Plausibility] = OrderedDict()
+        self._fences: dict[str, float] = {}
+        """Of each, as of its last group."""
 
     def learn(self, graded: GradedGroup) -> None:
         """Add a group that was admitted."""
         known = self._of.setdefault(graded.group.peer_id, Plausibility(self._settings))
         known.learn([completion.logprobs for completion in graded.group.completions], graded.rewards)
+        self._fences[graded.group.peer_id] = known.fence
         self._of.move_to_end(graded.group.peer_id)
         if len(self._of) > MAX_AUTHORS:
-            self._of.popitem(last=False)
+            forgotten, _ = self._of.popitem(last=False)
+            del self._fences[forgotten]
 
     def bound(self, author: str, established: Collection[str]) -> float:
         """Nats per token below which a rewarded completion of `author` is left out: the median of the established
         others' fences."""
-        others = [known.fence for name, known in self._of.items() if name != author and name in established]
+        others = [fence for name, fence in self._fences.items() if name != author and name in established]
         fence = median_low(others) if others else -np.inf
-        own = self._of.get(author)
-        return min(fence, own.fence) if own is not None and author in established else fence
+        return min(fence, self._fences.get(author, np.inf)) if author in established else fence
 
 
 class Bounded:

@@ -3,7 +3,7 @@
     swarm ──▶ intake: regraded ──▶ audit: signal, tokens, version, sampled? ──▶ fence ──▶ buffer: at most S versions old
                                                                                            │ fair parts, as they come
                                                                                            ▼
-    workers ◀── snapshot, every kappa steps ◀── watch ◀── apply, once R rollouts are in ◀── accumulate
+    workers ◀── snapshot, every kappa steps ◀── apply, once R rollouts are in ◀── accumulate
 
 There is no barrier: the learner accumulates a step's gradient while workers still sample its rollouts, and applies it
 when R rollouts have arrived, from any worker. The queues:
@@ -15,7 +15,7 @@ Source: arXiv:2602.02192, algorithm 1; streaming: arXiv:2604.11554, section 3.3.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Literal, Self
 
 from msgspec import Struct
@@ -24,7 +24,6 @@ from pydantic import Field, model_validator
 from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
 from swarm.central.fence import Bounded, Claimed, WorkerFence
-from swarm.central.worker_rewards import rewards_by_worker, upper_median
 from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
 from swarm.groups.credit import Credit
@@ -45,7 +44,6 @@ from swarm.protocols import (
 from swarm.reasons import FRAUDS, Reason
 from swarm.sapo.appraisal import Appraisal
 from swarm.sapo.mixing import AuthorOf, Candidate
-from swarm.sapo.watch import Alarm, Watch, WatchSettings
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
@@ -121,8 +119,8 @@ class StepReport(Struct, frozen=True):
     """Seconds: `wait` for admissible rollouts, `update`, `publish`, `receive`."""
     figures: dict[str, float] = {}
     """Of the groups trained on, by conventional name."""
-    alarm: Alarm | None = None
-    """The workers' rewards have fallen: the caller should roll back the policy, and publish it."""
+    senders: tuple[str, ...] = ()
+    """Of the groups trained on."""
 
 
 class Learner:
@@ -141,7 +139,6 @@ class Learner:
         ledger: Ledger,
         delivered: Callable[[str, int], None] = lambda peer_id, rollouts: None,
         plausibility: PlausibilitySettings | None = None,
-        watch: WatchSettings | None = None,
         credit: Credit = "episode",
         keep: KeepSample = lambda fate, group: None,
         trusted: Collection[str] = (),
@@ -160,7 +157,6 @@ class Learner:
         """Steps made."""
         self.buffer = ReplayBuffer(settings.max_staleness, settings.buffer_groups)
         self.ledger = ledger
-        self.watch = Watch(watch or WatchSettings())
         self._fence = WorkerFence(plausibility or PlausibilitySettings())
         self._credit: Credit = credit
         self._settings = settings
@@ -179,6 +175,8 @@ class Learner:
             trusted=trusted,
             max_completions=max_group_size,
         )
+        self._begun_anew = False
+        """Whether the open update has been abandoned for a fraud."""
         self._keep = keep
         self._delivered = delivered
         self._cancelled = cancelled
@@ -201,6 +199,7 @@ class Learner:
         Raises `Interrupted` and `SnapshotError` with the buffer restored.
         """
         self._publisher.check()
+        self._begun_anew = False
         spent = Stopwatch(("wait", "receive", "update", "publish"), self._clock)
         while (missing := self._settings.rollouts_per_step - self.buffer.num_taken) > 0:
             with spent("receive"):
@@ -215,7 +214,6 @@ class Learner:
             update = self._updater.apply()
         num_rollouts = self.buffer.num_taken
         groups = self._settle(update.skipped)
-        alarm = self._look_back(groups)
         with spent("publish"):
             if not update.skipped and self._updater.version % self._settings.period == 0:
                 self.publish()
@@ -228,7 +226,7 @@ class Learner:
             update=update,
             timings=spent.seconds,
             figures=values(rollout_figures(groups)),
-            alarm=alarm,
+            senders=tuple(graded.group.peer_id for graded in groups),
         )
 
     def receive(self) -> None:
@@ -285,8 +283,12 @@ class Learner:
         return reason
 
     def _expel(self, peer_id: str, reason: Reason) -> None:
-        """Nothing more is learned from a fraud: its groups leave the buffer, and the open update if they are in it."""
-        if self.buffer.has_taken(peer_id):
+        """Nothing more is learned from a fraud: its groups leave the buffer, and the open update if they are in it.
+
+        An update begins anew only once: names are free, and each could have one fraud found in the middle of it.
+        """
+        if self.buffer.has_taken(peer_id) and not self._begun_anew:
+            self._begun_anew = True
             self._abandon()
         self.ledger.dropped(reason, self.buffer.refuse(peer_id))
 
@@ -295,21 +297,11 @@ class Learner:
         self._updater.abandon()
         self.buffer.give_back()
 
-    def _look_back(self, groups: Sequence[GradedGroup]) -> Alarm | None:
-        """An alarm if the rewards of most workers' groups have fallen; the buffer is then discarded.
-
-        Their own graders' rewards are claims. Those of the groups of an update are this node's, but a worker chooses
-        what it sends: each has one voice, newcomers have none beside others, and more than half must have fallen.
-        """
-        voices = rewards_by_worker(groups, self._author_of())
-        if not voices:
-            return None
-        alarm = self.watch.observe(upper_median(voices.values()), 0, [group.group.peer_id for group in groups])
-        if alarm is not None:
-            for peer_id in alarm.senders:
-                self._exchange.report(peer_id, Reason.HARMFUL)
-            self.ledger.dropped(Reason.HARMFUL, self.buffer.refuse())
-        return alarm
+    def distrust(self, senders: Collection[str]) -> None:
+        """Charge workers whose groups harmed this learner, and discard what is held."""
+        for peer_id in senders:
+            self._exchange.report(peer_id, Reason.HARMFUL)
+        self.ledger.dropped(Reason.HARMFUL, self.buffer.refuse())
 
     def _wait(self) -> None:
         try:

@@ -12,7 +12,7 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 
 from msgspec import Struct, field
@@ -202,19 +202,29 @@ class Workforce:
             self._measure(self._clock())
             self._decide(self._clock())
 
-    def take_reward(self) -> float | None:
-        """Mean of the rewards, in [0, 1], that workers reported; None if there is nothing new.
+    def take_rewards(self) -> dict[str, tuple[int, float]]:
+        """(admissible rollouts, mean reward in [0, 1]) of each worker that reported something new.
 
-        A report is a claim about completions that the learner never sees. So a worker's mean counts once it has
-        delivered admissible rollouts, with their number as its weight.
+        A report is a claim about completions that the learner never sees, unlike groups with signal all that a worker
+        sampled. So a worker's mean counts once it has delivered admissible rollouts, with their number as its weight.
         """
         with self._lock:
-            counted = [state for state in self._workers.values() if state.num_completions and state.num_admitted]
-            means = [(state.num_admitted, _mean_reward(state)) for state in counted]
-            for state in counted:
+            counted = {
+                name: state for name, state in self._workers.items() if state.num_completions and state.num_admitted
+            }
+            rewards = {name: (state.num_admitted, _mean_reward(state)) for name, state in counted.items()}
+            for state in counted.values():
                 state.num_completions, state.rewards, state.num_admitted = 0, 0.0, 0
-            weight = sum(number for number, _ in means)
-            return sum(number * mean for number, mean in means) / weight if means else None
+            return rewards
+
+    def most_reach(self, rewards: Mapping[str, tuple[int, float]]) -> float | None:
+        """The mean reward that half of the workers reach, of the proven ones if there are any; None without any.
+
+        It falls only if more than half of them report less: a worker alone raises no alarm.
+        """
+        proven = rewards.keys() & self._proven().keys() or rewards.keys()
+        ordered = sorted(rewards[name][1] for name in proven)
+        return ordered[len(ordered) // 2] if ordered else None
 
     def outlook(self) -> Outlook:
         """The current outlook."""
@@ -325,9 +335,15 @@ class Workforce:
 
     def _proven(self) -> dict[str, WorkerState]:
         if self._established is None:
-            return self._workers
+            return dict(self._workers)
         established = self._established()
-        return {name: state for name, state in self._workers.items() if name in established}
+        return {name: state for name, state in list(self._workers.items()) if name in established}
+
+
+def mean_reward(rewards: Mapping[str, tuple[int, float]]) -> float | None:
+    """The mean of `Workforce.take_rewards` by weight; None without any."""
+    weight = sum(number for number, _ in rewards.values())
+    return sum(number * mean for number, mean in rewards.values()) / weight if rewards else None
 
 
 def _measure_anew(state: WorkerState) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.central.capacity import Demand, required_rate
 from swarm.central.learner import LearnerSettings
-from swarm.central.workforce import MAX_TRIES, Workforce
+from swarm.central.workforce import MAX_TRIES, Workforce, mean_reward
 from swarm.types import Heartbeat
 
 
@@ -205,6 +205,26 @@ def test_a_worker_samples_as_often_for_a_group_as_it_says_if_the_others_agree() 
     assert force.tries("one") == pytest.approx(1.5, rel=0.01), "what was long ago hardly counts"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "reached"),
+    [
+        ({}, None),
+        ({"a": 0.5}, 0.5),
+        ({"a": 0.5, "b": 0.0}, 0.5),
+        ({"a": 0.5, "b": 0.4, "c": 0.0}, 0.4),
+        ({"a": 0.5, "new": 1.0, "newer": 1.0}, 0.5),
+        ({"new": 0.2}, 0.2),
+    ],
+)
+def test_the_reward_that_most_workers_reach_falls_with_no_single_one(
+    rewards: dict[str, float], reached: float | None
+) -> None:
+    force = Workforce(LearnerSettings(), lambda: 0.0, None, lambda: {"a", "b", "c"})
+    for name in rewards:
+        force.beat(name, Heartbeat(0.0, 0, 0, 0.0, 0.0))
+    assert force.most_reach({name: (8, reward) for name, reward in rewards.items()}) == reached
+
+
 def test_availability_falls_with_silence_and_comes_back() -> None:
     bench = Bench({"a": (20, 1.0)}, act_after_s=1e9)
     bench.run(60)
@@ -263,18 +283,18 @@ def test_a_broadcast_is_over_when_the_asked_part_has_it() -> None:
 
 def test_rewards_are_counted_once_whatever_restarts() -> None:
     force = Workforce(LearnerSettings(), lambda: 0.0)
-    assert force.take_reward() is None
+    assert mean_reward(force.take_rewards()) is None
     force.beat("a", Heartbeat(1.0, 0, 10, 5.0, 0.0))
     force.delivered("a", 4)
-    assert force.take_reward() == 0.5
+    assert mean_reward(force.take_rewards()) == 0.5
     force.beat("a", Heartbeat(1.0, 0, 20, 5.0, 0.0))
     force.beat("a", Heartbeat(2.0, 0, 10, 10.0, 0.0))
-    assert force.take_reward() is None, "until some of its rollouts are admissible"
+    assert mean_reward(force.take_rewards()) is None, "until some of its rollouts are admissible"
     force.delivered("a", 4)
-    assert force.take_reward() == 0.5
-    assert force.take_reward() is None
+    assert mean_reward(force.take_rewards()) == 0.5
+    assert mean_reward(force.take_rewards()) is None
     force.delivered("a", 4)
-    assert force.take_reward() is None
+    assert mean_reward(force.take_rewards()) is None
 
 
 @pytest.mark.parametrize("reward", [1e15, -1e15])
@@ -284,11 +304,11 @@ def test_a_stranger_sets_no_reward_and_a_worker_only_its_own_part_of_it(reward: 
     force.delivered("honest", 12)
     force.beat("stranger", Heartbeat(1.0, None, 1, reward, 0.0))
     force.beat("liar", Heartbeat(1.0, 0, 2**53, reward * 2.0**53, 0.0))
-    assert force.take_reward() == 0.5
+    assert mean_reward(force.take_rewards()) == 0.5
     force.beat("honest", Heartbeat(1.0, 0, 20, 10.0, 0.0))
     force.delivered("honest", 12)
     force.delivered("liar", 4)
-    assert force.take_reward() == (12 * 0.5 + 4 * (1.0 if reward > 0 else 0.0)) / 16
+    assert mean_reward(force.take_rewards()) == (12 * 0.5 + 4 * (1.0 if reward > 0 else 0.0)) / 16
 
 
 def test_the_end_is_told_to_all_that_are_there() -> None:

@@ -26,7 +26,6 @@ from swarm.net.records.identity import Identity
 from swarm.net.snapshot_progress import read_progress
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
-from swarm.sapo.watch import Alarm
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
@@ -424,16 +423,18 @@ def test_a_learner_whose_list_of_versions_is_lost_goes_on_above_the_snapshots_it
 
 def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.values |= {"watch": {"window_rounds": 2, "drop": 1.0}, "checkpoint": {"every_rounds": 1, "keep": 1}}
+    run.values |= {"watch": {"window_rounds": 2}, "checkpoint": {"every_rounds": 1, "keep": 1}}
     with run.workers("one", "two") as (worker, _), run.learner(rounds=1_000) as node:
         node.begin()
         while node._store.good is None:
+            node._workforce.take_rewards = lambda: {"worker": (8, 1.0)}
             node.step()
         good, version, policy = node._store.good, node._updater.version, node._policy
         with torch.no_grad():
             for parameter in policy.weights.values():
                 parameter.mul_(0.5)
-        node._go_back(Alarm(0.5, 0.1, ("12D3poisoner",), 100))
+        for reward in (1.0,) * 4 + (0.1,) * 2:  # means over two steps
+            node._look_back(["12D3poisoner"], reward)
         for name, weights in load_policy(node._config.policy, good / "model").weights.items():
             torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
         assert node._updater.version == version + 1, "versions only rise"
@@ -443,7 +444,7 @@ def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp
         run.finished = False
     moments = PeerHistory.read(tmp_path / "learner" / METRICS_FILE).moments
     (told,) = [moment.text for moment in moments if "harmed this learner" in moment.text]
-    assert "0.500" in told and good.name in told and "12D3poisoner" in told
+    assert "from 1.000 to 0.100" in told and good.name in told and "12D3poisoner" in told
 
 
 def test_a_worker_that_is_not_listed_is_told_what_to_do_and_samples_nothing(tmp_path: Path) -> None:
