@@ -14,6 +14,7 @@ from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from nodes.roles.snapshots import open_publisher
+from swarm.central.evaluated import EvaluationWatch
 from swarm.central.learner import Learner, StepReport
 from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
@@ -72,6 +73,7 @@ class LearnerNode:
         self._terms = terms_of(config, self._policy)
         self._workforce = Workforce(config.learner, time.monotonic, self._terms, self._shell.exchange.established)
         self._watch = Watch(config.watch)
+        self._evaluations = EvaluationWatch(config.watch)
         self._told: set[str] = set()
         """Workers of which a note has said that they differ."""
         self._looked_at = 0.0
@@ -126,7 +128,12 @@ class LearnerNode:
         rewards = self._workforce.take_rewards()
         self._record(report, mean_reward(rewards))
         self._look_back(report.senders, self._workforce.most_reach(rewards))
+        self._evaluations.used(report.senders)
         self._shell.do_what_is_due(self._ranks, report.round, self.save)
+        if (evaluated := self._shell.evaluated) is not None:
+            at, result = evaluated
+            if result.accuracy is not None:
+                self._heed(self._evaluations.observe(at, result.accuracy, result.num_questions), "its accuracy")
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""
@@ -174,12 +181,15 @@ class LearnerNode:
         The rewards of delivered groups would be this node's own, but these are chosen: once a task is learned, only
         its hardest questions have signal.
         """
-        alarm = self._watch.observe(reward, 0, senders) if reward is not None else None
+        if reward is not None:
+            self._heed(self._watch.observe(reward, 0, senders), "the reward that most workers report")
+
+    def _heed(self, alarm: Alarm | None, what: str) -> None:
         if alarm is not None:
             self._learner.distrust(alarm.senders)
-            self._go_back(alarm)
+            self._go_back(alarm, what)
 
-    def _go_back(self, alarm: Alarm) -> None:
+    def _go_back(self, alarm: Alarm, what: str) -> None:
         """Roll back to the policy before its workers' rewards fell, publish it, and go on under a new version."""
         before = self._updater.version
         outcome = roll_back(self._store, self._ranks.go_back)
@@ -189,7 +199,7 @@ class LearnerNode:
         if self._updater.version > before:
             self._learner.publish()
         self.note(
-            f"workers' groups harmed this learner: the reward that most workers report fell from {alarm.before:.3f} to "
+            f"workers' groups harmed this learner: {what} fell from {alarm.before:.3f} to "
             f"{alarm.after:.3f}; {outcome}; merits reset for these workers: {', '.join(alarm.senders)}",
             "warning",
         )

@@ -250,6 +250,11 @@ class Shell:
             )
         )
 
+    @property
+    def evaluated(self) -> tuple[int, Evaluation] | None:
+        """The last evaluation of this process, and the rounds made before it."""
+        return None if self._evaluated is None else (self._evaluated_at, self._evaluated)
+
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""
         return self._config.rounds is not None and round >= self._config.rounds
