@@ -322,7 +322,7 @@ class Auditor(Protocol):
 
     def verdict(self, group: GradedGroup) -> Reason | None:
         """`wrong_logprobs` when the group's log-probabilities are not those of the snapshots it names, `wrong_version`
-        when there are no such snapshots."""
+        when there are no such snapshots, `unlike_samples` when its worker's completions cannot be samples of them."""
         ...
 
 

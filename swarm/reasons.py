@@ -222,6 +222,11 @@ class Reason(StrEnum):
         "It was waiting or being graded when the node wrote the checkpoint that it later resumed from.",
     )
 
+    NOT_INVITED = (
+        "not_invited",
+        Subject.FOLLOWED,
+        "Its worker is not among those that the learner lists (`learner.workers`).",
+    )
     WRONG_VERSION = "wrong_version", Subject.FOLLOWED, "It names a version of the policy that was never published."
     STALE_VERSION = (
         "stale_version",
@@ -247,6 +252,12 @@ class Reason(StrEnum):
         "wrong_logprobs",
         Subject.FOLLOWED,
         "Its log-probabilities differ from those under the snapshots it names.",
+    )
+    UNLIKE_SAMPLES = (
+        "unlike_samples",
+        Subject.FOLLOWED,
+        "With the other groups of its worker, its completions are more surprising, or less, than samples of the "
+        "snapshots that they name can be: they were written or chosen.",
     )
 
     NOT_SAMPLED = "not_sampled", Subject.OWN, "It has signal but was not drawn for the update."
@@ -278,6 +289,10 @@ NO_LOSS = frozenset(
     }
 )
 """Drops of a healthy swarm: there is nothing to learn from the group, or more arrives than updates take."""
+
+
+FRAUDS = frozenset({Reason.WRONG_VERSION, Reason.WRONG_LOGPROBS, Reason.UNLIKE_SAMPLES})
+"""Outcomes that are never mistakes. They erase a peer's merit: otherwise a long honest life would pay for many lies."""
 
 
 OF_GRADING = frozenset(

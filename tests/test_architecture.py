@@ -78,11 +78,14 @@ ALLOWED = {
     "swarm/sapo/pool.py": PURE | {"swarm.groups.signal"},
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
     "swarm/central/capacity.py": PURE,
-    "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool"} | LEDGER,
+    "swarm/central": PURE
+    | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool", "swarm.sapo.appraisal"}
+    | {"swarm.sapo.watch"}
+    | LEDGER,
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
-    | {"swarm.groups.credit", "swarm.groups.expectation"}
+    | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
     | {"swarm.sapo.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/preflight": PURE

@@ -28,9 +28,9 @@ ON_DISK = (
     "other_task options_differ question_mismatch media_mismatch cannot_perceive episode_mismatch untrusted held_out "
     "verifier_timeout verifier_crash judge_skipped judge_budget judge_timeout judge_failed "
     "zero_advantage pool_full not_needed expired improbable "
-    "harmful update_skipped lost_in_restart wrong_version stale_version buffer_full other_policy other_sampling "
-    "no_tokens hidden_tokens wrong_tokens wrong_logprobs not_sampled not_finished prompt_empty prompt_too_long "
-    "engine_refused"
+    "harmful update_skipped lost_in_restart not_invited wrong_version stale_version buffer_full other_policy "
+    "other_sampling no_tokens hidden_tokens wrong_tokens wrong_logprobs unlike_samples not_sampled "
+    "not_finished prompt_empty prompt_too_long engine_refused"
 )
 """As ledgers in checkpoints, metrics and rosters have them; one that is renamed there is another one."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.roles.ranks.led import Led, Snapshot, load_reference
+from nodes.roles.ranks.led import GoBack, Led, Snapshot, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
@@ -33,12 +33,6 @@ class Score(Struct, frozen=True):
     """Score a share of these groups."""
 
     groups: Sequence[GradedGroup]
-
-
-class GoBack(Struct, frozen=True):
-    """Load weights and optimizer from this checkpoint."""
-
-    checkpoint: Path
 
 
 class OwnParts(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct, json, structs
@@ -12,11 +12,12 @@ from msgspec import Struct, json, structs
 from nodes.roles.launch import Role
 from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
-from nodes.roles.shell import CHECKPOINTS, EndReason, Shell
+from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from nodes.roles.snapshots import open_publisher
+from swarm.central.evaluated import EvaluationWatch
 from swarm.central.learner import Learner, StepReport
 from swarm.central.terms import differences
-from swarm.central.workforce import FAREWELL_S, Workforce
+from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.figures import finite
@@ -26,6 +27,7 @@ from swarm.net.services.heartbeat import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
+from swarm.sapo.watch import Alarm, Watch
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
 from swarm.telemetry.ledger import Ledger
@@ -69,7 +71,9 @@ class LearnerNode:
         self._ranks = LearnerRanks(config, found, ranks or Ranks(), cancelled, progress)
         self._policy, self._updater = self._ranks.policy, self._ranks.updater
         self._terms = terms_of(config, self._policy)
-        self._workforce = Workforce(config.learner, time.monotonic, self._terms)
+        self._workforce = Workforce(config.learner, time.monotonic, self._terms, self._shell.exchange.established)
+        self._watch = Watch(config.watch)
+        self._evaluations = EvaluationWatch(config.watch)
         self._told: set[str] = set()
         """Workers of which a note has said that they differ."""
         self._looked_at = 0.0
@@ -121,8 +125,15 @@ class LearnerNode:
                 raise
             return  # a pause came while rollouts were missing
         self._workforce.stepped(report.version, _train_s(report), report.timings["wait"])
-        self._record(report)
+        rewards = self._workforce.take_rewards()
+        self._record(report, mean_reward(rewards))
+        self._look_back(report.senders, self._workforce.most_reach(rewards))
+        self._evaluations.used(report.senders)
         self._shell.do_what_is_due(self._ranks, report.round, self.save)
+        if (evaluated := self._shell.evaluated) is not None:
+            at, result = evaluated
+            if result.accuracy is not None:
+                self._heed(self._evaluations.observe(at, result.accuracy, result.num_questions), "its accuracy")
 
     def note(self, text: str, level: str = "info") -> None:
         """Put a line for people into the metrics file."""
@@ -143,8 +154,10 @@ class LearnerNode:
             tokens_generated=0,
             sequences=self._shell.exchange.book.highest_sequences(),
             num_passed_over=self._updater.num_passed_over,
+            watch=self._watch.dump(),
         )
-        path = self._ranks.save(self._store, state, self._config.model_dump_json(indent=1))
+        config = self._config.model_dump_json(indent=1)
+        path = self._ranks.save(self._store, state, config, well=self._watch.well)
         self._saved_round = self._learner.round
         self._shell.saved(state.round, path)
 
@@ -161,6 +174,35 @@ class LearnerNode:
     def close(self) -> None:
         """Stop serving snapshots."""
         self._open.close()
+
+    def _look_back(self, senders: Sequence[str], reward: float | None) -> None:
+        """Roll back if the reward has fallen that most workers report of all that they sample.
+
+        The rewards of delivered groups would be this node's own, but these are chosen: once a task is learned, only
+        its hardest questions have signal.
+        """
+        if reward is not None:
+            self._heed(self._watch.observe(reward, 0, senders), "the reward that most workers report")
+
+    def _heed(self, alarm: Alarm | None, what: str) -> None:
+        if alarm is not None:
+            self._learner.distrust(alarm.senders)
+            self._go_back(alarm, what)
+
+    def _go_back(self, alarm: Alarm, what: str) -> None:
+        """Roll back to the policy before its workers' rewards fell, publish it, and go on under a new version."""
+        before = self._updater.version
+        outcome = roll_back(self._store, self._ranks.go_back)
+        # At once: after a kill the learner would go on from what has been harmed.
+        self._saved_round = None
+        self.save()
+        if self._updater.version > before:
+            self._learner.publish()
+        self.note(
+            f"workers' groups harmed this learner: {what} fell from {alarm.before:.3f} to "
+            f"{alarm.after:.3f}; {outcome}; merits reset for these workers: {', '.join(alarm.senders)}",
+            "warning",
+        )
 
     def _rest(self) -> None:
         self._workforce.rest()
@@ -194,6 +236,7 @@ class LearnerNode:
             fraction=config.learner.spot_check,
             tolerance=config.learner.spot_check_nats,
             num_kept=config.learner.max_staleness // config.learner.period + 2,
+            tries=self._workforce.tries,
         )
         return Learner(
             settings=config.learner,
@@ -205,6 +248,9 @@ class LearnerNode:
             auditor=auditor,
             ledger=Ledger(),
             delivered=self._workforce.delivered,
+            plausibility=config.plausibility,
+            corroboration=config.corroboration,
+            credit=config.update.credit,
             keep=self._shell.samples.keep,
             trusted=config.trusted,
             cancelled=looking,
@@ -215,6 +261,9 @@ class LearnerNode:
         learner = self._learner
         self._shell.resume(checkpoint, state, self._policy.name, learner.buffer, learner.ledger)
         learner.round = state.round
+        if state.watch is not None:
+            self._watch.restore(state.watch)
+        self._store.resume(state)
         return state.round
 
     def _rise(self) -> None:
@@ -236,12 +285,12 @@ class LearnerNode:
         while not self._workforce.all_told and time.monotonic() < deadline:
             time.sleep(TELL_EVERY_S)
 
-    def _record(self, report: StepReport) -> None:
+    def _record(self, report: StepReport, reward: float | None) -> None:
         outlook = self._workforce.outlook()
         self._shell.made(
             RoundEvent(
                 round=report.round,
-                reward=self._workforce.take_reward(),
+                reward=reward,
                 groups=self._learner.ledger.snapshot(),
                 pool=self._learner.buffer.num_unused(),
                 pending=self._learner.num_pending,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from nodes.roles.coordinator import NODES_OWN, OwnParts, RankCoordinator
 from nodes.roles.run import unreadable_tasks
-from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, stream_seed
+from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back, stream_seed
 from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
-from swarm.errors import CheckpointError, ConfigError
+from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
 from swarm.net.records.identity import Identity
@@ -191,15 +191,7 @@ class PeerNode:
 
     def _go_back(self, alarm: Alarm) -> None:
         """Roll back to the policy before it learned from harmful groups."""
-        good = self._store.good
-        outcome = "there is no good checkpoint to roll back to"
-        if good is not None:
-            try:
-                self._coordinator.go_back(good)
-                outcome = f"rolled back to the weights of {good.name}"
-            except CheckpointError as error:
-                outcome = f"no rollback: {error}"
-        self._store.distrust()
+        outcome = roll_back(self._store, self._coordinator.go_back)
         # At once: after a kill the node would go on from what others have harmed, and learn from them.
         self._saved_round = None
         self.save()

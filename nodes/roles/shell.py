@@ -41,7 +41,7 @@ from swarm.telemetry.records import (
 from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.training.checkpoint import TrainingState
+from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.types import MemberSummary
 
 CHECKPOINTS = "checkpoints"
@@ -250,6 +250,11 @@ class Shell:
             )
         )
 
+    @property
+    def evaluated(self) -> tuple[int, Evaluation] | None:
+        """The last evaluation of this process, and the rounds made before it."""
+        return None if self._evaluated is None else (self._evaluated_at, self._evaluated)
+
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""
         return self._config.rounds is not None and round >= self._config.rounds
@@ -307,6 +312,19 @@ class Shell:
         self.samples.close()
         if failure is not None:
             raise failure
+
+
+def roll_back(store: CheckpointStore, go_back: Callable[[Path], None]) -> str:
+    """Roll back to the last good checkpoint with `go_back`, and trust the later ones no more; returns what was done."""
+    good, outcome = store.good, "there is no good checkpoint to roll back to"
+    if good is not None:
+        try:
+            go_back(good)
+            outcome = f"rolled back to the weights of {good.name}"
+        except CheckpointError as error:
+            outcome = f"no rollback: {error}"
+    store.distrust()
+    return outcome
 
 
 def check_model(checkpoint: Path, state: TrainingState, model: str) -> None:

@@ -89,6 +89,8 @@ class WorkerNode:
         """Of it, for want of room, since there was room last."""
         self._learner_away = False
         """The state in the last note."""
+        self._invited = True
+        """Likewise."""
         self._terms = terms_of(config, self._policy)
         self._learner_s: Terms | None = None
         """The learner's terms in the last note."""
@@ -234,6 +236,14 @@ class WorkerNode:
             self.note("the learner answers again")
         self._learner_away = away
         orders = self._heartbeats.orders
+        invited = orders is None or orders.invited
+        if self._invited and not invited:
+            self.note(
+                "the learner takes groups only of the workers that it lists, so that this one samples nothing: ask for "
+                f"{self._identity.peer_id} to be added to its learner.workers",
+                "warning",
+            )
+        self._invited = invited
         if orders is not None and orders.terms is not None and orders.terms != self._learner_s:
             self._learner_s = orders.terms
             for line in differences(self._terms, orders.terms):

@@ -7,20 +7,50 @@ add ──▶ held, oldest version first ──take──▶ in the open update 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from swarm.groups.versions import oldest_version
+from swarm.protocols import NEWCOMERS
 from swarm.reasons import Reason
+from swarm.sapo.mixing import AuthorOf, authors_of, fair_part
 from swarm.sapo.pool import PooledGroup
 from swarm.types import GradedGroup
 
+LATE = 4.0
+"""A worker delivers no more after this many of its usual times between two groups without one."""
+SHORTEST_LATE_S = 5.0
+GAPS = 8
+"""Its usual time is a mean over about so many."""
+MAX_SENDERS = 1_024
+
+
+class _Flow(Struct):
+    """When a worker's groups come."""
+
+    at: float
+    """The last."""
+    gap_s: float = 0.0
+
+
+def itself(peer_id: str) -> str:
+    """Every worker is an author of its own."""
+    return peer_id
+
 
 class ReplayBuffer:
-    """Groups whose tokens are all at most `max_staleness` versions old when taken."""
+    """Groups whose tokens are all at most `max_staleness` versions old when taken, fair between workers.
+
+    No worker gives more of an update than its fair part, R divided by the authors, while others have groups. All
+    newcomers together are one author, and never give more while a worker that is not one delivers: the update then
+    waits for its groups. Other workers fill the places that nobody else has groups for.
+    """
 
     def __init__(self, max_staleness: int, max_groups: int) -> None:
         """An empty buffer; S = `max_staleness`, 0 for strictly on-policy."""
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()
         self._max_staleness = max_staleness
         self._max_groups = max_groups
         self._held: dict[str, PooledGroup] = {}
@@ -39,18 +69,22 @@ class ReplayBuffer:
         """Whether one more group would displace another."""
         return len(self._held) >= self._max_groups
 
-    def add(self, content_id: str, graded: GradedGroup, version: int, now: float) -> Counter[Reason]:
+    def add(
+        self, content_id: str, graded: GradedGroup, version: int, now: float, author_of: AuthorOf = itself
+    ) -> Counter[Reason]:
         """Add a group while the policy is at `version`.
 
-        Returns the reasons of groups that left or did not enter: `stale_version`, `buffer_full`. The oldest version
-        leaves first. Raises `ValueError` for an id already held: the caller deduplicates.
+        Returns the reasons of groups that left or did not enter: `stale_version`, `buffer_full`. A full buffer drops
+        the oldest version of the author with the most groups. Raises `ValueError` for an id already held: the caller
+        deduplicates.
         """
         if content_id in self:
             raise ValueError(f"group {content_id} is already in the buffer")
         self._held[content_id] = PooledGroup(content_id, graded, now)
+        self._note(graded.group.peer_id, now)
         left = self.advance(version)
         while len(self._held) > self._max_groups:
-            del self._held[min(self._held, key=self._age)]
+            del self._held[self._least_wanted(author_of)]
             left[Reason.BUFFER_FULL] += 1
         return left
 
@@ -61,21 +95,56 @@ class ReplayBuffer:
             del self._held[key]
         return Counter({Reason.STALE_VERSION: len(stale)}) if stale else Counter()
 
-    def take(self, version: int, num_rollouts: int) -> list[GradedGroup]:
+    def refuse(self, peer_id: str | None = None) -> int:
+        """Discard the groups held, or those of one worker; returns their number."""
+        unwanted = [key for key, held in self._held.items() if peer_id in (None, held.graded.group.peer_id)]
+        for key in unwanted:
+            del self._held[key]
+        return len(unwanted)
+
+    def ready(self, version: int, num_rollouts: int, now: float = 0.0, author_of: AuthorOf = itself) -> list[str]:
+        """Content ids of what `take` gives."""
+        expected = self._delivering(now)
+        keys = authors_of(
+            {*expected, *map(_sender, self._held.values()), *map(_sender, self._taken.values())}, author_of
+        )
+        fair = fair_part(num_rollouts + self.num_taken, len({*keys.values()}))
+        given = Counter[str]()
+        for held in self._taken.values():
+            given[keys[_sender(held)]] += len(held.graded.rewards)
+        waiting = sorted((key for key in self._held if self._admissible(self._held[key], version)), key=self._age)
+        others = any(keys[peer_id] != NEWCOMERS for peer_id in (*expected, *map(_sender, self._held.values())))
+        chosen: dict[str, None] = {}
+        for fills in (False, True):  # what others leave is given out once all have had their part
+            for key in waiting:
+                author, size = keys[_sender(self._held[key])], len(self._held[key].graded.rewards)
+                may = given[author] < fair or (fills and not (others and author == NEWCOMERS))
+                if num_rollouts > 0 and may and key not in chosen:
+                    chosen[key] = None
+                    given[author] += size
+                    num_rollouts -= size
+        return sorted(chosen, key=self._age)
+
+    def take(
+        self, version: int, num_rollouts: int, now: float = 0.0, author_of: AuthorOf = itself
+    ) -> list[GradedGroup]:
         """Groups with `num_rollouts` completions for the open update, or all there are; the last group may exceed it.
 
         The oldest version comes first: newest-first would let long completions go stale more often than short ones.
         They stay until `settle`.
         """
-        taken: list[GradedGroup] = []
-        for key in sorted(self._held, key=self._age):
-            if num_rollouts <= 0:
-                break
-            if self._admissible(self._held[key], version):
-                self._taken[key] = self._held.pop(key)
-                taken.append(self._taken[key].graded)
-                num_rollouts -= len(taken[-1].rewards)
-        return taken
+        taken = {key: self._held.pop(key) for key in self.ready(version, num_rollouts, now, author_of)}
+        self._taken |= taken
+        return [held.graded for held in taken.values()]
+
+    def has_taken(self, peer_id: str) -> bool:
+        """Whether a worker's groups are in the open update."""
+        return peer_id in map(_sender, self._taken.values())
+
+    @property
+    def num_taken(self) -> int:
+        """Completions in the open update."""
+        return sum(len(held.graded.rewards) for held in self._taken.values())
 
     def settle(self) -> list[GradedGroup]:
         """The open update was made: release its groups and return them."""
@@ -87,9 +156,9 @@ class ReplayBuffer:
         """The open update was abandoned: hold its groups again."""
         self._held, self._taken = {**self._taken, **self._held}, {}
 
-    def num_rollouts(self) -> int:
-        """Completions held, without those in the open update."""
-        return sum(len(held.graded.rewards) for held in self._held.values())
+    def num_rollouts(self, content_ids: Iterable[str] | None = None) -> int:
+        """Completions held, without those in the open update; or those of these groups."""
+        return sum(len(self._held[key].graded.rewards) for key in (self._held if content_ids is None else content_ids))
 
     def num_unused(self) -> int:
         """Groups that no completed update has used."""
@@ -109,3 +178,26 @@ class ReplayBuffer:
 
     def _age(self, content_id: str) -> int:
         return oldest_version(self._held[content_id].graded.group)
+
+    def _least_wanted(self, author_of: AuthorOf) -> str:
+        authors = {key: author_of(_sender(held)) for key, held in self._held.items()}
+        ((most, _),) = Counter(authors.values()).most_common(1)
+        return min((key for key, author in authors.items() if author == most), key=self._age)
+
+    def _note(self, peer_id: str, now: float) -> None:
+        flow = self._flows.setdefault(peer_id, _Flow(now))
+        flow.gap_s += (now - flow.at - flow.gap_s) / GAPS
+        flow.at = now
+        self._flows.move_to_end(peer_id)
+        if len(self._flows) > MAX_SENDERS:
+            self._flows.popitem(last=False)
+
+    def _delivering(self, now: float) -> list[str]:
+        """Workers of which more groups are to be expected."""
+        return [
+            peer_id for peer_id, flow in self._flows.items() if now - flow.at <= max(SHORTEST_LATE_S, LATE * flow.gap_s)
+        ]
+
+
+def _sender(held: PooledGroup) -> str:
+    return held.graded.group.peer_id

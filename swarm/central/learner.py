@@ -1,8 +1,8 @@
 """A learner: trains one policy on the rollouts of its workers, and publishes its snapshots.
 
-    swarm ──▶ intake: regraded ──▶ audit: signal, tokens, version, spot check ──▶ buffer: at most S versions old
-                                                                                     │ micro-batches, as they come
-                                                                                     ▼
+    swarm ──▶ intake: regraded ──▶ audit: signal, tokens, version, sampled? ──▶ fence ──▶ buffer: at most S versions old
+                                                                                           │ fair parts, as they come
+                                                                                           ▼
     workers ◀── snapshot, every kappa steps ◀── apply, once R rollouts are in ◀── accumulate
 
 There is no barrier: the learner accumulates a step's gradient while workers still sample its rollouts, and applies it
@@ -23,14 +23,28 @@ from pydantic import Field, model_validator
 
 from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
+from swarm.central.fence import Bounded, Claimed, WorkerCorroboration, WorkerFence
 from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
+from swarm.groups.corroboration import CorroborationSettings
+from swarm.groups.credit import Credit
 from swarm.groups.intake import Intake, cannot_fit
+from swarm.groups.plausibility import PlausibilitySettings
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.versions import newest_version, oldest_version
 from swarm.groups.waiting import WaitingLimits
-from swarm.protocols import Auditor, GroupExchange, KeepSample, SnapshotPublisher, StreamingUpdater, Verifier
-from swarm.reasons import Reason
+from swarm.protocols import (
+    NEWCOMERS,
+    Auditor,
+    GroupExchange,
+    KeepSample,
+    SnapshotPublisher,
+    StreamingUpdater,
+    Verifier,
+)
+from swarm.reasons import FRAUDS, Reason
+from swarm.sapo.appraisal import Appraisal, own_reading, read_group
+from swarm.sapo.mixing import AuthorOf, Candidate
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
@@ -42,6 +56,9 @@ POLL_S = 0.02
 class LearnerSettings(Settings):
     """How `swarm learn` trains on its workers' rollouts."""
 
+    workers: tuple[str, ...] | None = None
+    """Peer ids of the workers whose groups are taken; those of others are refused before they are graded. Default: of
+    anybody who joins the run."""
     max_staleness: int = Field(3, ge=0)
     """S: the most updates between the policy that sampled a token and the one that trains on it; 0: strictly
     on-policy."""
@@ -60,8 +77,9 @@ class LearnerSettings(Settings):
     rounded policy, and importance weights use its log-probabilities: `sampling/sampling_logp_difference/mean` contains
     the rounding."""
     spot_check: float = Field(0.05, ge=0, le=1)
-    """Fraction of groups whose log-probabilities the learner recomputes under the snapshots they name. A worker's first
-    group is always checked; after a false claim all of its groups are, until one is true. 0: no checks."""
+    """Fraction of groups whose log-probabilities the learner recomputes under the snapshots they name, and of which it
+    tests whether they can have been sampled from these. A worker's first eight groups are always checked, and all of
+    its groups after a false claim, until one is true, and while something speaks against it. 0: no checks."""
     spot_check_nats: float = Field(0.1, gt=0)
     """Mean difference per token above which a claim is false; other kernels and dtypes cause smaller differences."""
     headroom: float = Field(1.1, ge=1)
@@ -102,6 +120,8 @@ class StepReport(Struct, frozen=True):
     """Seconds: `wait` for admissible rollouts, `update`, `publish`, `receive`."""
     figures: dict[str, float] = {}
     """Of the groups trained on, by conventional name."""
+    senders: tuple[str, ...] = ()
+    """Of the groups trained on."""
 
 
 class Learner:
@@ -119,6 +139,9 @@ class Learner:
         auditor: Auditor,
         ledger: Ledger,
         delivered: Callable[[str, int], None] = lambda peer_id, rollouts: None,
+        plausibility: PlausibilitySettings | None = None,
+        corroboration: CorroborationSettings | None = None,
+        credit: Credit = "episode",
         keep: KeepSample = lambda fate, group: None,
         trusted: Collection[str] = (),
         cancelled: Callable[[], bool] = lambda: False,
@@ -127,7 +150,8 @@ class Learner:
     ) -> None:
         """A learner before its first snapshot.
 
-        `delivered` is called with a worker's peer id and its number of admissible rollouts; `keep` is told what became
+        `delivered` is called with a worker's peer id and its number of admissible rollouts; `credit` is that of the
+        updates; `keep` is told what became
         of groups; `trusted` are the peers whose word counts for what their own tools said; `cancelled` is polled while
         waiting; `max_group_size` says how many completions a group may have.
         """
@@ -135,6 +159,9 @@ class Learner:
         """Steps made."""
         self.buffer = ReplayBuffer(settings.max_staleness, settings.buffer_groups)
         self.ledger = ledger
+        self._fence = WorkerFence(plausibility or PlausibilitySettings())
+        self._corroboration = WorkerCorroboration(corroboration or CorroborationSettings())
+        self._credit: Credit = credit
         self._settings = settings
         self._updater = updater
         self._exchange = exchange
@@ -151,6 +178,9 @@ class Learner:
             trusted=trusted,
             max_completions=max_group_size,
         )
+        self._begun_anew = False
+        """Whether the open update has been abandoned for a fraud."""
+        self._keep = keep
         self._delivered = delivered
         self._cancelled = cancelled
         self._clock = clock
@@ -172,22 +202,20 @@ class Learner:
         Raises `Interrupted` and `SnapshotError` with the buffer restored.
         """
         self._publisher.check()
+        self._begun_anew = False
         spent = Stopwatch(("wait", "receive", "update", "publish"), self._clock)
-        num_rollouts = 0
-        while (missing := self._settings.rollouts_per_step - num_rollouts) > 0:
+        while (missing := self._settings.rollouts_per_step - self.buffer.num_taken) > 0:
             with spent("receive"):
                 self.receive()
-            enough = self.buffer.num_rollouts() >= min(missing, self._settings.micro_batch_rollouts)
-            if enough or self.buffer.is_full:  # a full buffer never holds more
+            if taken := self._take(missing):
                 with spent("update"):
-                    groups = self.buffer.take(self._updater.version, missing)
-                    self._updater.accumulate(groups)
-                    num_rollouts += sum(len(group.rewards) for group in groups)
+                    self._updater.accumulate(taken)
             else:
                 with spent("wait"):
                     self._wait()
         with spent("update"):
             update = self._updater.apply()
+        num_rollouts = self.buffer.num_taken
         groups = self._settle(update.skipped)
         with spent("publish"):
             if not update.skipped and self._updater.version % self._settings.period == 0:
@@ -201,17 +229,52 @@ class Learner:
             update=update,
             timings=spent.seconds,
             figures=values(rollout_figures(groups)),
+            senders=tuple(graded.group.peer_id for graded in groups),
         )
 
     def receive(self) -> None:
         """Receive regraded groups; admissible ones enter the buffer, the rest are counted."""
-        for content_id, graded in self._intake.receive(self.buffer):
+        now, author_of = self._clock(), self._author_of()
+        for content_id, received in self._intake.receive(self.buffer):
+            graded = self._screened(received)
+            if graded is None:
+                self.ledger.dropped(Reason.IMPROBABLE)
+                self._keep(Reason.IMPROBABLE, received)
+                continue
             self._delivered(graded.group.peer_id, len(graded.rewards))
-            for reason, count in self.buffer.add(content_id, graded, self._updater.version, self._clock()).items():
+            for reason, count in self.buffer.add(content_id, graded, self._updater.version, now, author_of).items():
                 self.ledger.dropped(reason, count)
 
+    def _screened(self, graded: GradedGroup) -> GradedGroup | None:
+        """The part of an admitted group to learn from, None for none: whatever compares workers has its place here."""
+        bound = self._fence.bound(graded.group.peer_id, self._exchange.established())
+        self._fence.learn(graded)
+        appraisal = Appraisal(Claimed(self._updater), Bounded(bound), self._credit)
+        (kept,) = appraisal.screen([Candidate(content_id="", content=graded)])
+        if kept is None:
+            return None
+        group = read_group(kept, own_reading(kept), self._updater.advantages, self._credit)
+        return self._corroboration.credited(kept, group, self._author_of()(graded.group.peer_id))
+
+    def _take(self, missing: int) -> list[GradedGroup]:
+        """Groups for the open update: a micro-batch or more, or none yet."""
+        enough = min(missing, self._settings.micro_batch_rollouts)
+        if self.buffer.num_rollouts() < enough and not self.buffer.is_full:  # a full buffer never holds more
+            return []
+        version, now, author_of = self._updater.version, self._clock(), self._author_of()
+        ready = self.buffer.ready(version, missing, now, author_of)
+        if self.buffer.num_rollouts(ready) < enough and not self.buffer.is_full:
+            return []
+        return self.buffer.take(version, missing, now, author_of)
+
+    def _author_of(self) -> AuthorOf:
+        established = self._exchange.established()
+        return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
+
     def _hopeless(self, group: RolloutGroup) -> Reason | None:
-        """Why a group cannot be used, judged by its versions and lengths alone."""
+        """Why a group cannot be used, judged by its worker, versions and lengths alone."""
+        if self._settings.workers is not None and group.peer_id not in self._settings.workers:
+            return Reason.NOT_INVITED
         if cannot_fit(group, self._updater.max_chars):
             return Reason.TOO_LONG
         if newest_version(group) > self._updater.version:
@@ -220,7 +283,31 @@ class Learner:
         return Reason.STALE_VERSION if too_old else None
 
     def _unfit(self, graded: GradedGroup) -> Reason | None:
-        return self._updater.refusal(graded) or self._auditor.verdict(graded)
+        reason = self._updater.refusal(graded) or self._auditor.verdict(graded)
+        if reason in FRAUDS:
+            self._expel(graded.group.peer_id, reason)
+        return reason
+
+    def _expel(self, peer_id: str, reason: Reason) -> None:
+        """Nothing more is learned from a fraud: its groups leave the buffer, and the open update if they are in it.
+
+        An update begins anew only once: names are free, and each could have one fraud found in the middle of it.
+        """
+        if self.buffer.has_taken(peer_id) and not self._begun_anew:
+            self._begun_anew = True
+            self._abandon()
+        self.ledger.dropped(reason, self.buffer.refuse(peer_id))
+
+    def _abandon(self) -> None:
+        """Discard the open update, and hold its groups again."""
+        self._updater.abandon()
+        self.buffer.give_back()
+
+    def distrust(self, senders: Collection[str]) -> None:
+        """Charge workers whose groups harmed this learner, and discard what is held."""
+        for peer_id in senders:
+            self._exchange.report(peer_id, Reason.HARMFUL)
+        self.ledger.dropped(Reason.HARMFUL, self.buffer.refuse())
 
     def _wait(self) -> None:
         try:
@@ -228,8 +315,7 @@ class Learner:
             if self._cancelled():
                 raise Interrupted("stopped while waiting for rollouts")
         except (Interrupted, SnapshotError):
-            self._updater.abandon()
-            self.buffer.give_back()
+            self._abandon()
             raise
         self._exchange.wait(POLL_S)
 

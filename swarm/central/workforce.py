@@ -12,7 +12,7 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 
 from msgspec import Struct, field
@@ -34,6 +34,12 @@ NUM_STEPS = 5
 """The learner's times are medians over this many steps; its bubble is a mean over four times as many."""
 MAX_WORKERS = 1_024
 FORGOTTEN_AFTER_S = 3_600.0
+MAX_TRIES = 64.0
+"""Groups sampled for each one delivered, of a worker that has delivered nothing yet."""
+TRIES_MARGIN = 1.5
+"""A heartbeat counts what it knows, not what is on its way."""
+TRIES_OF_OTHERS = 4.0
+"""A worker may sample so many times as many as the others for each one delivered: it may have fewer tasks."""
 FAREWELL_S = 10.0
 """At the end the learner waits this long for workers with a heartbeat within this time, to tell them so."""
 
@@ -62,6 +68,8 @@ class WorkerState(Struct):
     """Sum over these completions."""
     num_admitted: int = 0
     """Its admissible rollouts since it was last in such a mean."""
+    recently: tuple[float, float] = (0.0, 0.0)
+    """Completions by its heartbeats and admissible rollouts, both with a half-life of `WINDOW_S`."""
 
 
 class Outlook(Struct, frozen=True):
@@ -89,8 +97,16 @@ class Workforce:
     whole steps.
     """
 
-    def __init__(self, settings: LearnerSettings, clock: Callable[[], float], terms: Terms | None = None) -> None:
-        """Start without workers. `terms` are told to them."""
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        clock: Callable[[], float],
+        terms: Terms | None = None,
+        established: Callable[[], Collection[str]] | None = None,
+    ) -> None:
+        """Start without workers. `terms` are told to them. `established` are those that have been useful for long
+        enough to be relied on, by default all."""
+        self._established = established
         self._settings = settings
         self._terms = terms
         self._clock = clock
@@ -109,6 +125,8 @@ class Workforce:
 
     def beat(self, peer_id: str, heartbeat: Heartbeat) -> Orders:
         """Process a worker's heartbeat and return its orders."""
+        if self._settings.workers is not None and peer_id not in self._settings.workers:
+            return Orders(self._version, self._settings.max_staleness, False, self._finished, self._terms, False)
         with self._lock:
             now = self._clock()
             state = self._workers.get(peer_id)
@@ -117,6 +135,8 @@ class Workforce:
                 state = self._workers[peer_id] = WorkerState(now, now, heartbeat)
                 _count(state, None, heartbeat)
             else:
+                fade = 0.5 ** ((now - state.seen) / WINDOW_S)
+                state.recently = (fade * state.recently[0], fade * state.recently[1])
                 _count(state, state.heartbeat, heartbeat)
                 state.availability = _availability(state, now)
                 state.present_s += _since_seen(state, now)
@@ -157,6 +177,16 @@ class Workforce:
             if state := self._workers.get(peer_id):
                 state.num_delivered += rollouts
                 state.num_admitted += rollouts
+                state.recently = (state.recently[0], state.recently[1] + rollouts)
+
+    def tries(self, peer_id: str) -> float:
+        """Groups that a worker samples for each one with signal, by its heartbeats, as far as the others' agree."""
+        with self._lock:
+            known = {name: ratio for name, state in self._workers.items() if (ratio := _tries(state)) is not None}
+        own = known.pop(peer_id, MAX_TRIES)
+        if not known:
+            return own
+        return min(own, TRIES_OF_OTHERS * max(TRIES_MARGIN, statistics.median(known.values())))
 
     def published(self, version: int) -> None:
         """Record that a snapshot was published."""
@@ -172,19 +202,29 @@ class Workforce:
             self._measure(self._clock())
             self._decide(self._clock())
 
-    def take_reward(self) -> float | None:
-        """Mean of the rewards, in [0, 1], that workers reported; None if there is nothing new.
+    def take_rewards(self) -> dict[str, tuple[int, float]]:
+        """(admissible rollouts, mean reward in [0, 1]) of each worker that reported something new.
 
-        A report is a claim about completions that the learner never sees. So a worker's mean counts once it has
-        delivered admissible rollouts, with their number as its weight.
+        A report is a claim about completions that the learner never sees, unlike groups with signal all that a worker
+        sampled. So a worker's mean counts once it has delivered admissible rollouts, with their number as its weight.
         """
         with self._lock:
-            counted = [state for state in self._workers.values() if state.num_completions and state.num_admitted]
-            means = [(state.num_admitted, _mean_reward(state)) for state in counted]
-            for state in counted:
+            counted = {
+                name: state for name, state in self._workers.items() if state.num_completions and state.num_admitted
+            }
+            rewards = {name: (state.num_admitted, _mean_reward(state)) for name, state in counted.items()}
+            for state in counted.values():
                 state.num_completions, state.rewards, state.num_admitted = 0, 0.0, 0
-            weight = sum(number for number, _ in means)
-            return sum(number * mean for number, mean in means) / weight if means else None
+            return rewards
+
+    def most_reach(self, rewards: Mapping[str, tuple[int, float]]) -> float | None:
+        """The mean reward that half of the workers reach, of the proven ones if there are any; None without any.
+
+        It falls only if more than half of them report less: a worker alone raises no alarm.
+        """
+        proven = rewards.keys() & self._proven().keys() or rewards.keys()
+        ordered = sorted(rewards[name][1] for name in proven)
+        return ordered[len(ordered) // 2] if ordered else None
 
     def outlook(self) -> Outlook:
         """The current outlook."""
@@ -260,11 +300,12 @@ class Workforce:
     def _decide(self, now: float) -> None:
         """Change the active workers only when the rate has been outside the band for `act_after_s`."""
         demand = self._demand()
-        if demand is None or any(state.active and state.rate is None for state in self._workers.values()):
+        proven = self._proven()
+        if demand is None or any(state.active and state.rate is None for state in proven.values()):
             return
         required = required_rate(demand)
         aim = math.inf if required is None else self._settings.headroom * required
-        rate = pool_rate(_candidate(name, state, now) for name, state in self._workers.items() if state.active)
+        rate = pool_rate(_candidate(name, state, now) for name, state in proven.items() if state.active)
         too_little = required is None or rate < required
         idle = any(not state.active and _present(state, now) for state in self._workers.values())
         if not (too_little and idle) and rate <= self._settings.release_above * aim:
@@ -277,14 +318,32 @@ class Workforce:
             self._choose(aim, now)
 
     def _choose(self, aim: float, now: float) -> None:
-        """Activate the cheapest set that reaches the target rate, or all workers."""
-        candidates = [_candidate(name, state, now) for name, state in self._workers.items()]
+        """Activate the cheapest set of proven workers that reaches the target rate, or all workers.
+
+        Anybody may name a price, and boast of a rate: both count once a worker's groups have been used for a while. A
+        newcomer works beside the others until then, and replaces nobody.
+        """
+        proven = self._proven()
+        candidates = [_candidate(name, state, now) for name, state in proven.items()]
         chosen = cheapest(candidates, aim) if aim < math.inf else None
-        wanted = self._workers.keys() if chosen is None else {worker.name for worker in chosen}
+        spared = set() if chosen is None else proven.keys() - {worker.name for worker in chosen}
+        wanted = self._workers.keys() - spared
         for name, state in self._workers.items():
             if not state.active and name in wanted:
                 _measure_anew(state)
             state.active = name in wanted
+
+    def _proven(self) -> dict[str, WorkerState]:
+        if self._established is None:
+            return dict(self._workers)
+        established = self._established()
+        return {name: state for name, state in list(self._workers.items()) if name in established}
+
+
+def mean_reward(rewards: Mapping[str, tuple[int, float]]) -> float | None:
+    """The mean of `Workforce.take_rewards` by weight; None without any."""
+    weight = sum(number for number, _ in rewards.values())
+    return sum(number * mean for number, mean in rewards.values()) / weight if rewards else None
 
 
 def _measure_anew(state: WorkerState) -> None:
@@ -298,7 +357,14 @@ def _count(state: WorkerState, before: Heartbeat | None, now: Heartbeat) -> None
     completions = now.num_completions - (before.num_completions if before else 0)
     if completions > 0:
         state.num_completions += completions
+        state.recently = (state.recently[0] + completions, state.recently[1])
         state.rewards += now.reward - (before.reward if before else 0.0)
+
+
+def _tries(state: WorkerState) -> float | None:
+    """None before anything is known."""
+    sampled, admitted = state.recently
+    return max(1.0, TRIES_MARGIN * sampled / admitted) if admitted > 0 else None
 
 
 def _mean_reward(state: WorkerState) -> float:

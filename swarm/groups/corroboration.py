@@ -110,21 +110,21 @@ class ReadGroup:
 
     @cached_property
     def push(self) -> tuple[Buckets, Floats]:
-        """The buckets of all rows that have tokens, numbered through, and the push on each.
+        """The buckets of all rows that have tokens, numbered through, and the pushes [2, N] up and down on each.
 
         Some losses divide a completion's advantages by its length, some do not. Where those that are rewarded are
         shorter, or longer, than the others, a token that all have alike is pushed by one of the two.
         """
         raised = sum(max(0.0, max(each, default=0.0)) for each in self.advantages)
         if not raised:
-            return np.zeros(0, dtype=np.int64), np.zeros(0)
+            return np.zeros(0, dtype=np.int64), np.zeros((2, 0))
         lengths = np.array([len(each) for each in self.ids])
         by_length = np.repeat(lengths.mean() / np.maximum(lengths, 1), lengths)
         advantages = _flat(self.advantages) / raised
         weights = np.concatenate([np.tile(advantages * scale, KINDS * ROWS // 2) for scale in (by_length, 1.0)])
         found, index = np.unique(_through(self.buckets), return_inverse=True)
-        push = np.bincount(index.ravel(), weights, len(found))
-        return found, np.clip(push, -MAX_PUSH, MAX_PUSH)
+        push = [np.bincount(index.ravel(), np.maximum(sign * weights, 0.0), len(found)) for sign in (1, -1)]
+        return found, np.minimum(push, MAX_PUSH)
 
     def pull(self, factors: Floats | float = 1.0) -> float:
         """Sum over the raised tokens of advantage times 1 - probability, which is the gradient of the token's logit."""
@@ -201,13 +201,16 @@ class Corroboration:
     def _of_author(self, name: str, group: ReadGroup, signs: Floats, peer_id: str) -> Floats:
         """[N] without regard to how well the author is known; `peer_id` is who sent the group."""
         author, buckets = self._authors[name], group.buckets
-        theirs, their_error = author.at(buckets)
+        up, down, their_error = author.at(buckets)
         own, own_error, num_own = self._own_push(author, buckets)
-        # A positive push is now one that agrees with the advantage of the token at hand.
-        theirs, own = theirs * signs, own * signs
+        # From here on, a positive push is one that agrees with the advantage of the token at hand.
+        own = own * signs
+        along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
         doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
-        excessive = theirs - own > doubt + self._settings.tolerance
-        factor = np.where(excessive, np.maximum(own, 0.0) / np.where(excessive, theirs, 1.0), 1.0)
+        wanted = np.maximum(own, 0.0)
+        excessive = along - against - wanted > doubt + self._settings.tolerance
+        # What remains after the factor is the push that is wanted.
+        factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
         found = np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
         raised = np.maximum(_flat(group.advantages), 0.0)
         if raised.any():
@@ -229,8 +232,8 @@ class Corroboration:
             if (own := self._own.get(task)) is None:
                 doubt += part**2
                 continue
-            own_mean, own_error = own.at(buckets)
-            mean += part * own_mean
+            up, down, own_error = own.at(buckets)
+            mean += part * (up - down)
             error += part**2 * own_error
             doubt += part**2 / own.num
         return mean, error, 1 / doubt
@@ -252,8 +255,8 @@ class _Evidence:
         self.tasks: dict[str, float] = {}
         """The same by task."""
         self.withheld = 0.0
-        self._sums = np.zeros((2, ROWS * NUM_BUCKETS))
-        """Of pushes and of their squares, times `_weight`, which grows instead of their fading."""
+        self._sums = np.zeros((3, ROWS * NUM_BUCKETS))
+        """Of pushes up, down, and the squares of both together, times `_weight`: it grows, and they do not fade."""
         self._weight = 1.0
 
     def add(self, group: ReadGroup) -> None:
@@ -263,15 +266,15 @@ class _Evidence:
             self._sums /= self._weight
             self._weight = 1.0
         buckets, push = group.push
-        self._sums[:, buckets] += self._weight * np.stack([push, push * push])
+        self._sums[:, buckets] += self._weight * np.stack([*push, (push[0] - push[1]) ** 2])
         kept = sorted(self.tasks.items(), key=lambda each: -each[1])[:MAX_TASKS]
         self.tasks = {task: MEMORY * count for task, count in kept}
         self.tasks[group.task] = self.tasks.get(group.task, 0.0) + 1
 
-    def at(self, buckets: Buckets) -> tuple[Floats, Floats]:
-        """The mean, and the variance of the mean, in buckets [..., ROWS, N]."""
-        mean, square = self._sums[:, _through(buckets)] / (self._weight * self.num)
-        return mean, np.maximum(square - mean**2, 0.0) / self.num
+    def at(self, buckets: Buckets) -> tuple[Floats, Floats, Floats]:
+        """Mean pushes up and down, and the variance of the mean of both together, in buckets [..., ROWS, N]."""
+        up, down, square = self._sums[:, _through(buckets)] / (self._weight * self.num)
+        return up, down, np.maximum(square - (up - down) ** 2, 0.0) / self.num
 
 
 class _Rates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -68,13 +69,26 @@ class Scorer:
 
         The batching's `attention` must be active, in training until the backward pass ends.
         """
+        (logprobs, entropies), mask = self._read(rows, self._head.logprobs)
+        return Scores(logprobs, entropies, mask)
+
+    def spreads(self, rows: Sequence[Routed], powers: Sequence[float]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Log-probabilities and, for each of the `powers`, log sum p^a of each token's distribution, all [R, T], as
+        `OutputHead.spreads`; and the mask [R, T]. One forward pass without gradient."""
+        with torch.no_grad():
+            return self._read(rows, partial(self._head.spreads, powers=powers))
+
+    def _read(
+        self, rows: Sequence[Routed], read: Callable[..., tuple[Tensor, ...]]
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """What the output head reads at the completions' tokens, each [R, T], and the mask [R, T]."""
         layout = self._batching.lay_out(rows)
         device = self._policy.device
         if self._policy.routers is not None:
             self._policy.routers.replay([row.routing for row in rows], layout.pieces, device)
         with self._policy.compute():
             flat = self._policy.ranks.forward(
-                lambda: self._head.logprobs(
+                lambda: read(
                     predicting_states(self._head, layout, device, self._policy.inputs),
                     layout.targets.to(device),
                     self._temperature,
@@ -84,8 +98,7 @@ class Scorer:
             )
         width = int(layout.lengths.max())
         mask = torch.arange(width, device=device) < layout.lengths.to(device)[:, None]  # [R, T]
-        logprobs, entropies = (values.new_zeros(mask.shape).masked_scatter(mask, values) for values in flat)
-        return Scores(logprobs, entropies, mask)
+        return tuple(values.new_zeros(mask.shape).masked_scatter(mask, values) for values in flat), mask
 
 
 def predicting_states(head: OutputHead, layout: Layout, device: torch.device, given: Given | None = None) -> Tensor:
@@ -174,12 +187,15 @@ class Continuation:
         completion: Sequence[int],
         temperature: float,
         filters: Sampling | None = None,
+        powers: Sequence[float] = (),
     ) -> None:
-        """Nothing is scored yet. `policy` may get other weights between two parts; `filters` as in `Scorer`."""
+        """Nothing is scored yet. `policy` may get other weights between two parts; `filters` and `powers` as in
+        `Scorer`."""
         self._policy = policy
         self._head = OutputHead(policy.model)
         self._temperature = temperature
         self._filters = filters
+        self._powers = powers
         self.num_scored = 0
         """Tokens of the completion scored so far."""
         self._prompt = prompt
@@ -188,7 +204,8 @@ class Continuation:
 
     @torch.no_grad()
     def next(self, num_tokens: int) -> Tensor:
-        """Those of the next `num_tokens` tokens, [num_tokens], under the policy's present weights."""
+        """Those of the next `num_tokens` tokens under the policy's present weights, and log sum p^a of their
+        distributions for each power, [1 + powers, num_tokens]."""
         end = self.num_scored + num_tokens
         if self.num_scored:
             unread = self._completion[self.num_scored - 1 : end - 1]
@@ -203,11 +220,11 @@ class Continuation:
         with self._policy.compute():
             given |= self._policy.inputs(inputs)
             hidden = self._head.hidden_states(**given, past_key_values=self._cache)[0, -num_tokens:]
-            logprobs, _ = self._head.logprobs(
-                hidden, targets, self._temperature, self._policy.compute_dtype, self._filters
+            read = self._head.spreads(
+                hidden, targets, self._temperature, self._policy.compute_dtype, self._filters, self._powers
             )
         self.num_scored = end
-        return logprobs
+        return torch.stack(read)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[Tensor, Tensor]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from statistics import fmean
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from swarm.groups.corroboration import Corroboration, ReadGroup
 from swarm.groups.credit import Credit, raised, token_advantages
-from swarm.groups.plausibility import Plausibility
 from swarm.groups.signal import has_signal
-from swarm.protocols import Updater
 from swarm.sapo.mixing import Candidate
 from swarm.types import GradedGroup, ReadTurn
 
@@ -22,13 +21,33 @@ Names = Callable[[str], Sequence[str]]
 """What a peer counts as: itself, and for a newcomer also the one that all newcomers are together."""
 
 
+class Reader(Protocol):
+    """What an appraisal needs of an updater."""
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        """See `Updater`."""
+        ...
+
+    def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
+        """See `Updater`."""
+        ...
+
+
+class Fence(Protocol):
+    """What an appraisal needs of `Plausibility`."""
+
+    def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
+        """See `Plausibility`."""
+        ...
+
+
 class Appraisal:
     """Received groups in one round: each is read at most once, by the policy that the update will change."""
 
     def __init__(
         self,
-        updater: Updater,
-        plausibility: Plausibility,
+        updater: Reader,
+        plausibility: Fence,
         credit: Credit = "episode",
         corroboration: Corroboration | None = None,
         names: Names = lambda peer_id: (peer_id,),

@@ -23,6 +23,7 @@ REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.TOO_MANY: "they have more completions than this node's run allows: it may have been begun again with "
         "another generation.group_size; restart the nodes that joined before",
         Reason.UNTRUSTED: "only their author has the tool that they used: list its peer id in `trusted` to believe it",
+        Reason.NOT_INVITED: "their workers are not among `learner.workers`: add a worker's peer id to take its groups",
         Reason.OTHER_POLICY: "their tokenizer is another: workers must set the learner's policy.model",
         Reason.OTHER_SAMPLING: "they sample with another temperature: workers must set the learner's "
         "generation.temperature",

@@ -1,4 +1,5 @@
-"""Spot checks: compares a worker's log-probabilities with those under the snapshots it names."""
+"""Spot checks: compares a worker's log-probabilities with those under the snapshots it names, and tests whether what
+it says was sampled from them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from swarm.errors import OutOfMemory
+from swarm.groups.sampled import POWERS, SamplingTest
 from swarm.policy.batching import Padded, by_turn
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Continuation, Scorer, logprobs_by_row
+from swarm.policy.logprobs import Continuation, Scorer
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
 from swarm.policy.snapshot import unpack
 from swarm.policy.weights import swap_weights
@@ -26,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 1_024
 
+Reading = NDArray[np.float64]
+"""[1 + powers, T] log-probabilities of a completion's tokens, and log sum p^a of their distributions for each of
+`POWERS`."""
+
 
 class SnapshotAuditor:
     """Recomputes log-probabilities under the snapshots it keeps, with its own policy.
@@ -34,6 +42,9 @@ class SnapshotAuditor:
     completion the difference between the two can be larger than a lie, so tokens are compared with both, and the closer
     one counts. `tolerance` must allow for other kernels and dtypes. An engine reports the log-probabilities of what its
     filters leave, so these are what is recomputed.
+
+    The same pass tests whether all that a worker said so far can have been sampled (`swarm/groups/sampled.py`). While
+    something speaks against it, all of its groups are checked.
     """
 
     def __init__(
@@ -44,14 +55,15 @@ class SnapshotAuditor:
         fraction: float,
         tolerance: float,
         num_kept: int,
+        tries: Callable[[str], float] = lambda peer_id: 1.0,
         seed: int = 0,
     ) -> None:
         """`load` makes a policy with replaceable weights, at the first check. `sampling` is the learner's; groups with
         another distribution were refused before.
 
-        `fraction` of the groups is checked; with 0 none. A worker's first group is always checked; after a false claim
-        all are, until one is true. `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept`
-        snapshots are kept.
+        `fraction` of the groups is checked; with 0 none. A worker's first groups are always checked; after a false
+        claim all are, until one is true. `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept`
+        snapshots are kept. `tries` says how many groups a worker samples for each that it sends.
         """
         self.num_checked = 0
         self._load = load
@@ -64,8 +76,10 @@ class SnapshotAuditor:
         self._num_kept = num_kept
         self._random = random.Random(seed)
         self._snapshots: OrderedDict[int, bytes] = OrderedDict()
+        self._tries = tries
         self._truthful: dict[str, bool] = {}
         """The last result for each checked worker."""
+        self._sampled = SamplingTest(sampling.max_new_tokens)
 
     def keep(self, version: int, snapshot: bytes) -> None:
         """Remember a published snapshot. See `Auditor`."""
@@ -82,22 +96,28 @@ class SnapshotAuditor:
         peer_id = group.group.peer_id
         if self._fraction == 0:
             return None
-        if self._truthful.get(peer_id, False) and self._random.random() >= self._fraction:
+        sure = self._truthful.get(peer_id, False) and not self._sampled.is_doubtful(peer_id)
+        if sure and self._random.random() >= self._fraction:
             return None
         self.num_checked += 1
         if len(self._truthful) >= MAX_REMEMBERED:
             self._truthful.clear()
         try:
             with needing_memory("a spot check does not fit in memory"):
-                self._truthful[peer_id] = self._difference(group) <= self._tolerance
+                off, readings = self._compared(group)
         except OutOfMemory as error:
             logger.warning("a group is taken without a spot check: %s", error)
             return None
-        return None if self._truthful[peer_id] else Reason.WRONG_LOGPROBS
+        self._truthful[peer_id] = off <= self._tolerance
+        if not self._truthful[peer_id]:
+            return Reason.WRONG_LOGPROBS
+        sampled = self._sampled.passes(peer_id, readings, group.rewards, self._tries(peer_id))
+        return None if sampled else Reason.UNLIKE_SAMPLES
 
     @torch.no_grad()
-    def _difference(self, graded: GradedGroup) -> float:
-        """Largest difference over the completions: nats per token, mean over a completion's tokens."""
+    def _compared(self, graded: GradedGroup) -> tuple[float, list[Reading]]:
+        """Largest difference over the completions, nats per token, mean over a completion's tokens; and the readings
+        [G] of the completions."""
         completions, spans = graded.group.completions, _spans(graded.group)
         versions = sorted({span.version for parts in spans for span in parts})
         policy = self._at(versions[0])
@@ -105,30 +125,36 @@ class SnapshotAuditor:
         rows = [sampled_row(policy, prompt, graded, index) for index in range(len(completions))]
         turns = [list(_turns(row, parts)) for row, parts in zip(rows, spans, strict=True)]
         off = [0.0] * len(completions)
+        readings = [np.empty((1 + len(POWERS), len(row.completion))) for row in rows]
         for version in versions:
             policy = self._at(version)
-            recomputed = self._logprobs(policy, rows)
+            recomputed = self._read(policy, rows)
             for i, completion in enumerate(completions):
                 for turn in turns[i]:
                     for part in turn.parts.get(version, ()):
-                        claimed = completion.logprobs[part]
-                        nats = _distance(recomputed[i][part], claimed)
+                        read = [recomputed[i][:, part]]
                         if (kept := turn.kept(policy, part, self._sampling)) is not None:
-                            nats = min(nats, _distance(kept, claimed))
-                        off[i] += nats
-        return max(total / len(row.completion) for total, row in zip(off, rows, strict=True))
+                            read.append(kept)
+                        distances = [_distance(each[0], completion.logprobs[part]) for each in read]
+                        off[i] += min(distances)
+                        readings[i][:, part] = read[int(np.argmin(distances))]
+        return max(total / len(row.completion) for total, row in zip(off, rows, strict=True)), readings
 
-    def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> list[list[float]]:
-        """[G][T] in passes that fit in memory. Raises `OutOfMemory`."""
+    def _read(self, policy: Policy, rows: Sequence[Row]) -> list[Reading]:
+        """[G] in passes that fit in memory. Raises `OutOfMemory`."""
         if self._budget is None:
             self._budget = TokenBudget(MICRO_BATCH_TOKENS[policy.device.type])
         return self._budget.attempt(lambda max_tokens: self._within(policy, rows, max_tokens), rows)
 
-    def _within(self, policy: Policy, rows: Sequence[Row], max_tokens: int) -> list[list[float]]:
+    def _within(self, policy: Policy, rows: Sequence[Row], max_tokens: int) -> list[Reading]:
         batching = Padded(policy.places)
         scorer = Scorer(policy, self._sampling.temperature, batching, self._sampling)
-        found = dict(logprobs_by_row(rows, batching.cut(rows, max_tokens), scorer))
-        return [found[i] for i in range(len(rows))]
+        found: dict[int, Reading] = {}
+        for part in batching.cut(rows, max_tokens):
+            values, _ = scorer.spreads(part, POWERS)
+            read = torch.stack(values, dim=1).double().cpu().numpy()  # [R, 1 + powers, T]
+            found |= {id(row): read[place, :, : len(row.completion)] for place, row in enumerate(part)}
+        return [found[id(row)] for row in rows]
 
     def _at(self, version: int) -> Policy:
         """The auditor's policy with the weights of a snapshot."""
@@ -152,16 +178,16 @@ class _Turn:
     """By policy version, where the completion's tokens are that it sampled in this turn."""
     continuation: Continuation | None = None
 
-    def kept(self, policy: Policy, part: slice, sampling: Sampling) -> list[float] | None:
-        """Log-probabilities of a part by an engine that kept its cache; None where that is no other figure, or the
-        parts do not come in order."""
+    def kept(self, policy: Policy, part: slice, sampling: Sampling) -> Reading | None:
+        """The reading of a part by an engine that kept its cache; None where that is no other figure, or the parts do
+        not come in order."""
         if len(self.parts) == 1:
             return None
         if self.continuation is None:
-            self.continuation = Continuation(policy, self.context, self.tokens, sampling.temperature, sampling)
+            self.continuation = Continuation(policy, self.context, self.tokens, sampling.temperature, sampling, POWERS)
         if self.begin + self.continuation.num_scored != part.start:
             return None
-        return [float(each) for each in self.continuation.next(part.stop - part.start)]
+        return self.continuation.next(part.stop - part.start).double().cpu().numpy()
 
 
 def _turns(row: Row, spans: Sequence[VersionSpan]) -> Iterator[_Turn]:
@@ -184,8 +210,9 @@ def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list
     return parts
 
 
-def _distance(own: Sequence[float], claimed: Sequence[float]) -> float:
-    return sum(abs(x - y) for x, y in zip(own, claimed, strict=False))
+def _distance(own: Reading, claimed: Sequence[float]) -> float:
+    """Sum of the differences; of too few claims, of those."""
+    return float(np.abs(own[: len(claimed)] - claimed).sum())
 
 
 def _spans(group: RolloutGroup) -> list[tuple[VersionSpan, ...]]:

@@ -190,6 +190,8 @@ class Orders(Struct, frozen=True):
     """The learner has made all its steps; the worker can stop."""
     terms: Terms | None = None
     """The learner's; None from versions that do not say."""
+    invited: bool = True
+    """Whether the learner takes this worker's groups at all."""
 
 
 complete(globals())

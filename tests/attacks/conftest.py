@@ -26,8 +26,8 @@ def victims() -> Iterator[Callable[..., Swarm]]:
     """Starts real nodes: `victims(out, "join", ADDRESS, ...)`; they end with the module."""
     with ExitStack() as stack:
 
-        def start(out: Path, role: str, *arguments: str) -> Swarm:
-            return stack.enter_context(swarm(out, role, *arguments, "--out", str(out), *LOOPBACK))
+        def start(out: Path, role: str, *arguments: str, module: str = "nodes.cli") -> Swarm:
+            return stack.enter_context(swarm(out, role, *arguments, "--out", str(out), *LOOPBACK, module=module))
 
         yield start
 

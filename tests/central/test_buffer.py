@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.central.buffer import ReplayBuffer
+from swarm.central.buffer import ReplayBuffer, itself
 from swarm.central.capacity import publish_every
 from swarm.groups.versions import newest_version, oldest_version
+from swarm.protocols import NEWCOMERS
+from swarm.sapo.mixing import AuthorOf
 from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
 from tests.example_groups import graded
 
@@ -75,6 +78,71 @@ def test_a_restart_finds_what_no_finished_update_has_used() -> None:
     buffer.give_back()
     assert buffer.take(3, 100) == after.take(3, 100)
     assert len(buffer.settle()) == 4 and buffer.dump() == []
+
+
+def _from(peer_id: str, index: int, version: int = 0, size: int = 4) -> GradedGroup:
+    group = sampled(index, version, size=size)
+    return replace(group, group=replace(group.group, peer_id=peer_id))
+
+
+def _filled(max_groups: int = 100, author_of: AuthorOf = itself, **counts: int) -> ReplayBuffer:
+    """A buffer into which workers have just delivered so many groups of four."""
+    buffer = ReplayBuffer(max_staleness=9, max_groups=max_groups)
+    for peer_id, count in counts.items():
+        for index in range(count):
+            buffer.add(f"{peer_id}-{index}", _from(peer_id, index), 0, 0.0, author_of)
+    return buffer
+
+
+def _newcomers(*peer_ids: str) -> AuthorOf:
+    return lambda peer_id: NEWCOMERS if peer_id in peer_ids else peer_id
+
+
+def _given(groups: Iterable[GradedGroup]) -> Counter[str]:
+    return Counter(each.group.peer_id for each in groups)
+
+
+def test_no_worker_gives_more_than_its_fair_part_while_others_have_groups() -> None:
+    assert _given(_filled(fast=50, slow=9, other=9).take(0, 24)) == {"fast": 2, "slow": 2, "other": 2}
+    assert _given(_filled(fast=50, slow=1).take(0, 24)) == {"fast": 5, "slow": 1}, "what is left goes to who has more"
+    assert _given(_filled(alone=50).take(0, 24)) == {"alone": 6}
+
+
+def test_the_parts_are_of_the_whole_update_however_it_is_taken() -> None:
+    buffer = _filled(fast=50)
+    assert _given(buffer.take(0, 8)) == {"fast": 2}
+    for index in range(9):
+        buffer.add(f"slow-{index}", _from("slow", index, version=1), 1, 0.0)
+    assert _given(buffer.take(1, 16)) == {"fast": 1, "slow": 3}, "three of six for each"
+
+
+def test_newcomers_together_have_one_part_and_wait_for_whoever_else_delivers() -> None:
+    author_of = _newcomers("new", "newer")
+    buffer = _filled(new=20, newer=20, worker=1)
+    assert sum(count for name, count in _given(buffer.take(0, 24, 0.0, author_of)).items() if name != "worker") == 3
+    assert buffer.take(0, 8, 1.0, author_of) == [], "the worker's next group is expected"
+    assert _given(buffer.take(0, 8, 60.0, author_of)).total() == 2, "it has gone, and the learner must not starve"
+
+
+def test_newcomers_among_themselves_are_authors_like_any_other() -> None:
+    buffer = _filled(new=20, newer=20)
+    assert _given(buffer.take(0, 24, 0.0, _newcomers("new", "newer"))) == {"new": 3, "newer": 3}
+
+
+def test_a_flood_displaces_itself() -> None:
+    author_of = _newcomers("one", "two", "three")
+    buffer = _filled(12, author_of, slow=3, one=20, two=20, three=20)
+    assert _given(held.graded for held in buffer.dump())["slow"] == 3 and len(buffer) == 12
+
+
+def test_a_worker_s_groups_are_discarded_and_those_in_the_open_update_named() -> None:
+    buffer = _filled(fraud=5, worker=5)
+    buffer.take(0, 8)
+    assert buffer.has_taken("fraud") and buffer.num_taken == 8
+    buffer.give_back()
+    assert buffer.refuse("fraud") == 5 and not buffer.has_taken("fraud")
+    assert _given(held.graded for held in buffer.dump()) == {"worker": 5}
+    assert buffer.refuse() == 5 and len(buffer) == 0
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -47,12 +48,15 @@ class FakeExchange:
         self.inbox: list[RolloutGroup] = []
         self.on_wait: list[Sequence[RolloutGroup]] = []
         self.reports: Counter[str] = Counter()
+        self.newcomers: set[str] = set()
+        self.senders: set[str] = set()
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         raise AssertionError("a learner shares no groups")
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
+        self.senders |= {group.peer_id for group in arrived}
         return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
 
     def offers(self) -> list[OfferedGroup]:
@@ -77,6 +81,9 @@ class FakeExchange:
 
     def took(self, num_groups: int, num_wanted: int) -> None:
         pass
+
+    def established(self) -> frozenset[str]:
+        return frozenset(self.senders - self.newcomers)
 
     def status(self) -> NetworkStatus:
         return NetworkStatus("run", (), None)
@@ -108,6 +115,9 @@ class FakeUpdater:
 
     def refusal(self, group: GradedGroup) -> str | None:
         return None
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        return [reward - sum(rewards) / len(rewards) for reward in rewards]
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         self.open.append(len(groups))
@@ -319,6 +329,86 @@ def test_a_buffer_smaller_than_a_micro_batch_is_trained_on_when_it_is_full() -> 
     bench.exchange.wait = wait
     bench.learner.run_step()
     assert bench.updater.updates == [[2, 2]] and bench.dropped == {} and bench.balanced()
+
+
+def test_a_fraud_s_groups_leave_the_buffer_and_the_open_update() -> None:
+    bench = Bench(micro_batch_rollouts=SIZE, rollouts_per_step=6 * SIZE)
+    bench.exchange.inbox = [sent(number, 0, peer_id="liar") for number in (1, 2)]
+    bench.exchange.on_wait = [[sent(3, 0, peer_id="liar")], [sent(number, 0) for number in range(4, 10)]]
+
+    def verdict(group: GradedGroup) -> str | None:
+        return "unlike_samples" if group.group.sequence == 3 else None
+
+    bench.auditor.verdict = verdict  # type: ignore[method-assign]
+    bench.learner.run_step()
+    assert bench.updater.updates == [[6]], "the open update began anew, without its groups"
+    assert bench.dropped == {"unlike_samples": 3} and bench.exchange.reports["unlike_samples"] == 1
+    assert bench.balanced()
+
+
+def test_groups_of_workers_that_are_not_listed_are_refused_ungraded() -> None:
+    bench = Bench(workers=("worker",))
+    bench.exchange.inbox = [sent(1, 0, peer_id="stranger"), sent(2, 0), sent(3, 0)]
+    bench.learner.run_step()
+    assert bench.dropped == {"not_invited": 1} and bench.learner.ledger.snapshot()["checked"] == 2
+    assert bench.delivered == {"worker": 2 * SIZE} and bench.balanced()
+
+
+def _surprising(index: int, peer_id: str, first: float) -> RolloutGroup:
+    """A group of two right ones, whose first token has this log-probability in one."""
+    group = sent(index, *[0] * 12, peer_id=peer_id)
+    texts = ("right", "right", "wrong", "wrong")
+    rng = random.Random(index)
+    logprobs = [tuple(-rng.random() for _ in each.token_ids) for each in group.completions]
+    logprobs[0] = (first, *logprobs[0][1:])
+    completions = [
+        replace(each, text=text, logprobs=values)
+        for each, text, values in zip(group.completions, texts, logprobs, strict=True)
+    ]
+    return replace(group, completions=tuple(completions))
+
+
+def test_what_no_other_worker_would_write_is_left_out_of_a_newcomer_s_groups() -> None:
+    bench = Bench(buffer_groups=100)
+    bench.exchange.newcomers = {"new"}
+    bench.exchange.inbox = [_surprising(index, "worker", -0.5) for index in range(20)]
+    bench.exchange.inbox += [_surprising(100, "new", -60.0), _surprising(101, "new", -0.5)]
+    bench.learner.receive()
+    kept = {held.graded.group.sequence: len(held.graded.rewards) for held in bench.learner.buffer.dump()}
+    assert kept == {**dict.fromkeys(range(20), SIZE), 100: SIZE - 1, 101: SIZE}
+
+
+def test_without_other_workers_nothing_is_improbable() -> None:
+    bench = Bench(buffer_groups=100)
+    bench.exchange.inbox = [_surprising(index, "worker", -0.5) for index in range(20)]
+    bench.exchange.inbox += [_surprising(100, "worker", -60.0)]
+    bench.learner.receive()
+    assert len(bench.learner.buffer) == 21 and bench.dropped == {}
+
+
+def test_who_harmed_a_learner_is_charged_and_nothing_more_of_what_it_holds_is_learned() -> None:
+    bench = Bench()
+    bench.exchange.inbox = [sent(index, 0) for index in range(5)]
+    assert bench.learner.run_step().senders == ("worker",) * 2
+    bench.learner.distrust(["worker"])
+    assert bench.exchange.reports["harmful"] == 1 and bench.dropped == {"harmful": 3}
+    assert len(bench.learner.buffer) == 0 and bench.balanced()
+
+
+def test_names_that_are_found_to_be_frauds_one_after_another_stop_no_update() -> None:
+    bench = Bench(micro_batch_rollouts=SIZE, rollouts_per_step=6 * SIZE)
+    names = [f"fraud-{number}" for number in range(5)]
+    bench.exchange.on_wait = [
+        [sent(2 * number + turn, 0, peer_id=name)] for number, name in enumerate(names) for turn in (0, 1)
+    ]
+    bench.exchange.on_wait += [[sent(number, 0)] for number in range(20, 26)]
+    bench.auditor.verdict = lambda group: "unlike_samples" if group.group.sequence in (1, 3, 5, 7, 9) else None  # type: ignore[method-assign]
+    bench.learner.run_step()
+    (update,) = bench.updater.updates
+    assert sum(update) == 6 and bench.dropped["unlike_samples"] == 6, (
+        "the first one's groups, and what showed the others"
+    )
+    assert bench.balanced()
 
 
 @pytest.mark.parametrize(("max_staleness", "period"), [(0, 2), (3, 5)])

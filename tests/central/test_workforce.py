@@ -6,19 +6,22 @@ import pytest
 
 from swarm.central.capacity import Demand, required_rate
 from swarm.central.learner import LearnerSettings
-from swarm.central.workforce import Workforce
+from swarm.central.workforce import MAX_TRIES, Workforce, mean_reward
 from swarm.types import Heartbeat
 
 
 class Bench:
     """A learner whose steps take 10 s for 100 rollouts, and workers of given rates and prices."""
 
-    def __init__(self, workers: dict[str, tuple[float, float]], **settings: object) -> None:
+    def __init__(
+        self, workers: dict[str, tuple[float, float]], newcomers: set[str] | None = None, **settings: object
+    ) -> None:
         self.now = 0.0
         self.version = 0
         chosen = {"rollouts_per_step": 100, "max_staleness": 3, "act_after_s": 30.0, **settings}
         self.settings = LearnerSettings(**chosen)
-        self.force = Workforce(self.settings, lambda: self.now)
+        self.newcomers = newcomers or set()
+        self.force = Workforce(self.settings, lambda: self.now, None, lambda: workers.keys() - self.newcomers)
         self.workers = workers
         self.away: set[str] = set()
         self.active: dict[str, bool] = dict.fromkeys(workers, True)
@@ -158,6 +161,70 @@ def test_everyone_is_wanted_where_nothing_would_do() -> None:
     assert bench.chosen() == {"a", "b"}
 
 
+def test_a_stranger_s_price_replaces_nobody() -> None:
+    bench = Bench({"worker": (12, 5.0), "spare": (12, 6.0), "stranger": (1_000, 0.0)}, newcomers={"stranger"})
+    bench.run(120)
+    assert bench.chosen() == {"worker", "stranger"}, "of the proven the cheapest stays, and a newcomer beside it"
+    bench.newcomers.clear()
+    bench.run(120)
+    assert bench.chosen() == {"stranger"}, "once it is proven"
+
+
+def test_many_strangers_without_deliveries_hold_no_decision_up() -> None:
+    boasts = {f"stranger-{number}": (0, 0.0) for number in range(50)}
+    bench = Bench({"worker": (12, 5.0), "spare": (12, 6.0), **boasts}, newcomers=set(boasts))
+    bench.run(120)
+    assert bench.chosen() == {"worker", *boasts}
+
+
+def test_a_learner_that_lists_its_workers_tells_others_so_and_keeps_nothing_of_them() -> None:
+    force = Workforce(LearnerSettings(workers=("worker",)), lambda: 0.0)
+    assert force.beat("worker", Heartbeat(0.0, 0, 0, 0.0, 0.0)).invited
+    orders = force.beat("stranger", Heartbeat(0.0, 0, 0, 0.0, 0.0))
+    assert not orders.invited and not orders.active
+    assert set(force.workers()) == {"worker"}
+
+
+def test_a_worker_samples_as_often_for_a_group_as_it_says_if_the_others_agree() -> None:
+    now = [0.0]
+    force = Workforce(LearnerSettings(), lambda: now[0])
+
+    def beat(name: str, completions: int, delivered: int) -> None:
+        force.beat(name, Heartbeat(0.0, 0, completions, 0.0, 0.0))
+        force.delivered(name, delivered)
+
+    assert force.tries("nobody") == MAX_TRIES, "nothing is known"
+    beat("liar", 10**9, 8)
+    assert force.tries("liar") > 10**6, "alone it is believed, up to a limit of the test's own"
+    beat("one", 32, 8)
+    beat("two", 32, 8)
+    assert force.tries("one") == pytest.approx(1.5 * 4)
+    assert force.tries("liar") == pytest.approx(4 * 1.5 * 4)
+    now[0] = 600.0
+    beat("one", 32 + 80, 80)
+    assert force.tries("one") == pytest.approx(1.5, rel=0.01), "what was long ago hardly counts"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reached"),
+    [
+        ({}, None),
+        ({"a": 0.5}, 0.5),
+        ({"a": 0.5, "b": 0.0}, 0.5),
+        ({"a": 0.5, "b": 0.4, "c": 0.0}, 0.4),
+        ({"a": 0.5, "new": 1.0, "newer": 1.0}, 0.5),
+        ({"new": 0.2}, 0.2),
+    ],
+)
+def test_the_reward_that_most_workers_reach_falls_with_no_single_one(
+    rewards: dict[str, float], reached: float | None
+) -> None:
+    force = Workforce(LearnerSettings(), lambda: 0.0, None, lambda: {"a", "b", "c"})
+    for name in rewards:
+        force.beat(name, Heartbeat(0.0, 0, 0, 0.0, 0.0))
+    assert force.most_reach({name: (8, reward) for name, reward in rewards.items()}) == reached
+
+
 def test_availability_falls_with_silence_and_comes_back() -> None:
     bench = Bench({"a": (20, 1.0)}, act_after_s=1e9)
     bench.run(60)
@@ -216,18 +283,18 @@ def test_a_broadcast_is_over_when_the_asked_part_has_it() -> None:
 
 def test_rewards_are_counted_once_whatever_restarts() -> None:
     force = Workforce(LearnerSettings(), lambda: 0.0)
-    assert force.take_reward() is None
+    assert mean_reward(force.take_rewards()) is None
     force.beat("a", Heartbeat(1.0, 0, 10, 5.0, 0.0))
     force.delivered("a", 4)
-    assert force.take_reward() == 0.5
+    assert mean_reward(force.take_rewards()) == 0.5
     force.beat("a", Heartbeat(1.0, 0, 20, 5.0, 0.0))
     force.beat("a", Heartbeat(2.0, 0, 10, 10.0, 0.0))
-    assert force.take_reward() is None, "until some of its rollouts are admissible"
+    assert mean_reward(force.take_rewards()) is None, "until some of its rollouts are admissible"
     force.delivered("a", 4)
-    assert force.take_reward() == 0.5
-    assert force.take_reward() is None
+    assert mean_reward(force.take_rewards()) == 0.5
+    assert mean_reward(force.take_rewards()) is None
     force.delivered("a", 4)
-    assert force.take_reward() is None
+    assert mean_reward(force.take_rewards()) is None
 
 
 @pytest.mark.parametrize("reward", [1e15, -1e15])
@@ -237,11 +304,11 @@ def test_a_stranger_sets_no_reward_and_a_worker_only_its_own_part_of_it(reward: 
     force.delivered("honest", 12)
     force.beat("stranger", Heartbeat(1.0, None, 1, reward, 0.0))
     force.beat("liar", Heartbeat(1.0, 0, 2**53, reward * 2.0**53, 0.0))
-    assert force.take_reward() == 0.5
+    assert mean_reward(force.take_rewards()) == 0.5
     force.beat("honest", Heartbeat(1.0, 0, 20, 10.0, 0.0))
     force.delivered("honest", 12)
     force.delivered("liar", 4)
-    assert force.take_reward() == (12 * 0.5 + 4 * (1.0 if reward > 0 else 0.0)) / 16
+    assert mean_reward(force.take_rewards()) == (12 * 0.5 + 4 * (1.0 if reward > 0 else 0.0)) / 16
 
 
 def test_the_end_is_told_to_all_that_are_there() -> None:

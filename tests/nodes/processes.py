@@ -32,9 +32,9 @@ DEADLINE_S = 300.0
 class Command:
     """A `swarm` process as the demo starts its own, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, log: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, log: Path, arguments: Sequence[str], module: str = "nodes.cli") -> None:
         with open(os.devnull, "rb") as nothing, Connection(os.dup(nothing.fileno()), writable=False) as stdin:
-            self._process = start_command("nodes.cli", arguments, log, stdin)
+            self._process = start_command(module, arguments, log, stdin)
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -75,15 +75,15 @@ class Torchrun(subprocess.Popen[bytes]):
 
 
 class Swarm:
-    """One process of the `swarm` command and what it starts; or torchrun with several of them."""
+    """One process of the `swarm` command and what it starts; or torchrun with several of them; or another module."""
 
-    def __init__(self, out: Path, *arguments: str, num_processes: int = 1) -> None:
+    def __init__(self, out: Path, *arguments: str, num_processes: int = 1, module: str = "nodes.cli") -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
         self.log = out / "test-log.txt"
         self._history = PeerHistory(out / METRICS_FILE)
         self.process = (
-            Torchrun(self.log, arguments, num_processes) if num_processes > 1 else Command(self.log, arguments)
+            Torchrun(self.log, arguments, num_processes) if num_processes > 1 else Command(self.log, arguments, module)
         )
 
     def history(self) -> PeerHistory:
@@ -121,9 +121,9 @@ class Swarm:
 
 
 @contextmanager
-def swarm(out: Path, *arguments: str, num_processes: int = 1) -> Iterator[Swarm]:
+def swarm(out: Path, *arguments: str, num_processes: int = 1, module: str = "nodes.cli") -> Iterator[Swarm]:
     """A process that is gone afterwards, whatever happens."""
-    running = Swarm(out, *arguments, num_processes=num_processes)
+    running = Swarm(out, *arguments, num_processes=num_processes, module=module)
     try:
         yield running
     finally:

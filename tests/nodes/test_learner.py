@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from nodes.roles import learner, shell
@@ -24,6 +25,7 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.snapshot_progress import read_progress
 from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.loading import load_policy
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
@@ -417,6 +419,43 @@ def test_a_learner_whose_list_of_versions_is_lost_goes_on_above_the_snapshots_it
         again.begin()
         assert again._updater.version == 1
         until(lambda: again._snapshots.announced() == 1, "it is published", PATIENCE_S)
+
+
+def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.values |= {"watch": {"window_rounds": 2}, "checkpoint": {"every_rounds": 1, "keep": 1}}
+    with run.workers("one", "two") as (worker, _), run.learner(rounds=1_000) as node:
+        node.begin()
+        while node._store.good is None:
+            node._workforce.take_rewards = lambda: {"worker": (8, 1.0)}
+            node.step()
+        good, version, policy = node._store.good, node._updater.version, node._policy
+        with torch.no_grad():
+            for parameter in policy.weights.values():
+                parameter.mul_(0.5)
+        for reward in (1.0,) * 4 + (0.1,) * 2:  # means over two steps
+            node._look_back(["12D3poisoner"], reward)
+        for name, weights in load_policy(node._config.policy, good / "model").weights.items():
+            torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
+        assert node._updater.version == version + 1, "versions only rise"
+        until(lambda: (worker._follower.snapshots.version or 0) > version, "a worker has the new one", PATIENCE_S)
+        node.step()
+        node.end("interrupted")
+        run.finished = False
+    moments = PeerHistory.read(tmp_path / "learner" / METRICS_FILE).moments
+    (told,) = [moment.text for moment in moments if "harmed this learner" in moment.text]
+    assert "from 1.000 to 0.100" in told and good.name in told and "12D3poisoner" in told
+
+
+def test_a_worker_that_is_not_listed_is_told_what_to_do_and_samples_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=["somebody else"])
+    with run.workers("one") as (worker,), run.learner(rounds=1) as node:
+        node.begin()
+        history = tmp_path / "one" / METRICS_FILE
+        until(lambda: "added to its learner.workers" in history.read_text(), "the worker says so", PATIENCE_S)
+        assert worker._identity.peer_id in history.read_text()
+        assert node._workforce.outlook().num_workers == 0 and worker._batches == 0
+        node.end("interrupted")
 
 
 class Complaining(WorkerNode):

@@ -263,9 +263,9 @@ def test_a_spot_check_is_split_to_fit_and_left_out_where_nothing_fits(
     auditor = _auditor(policy)
     auditor.keep(0, pack(policy.weights))
     honest = _sampled(policy, QUESTIONS[1])
-    whole = auditor._difference(honest)
+    whole = auditor._compared(honest)[0]
     auditor._budget = TokenBudget(1)
-    assert auditor._difference(honest) == pytest.approx(whole, abs=1e-5), "row by row"
+    assert auditor._compared(honest)[0] == pytest.approx(whole, abs=1e-5), "row by row"
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -303,8 +303,8 @@ def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) 
     group = replace(old, group=replace(old.group, completions=tuple(mixed)))
     assert auditor.verdict(group) is None
     swapped = [replace(c, versions=tuple(VersionSpan(1 - s.version, s.num_tokens) for s in c.versions)) for c in mixed]
-    assert auditor._difference(group) < 1e-4
-    assert auditor._difference(replace(group, group=replace(group.group, completions=tuple(swapped)))) > 1e-2
+    assert auditor._compared(group)[0] < 1e-4
+    assert auditor._compared(replace(group, group=replace(group.group, completions=tuple(swapped))))[0] > 1e-2
 
 
 def _three_versions(policy: Policy) -> tuple[list[Policy], SnapshotAuditor]:
@@ -411,14 +411,22 @@ def _far_away(policy: Policy, seed: int) -> Policy:
 def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(policy: Policy) -> None:
     auditor = _auditor(policy, fraction=0.1)
     auditor.keep(0, pack(policy.weights))
-    good = _sampled(policy, QUESTIONS[0])
+    engine = TransformersEngine(policy, GenerationSettings())
+    answers = engine.generate([QUESTIONS[0]] * 310, 2, Sampling(max_new_tokens=4), 0)
+    identity = PolicyId("random", policy.tokenizer_hash, 0)
+    good, *more = [
+        GradedGroup(rollout_group(completions=each, rewards=REWARDS[:2], policy=identity), QUESTIONS[0], REWARDS[:2])
+        for each in answers
+        if not isinstance(each, Rejection)
+    ]
     lie = _claiming(good, -1.0)
     assert auditor.verdict(lie) == "wrong_logprobs"
     assert auditor.verdict(lie) == "wrong_logprobs"
-    assert auditor.verdict(good) is None
+    for group in (good, *more[:9]):
+        assert auditor.verdict(group) is None
     before = auditor.num_checked
-    for _ in range(300):
-        assert auditor.verdict(good) is None
+    for group in more[9:]:
+        assert auditor.verdict(group) is None
     assert 10 <= auditor.num_checked - before <= 60
     blind = _auditor(policy, fraction=0.0)
     blind.keep(0, pack(policy.weights))

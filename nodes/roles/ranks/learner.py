@@ -7,13 +7,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nodes.roles.ranks.led import Led, Snapshot, load_reference
+from nodes.roles.ranks.led import GoBack, Led, Snapshot, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, restore, snapshot
+from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.streamed import StreamedUpdater
 from swarm.types import GradedGroup, UpdateReport
 
@@ -58,6 +58,7 @@ class LearnerRanks(Led):
     ) -> None:
         """Load from a checkpoint or start anew. Raises `PolicyError`, `CheckpointError`, `SamplingError`."""
         super().__init__(config, checkpoint, ranks)
+        self._config = config
         self.policy = load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
         engine = TransformersEngine(self.policy, config.generation, cancelled)
         engine.check(config.generation.sampling())
@@ -66,10 +67,18 @@ class LearnerRanks(Led):
         self.resumed: TrainingState | None = restore(checkpoint, self.updater) if checkpoint else None
         """The checkpoint's state."""
 
-    def save(self, store: CheckpointStore, state: TrainingState, config: str) -> Path:
-        """Write a checkpoint."""
+    def go_back(self, checkpoint: Path) -> None:
+        """Roll back weights and optimizer to a checkpoint of this node, under a new version.
+
+        Raises `CheckpointError`.
+        """
+        self._order(GoBack(checkpoint))
+        go_back(checkpoint, self.policy, self.updater, self._config.policy)
+
+    def save(self, store: CheckpointStore, state: TrainingState, config: str, well: bool) -> Path:
+        """Write a checkpoint; `well`: a healthy one."""
         self._order(Snapshot())
-        return store.save(self.policy, self.updater, state, config)
+        return store.save(self.policy, self.updater, state, config, well)
 
     def _tell(self, order: Order) -> None:
         if self._ranks.rank == 0:
@@ -87,6 +96,8 @@ class LearnerRanks(Led):
                 self.updater.snapshot()
             case Rise(version):
                 self.updater.rise_to(version)
+            case GoBack(checkpoint):
+                go_back(checkpoint, self.policy, self.updater, self._config.policy)
             case Snapshot():
                 snapshot(self.policy, self.updater)
             case _:

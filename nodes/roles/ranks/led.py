@@ -45,6 +45,12 @@ class Snapshot(Struct, frozen=True):
     """Send this rank's shard of weights and optimizer."""
 
 
+class GoBack(Struct, frozen=True):
+    """Roll back to a checkpoint of this node."""
+
+    checkpoint: Path
+
+
 class Led:
     """What every rank of a node has.
 

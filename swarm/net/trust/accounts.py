@@ -20,7 +20,7 @@ from pydantic import Field
 
 from swarm.errors import Refusal
 from swarm.net.records.wire import MAX_CLOCK_SKEW_S
-from swarm.reasons import Outcome, Reason
+from swarm.reasons import FRAUDS, Outcome, Reason
 from swarm.settings import Settings
 
 MAX_TRACKED_PEERS = 1_024
@@ -61,6 +61,7 @@ OFFENCES: dict[Outcome, float] = {
     Reason.WRONG_TOKENS: 2.0,
     Reason.WRONG_VERSION: 5.0,
     Reason.WRONG_LOGPROBS: 5.0,
+    Reason.UNLIKE_SAMPLES: 10.0,
 }
 """Weight of each outcome that counts against the sender: by its cost to this node and how likely it is a mistake. A
 mismatched question or episode may come from another library version; whom this node does not trust another may; no
@@ -70,15 +71,12 @@ before they cost anything, and a member may have joined before the run was found
 policy may suit others but take time to read, so a few per minute are forgiven. Improbable ones may come from another
 family of models, whose other groups are used; whoever sends nothing else is not worth hearing. Clock errors have no
 weight because either clock may be wrong. A later protocol version has none either: the sender is honest, and the
-admission budgets
-limit the volume."""
+admission budgets limit the volume. That completions are no samples is found of many groups together, and never by
+mistake."""
 
 MISTAKE = 1.0
 """Outcomes up to this weight occur for honest peers in proportion to their traffic, so merit offsets them fully.
 Heavier ones are costly, and merit offsets them only up to `merit_cap`."""
-
-FRAUDS = frozenset({Reason.WRONG_VERSION, Reason.WRONG_LOGPROBS})
-"""Outcomes that are never mistakes. They erase a peer's merit: otherwise a long honest life would pay for many lies."""
 
 FORFEITS = FRAUDS | {Reason.HARMFUL}
 """Outcomes that erase a peer's merit and standing. `harmful`: this node got worse while it learned from the peer."""

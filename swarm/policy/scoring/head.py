@@ -12,7 +12,7 @@ keeps its half-precision inputs, which make it fast, and returns the sum that it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import cast
@@ -118,6 +118,41 @@ class OutputHead:
         ]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
+
+    @torch.no_grad()
+    def spreads(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        dtype: torch.dtype,
+        filters: Sampling | None,
+        powers: Sequence[float],
+    ) -> tuple[Tensor, ...]:
+        """As `logprobs`, and then, for each of the positive `powers` a, log sum p^a over the distribution p of each
+        token, [N]; without entropies and without gradient."""
+        size = max(1, chunk_numbers(hidden.device) // self._model.config.get_text_config().vocab_size)
+        parts = []
+        for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
+            scores = self._scores(h, t, temperature, dtype, filters)
+            chosen = scores.gather(-1, t[:, None])[:, 0]
+            parts.append((chosen, *(torch.logsumexp(power * scores, dim=-1) for power in powers)))
+        return tuple(torch.cat(values) for values in zip(*parts, strict=True))
+
+    def _scores(
+        self, hidden: Tensor, targets: Tensor, temperature: float, dtype: torch.dtype, filters: Sampling | None
+    ) -> Tensor:
+        """Log-probabilities [N, V] of all tokens, minus infinity for those that the filters exclude."""
+        if self._linear:
+            linear = cast(nn.Linear, self._module)
+            with torch.autocast(hidden.device.type, enabled=False):
+                logits = _logits(hidden.to(dtype), linear.weight.to(dtype), linear.bias, temperature)
+        else:
+            logits = self._own_logits(hidden)
+            logits = logits.to(_accurate(logits.dtype)) / temperature
+        if filters is not None and filters.is_filtered:
+            logits = keep_likely_and(targets, logits, filters)
+        return torch.log_softmax(logits, dim=-1)
 
     def _own_logprobs(
         self, hidden: Tensor, targets: Tensor, temperature: float, filters: Sampling | None

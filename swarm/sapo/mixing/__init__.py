@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm.sapo.mixing.base import Candidate, Claim, Decision, History, MixPolicy, MixRound, MixState
 from swarm.sapo.mixing.config import MixSettings
-from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, authors, in_random_order, mix
+from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, authors, authors_of, fair_part, in_random_order, mix
 from swarm.sapo.mixing.mixer import Mixer, Wishes, mix_figures
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "Screen",
     "Wishes",
     "authors",
+    "authors_of",
+    "fair_part",
     "in_random_order",
     "mix",
     "mix_figures",

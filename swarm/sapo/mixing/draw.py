@@ -6,7 +6,7 @@ Source: arXiv:2509.08721, section 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -93,8 +93,18 @@ def some(candidates: Sequence[Candidate], count: int, author_of: AuthorOf, rng: 
 
 def authors(candidates: Sequence[Candidate], author_of: AuthorOf) -> dict[str, str]:
     """The author that each sender counts as. When only newcomers are available, each of them is a separate one."""
-    keys = {candidate.sender: author_of(candidate.sender) for candidate in candidates}
+    return authors_of((candidate.sender for candidate in candidates), author_of)
+
+
+def authors_of(peer_ids: Iterable[str], author_of: AuthorOf) -> dict[str, str]:
+    """The same by the senders' peer ids."""
+    keys = {peer_id: author_of(peer_id) for peer_id in peer_ids}
     return keys if set(keys.values()) != {NEWCOMERS} else {peer_id: peer_id for peer_id in keys}
+
+
+def fair_part(count: int, num_authors: int) -> int:
+    """The most that one of these authors gives of `count`."""
+    return -(-count // max(1, num_authors))
 
 
 class _Draw:
@@ -121,7 +131,7 @@ class _Draw:
             return []
         chosen = [candidate for candidate, _ in self.chosen]
         num_authors = len({self._author(candidate) for candidate in [*self._left, *chosen]})
-        fair = -(-self._count // max(1, num_authors))
+        fair = fair_part(self._count, num_authors)
         taken = Counter(self._author(candidate) for candidate in chosen)
         drawn: list[Candidate] = []
         left: list[Candidate] = []
