@@ -33,6 +33,7 @@ from nodes.roles.run import (
     remember,
     reopen,
     sharing_of_own_tools,
+    shown_address,
     terms_of,
     warn,
     write_addresses,
@@ -323,6 +324,8 @@ def _open(
     serve_diagnosis(transport)
     transport.start()
     stack.callback(transport.close)
+    if (shown := shown_address(network, transport.multiaddrs())) is not None:
+        _say(console, shown)
     if (sharing := sharing_of_own_tools(config, home.identity.peer_id)) is not None:
         console.print(sharing, highlight=False, soft_wrap=True)
     if config.policy.model not in MADE_HERE:

@@ -38,8 +38,10 @@ from swarm.errors import ConfigError, OtherRun, PeerUnreachable, Refusal, TaskEr
 from swarm.files import replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.net.addresses.dnsaddr import DNSADDR
 from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.addresses.nat import most_reachable_first
+from swarm.net.addresses.reported import is_name, is_private_run
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
@@ -356,6 +358,21 @@ def on_same_ports(network: NetworkSettings, out: Path, console: Console) -> Netw
     for line in lost:
         warn(line, console)
     return network.model_copy(update={"listen": listen})
+
+
+def shown_address(network: NetworkSettings, multiaddrs: Sequence[str]) -> str | None:
+    """A line for members of a public run, which a bootstrap's name counts as; None in a private run.
+
+    `multiaddrs` are this node's.
+    """
+    named = Bootstraps(network.bootstrap).multiaddrs()
+    by_name = any(map(is_name, named)) or any(entry.startswith(DNSADDR) for entry in network.bootstrap)
+    if not by_name and is_private_run((*named, *network.announce, *network.listen), multiaddrs, {}):
+        return None
+    return (
+        "other members of a public run will see this machine's public address, and pass it on to further members; "
+        "addresses of its own network are not sent (swarm docs questions.md#who-sees-my-ip-address)"
+    )
 
 
 def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:

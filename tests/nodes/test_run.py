@@ -25,12 +25,14 @@ from nodes.roles.run import (
     other_options,
     remember,
     remembered,
+    shown_address,
     terms_of,
 )
 from nodes.roles.shell import Shell
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
+from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.identity import Identity
@@ -426,3 +428,25 @@ def test_a_node_without_a_judge_goes_without_the_run_s_tasks_that_need_one(tmp_p
     other = _config(tmp_path, ("tasks", f"[{judged}]"), ("judge.model", "cheap"))
     assert _judgeable(other, True, console) == other
     assert "task gcd: its judge is wise, but judge.model is cheap" in shown.getvalue()
+
+
+PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+
+
+@pytest.mark.parametrize(
+    ("network", "own", "said"),
+    [
+        ({"bootstrap": [f"/ip4/8.8.8.8/tcp/1/p2p/{PEER}"]}, "/ip4/192.168.1.5/tcp/1", True),
+        ({"bootstrap": [f"/dns4/boot.example/tcp/1/p2p/{PEER}"]}, "/ip4/192.168.1.5/tcp/1", True),
+        ({"bootstrap": ["/dnsaddr/boot.example"]}, "/ip4/192.168.1.5/tcp/1", True),
+        ({"announce": ["/ip4/8.8.8.8/tcp/1"]}, "/ip4/8.8.8.8/tcp/1", True),
+        ({}, "/ip4/8.8.8.8/tcp/1", True),
+        ({"bootstrap": [f"/ip4/192.168.1.9/tcp/1/p2p/{PEER}"]}, "/ip4/192.168.1.5/tcp/1", False),
+        ({}, "/ip4/192.168.1.5/tcp/1", False),
+    ],
+)
+def test_a_member_of_a_public_run_is_told_who_sees_its_address(
+    network: dict[str, list[str]], own: str, said: bool
+) -> None:
+    line = shown_address(NetworkSettings.model_validate(network), [f"{own}/p2p/{PEER}"])
+    assert (line is not None and "other members of a public run will see this machine's public address" in line) == said
