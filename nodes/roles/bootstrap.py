@@ -22,6 +22,7 @@ from nodes.roles.run import (
     remembered,
     reopen,
     warn,
+    warn_of_readers,
     write_addresses,
 )
 from nodes.stop import StopRequest
@@ -41,7 +42,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     """Serve until a stop request. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
     stop = StopRequest(supervised)
     config = load_config(file, None, os.environ, overrides).config
-    config.out.mkdir(parents=True, exist_ok=True)
+    warn_of_readers(config.out, console)
     identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
     kept = remembered(config.out)
     sealed = found_run(config, identity, kept)

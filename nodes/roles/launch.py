@@ -36,6 +36,7 @@ from nodes.roles.run import (
     shown_address,
     terms_of,
     warn,
+    warn_of_readers,
     write_addresses,
 )
 from nodes.roles.shell import EndReason
@@ -233,6 +234,7 @@ def opened(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
+        warn_of_readers(home.out, console)
         if home.warning:
             warn(home.warning, console)
         if manifest and role.sets_terms:

@@ -35,7 +35,7 @@ from swarm.environments.specs import (
     why_left_out,
 )
 from swarm.errors import ConfigError, OtherRun, PeerUnreachable, Refusal, TaskError
-from swarm.files import replace_file
+from swarm.files import private_directory, replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dnsaddr import DNSADDR
@@ -341,6 +341,16 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     except PeerUnreachable as error:
         warn(f"{error}; training alone until one answers", console)
         return None
+
+
+def warn_of_readers(out: Path, console: Console) -> None:
+    """Make a node's directory private; say so where other users of the machine can read it all the same."""
+    if not private_directory(out):
+        warn(
+            f"other users of this machine may read {out}, which is not this user's alone: choose a directory of your "
+            "own with --out",
+            console,
+        )
 
 
 def warn(text: str, console: Console) -> None:

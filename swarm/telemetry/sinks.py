@@ -19,6 +19,7 @@ from msgspec import structs
 
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
+from swarm.files import open_private
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import used_of
 from swarm.telemetry.records import (
@@ -118,7 +119,7 @@ class JsonlSink:
         """Raises `ConfigError` when the file is not writable."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = open_private(path, "a+b")
         except OSError as error:
             raise ConfigError(f"cannot write metrics to {path}: {error}; choose another output folder") from error
         if self._file.tell() > 0:
