@@ -1,21 +1,51 @@
-"""Files and directories that are there as a whole or not at all."""
+"""Files and directories that are there as a whole or not at all, and those that only their owner may read."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Literal
+
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
+OF_OTHERS = 0o077
+"""What other users of the machine may do."""
+FLAGS = {"ab": os.O_WRONLY | os.O_APPEND, "a+b": os.O_RDWR | os.O_APPEND, "wb": os.O_WRONLY | os.O_TRUNC}
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+def private_directory(path: Path) -> bool:
+    """Make a directory, or take an existing one, for its owner alone; whether it is now.
+
+    One of another user, and a common one such as /tmp, stays as it is. Raises `OSError` where it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & stat.S_ISVTX:
+        with suppress(OSError):  # some file systems have no modes
+            path.chmod(PRIVATE_DIRECTORY)
+    return not path.stat().st_mode & OF_OTHERS
+
+
+def open_private(path: Path, mode: Literal["ab", "a+b", "wb"]) -> IO[bytes]:
+    """Open a file that only its owner may read. Raises `OSError`."""
+    descriptor = os.open(path, FLAGS[mode] | os.O_CREAT, PRIVATE_FILE)
+    with suppress(OSError):  # another user's, or a file system without modes
+        os.fchmod(descriptor, PRIVATE_FILE)
+    return os.fdopen(descriptor, mode)
+
+
+def replace_file(path: Path, content: bytes, *, durable: bool = False, mode: int = PRIVATE_FILE) -> None:
     """Replace a file atomically: readers find the earlier content until the new one is complete.
 
     A durable file is there after a loss of power, too. Raises `OSError`; the earlier content stays.
     """
     staging = _partial(path)
     try:
+        staging.touch(mode)
         staging.write_bytes(content)
         if durable:
             sync(staging)

@@ -8,7 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from swarm.files import replace_file
+from swarm.files import open_private, private_directory, replace_file
+
+
+def test_directories_and_files_are_their_owner_s_alone_also_those_that_were_there(tmp_path: Path) -> None:
+    for mode in (None, 0o755, 0o770):
+        folder = tmp_path / "some" / f"where-{mode}"
+        if mode is not None:
+            folder.mkdir(parents=True)
+            folder.chmod(mode)
+            (folder / "log").write_text("before\n")
+        assert private_directory(folder) and folder.stat().st_mode & 0o777 == 0o700
+        with open_private(folder / "log", "ab") as file:
+            file.write(b"now\n")
+        replace_file(folder / "list", b"")
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+        assert (folder / "log").read_text().endswith("now\n")
+    assert (tmp_path / "some").stat().st_mode & 0o055, "only the last one of a path"
+
+
+def test_a_directory_that_is_common_to_all_stays_so(tmp_path: Path) -> None:
+    common = tmp_path / "common"
+    common.mkdir()
+    common.chmod(0o1777)
+    assert not private_directory(common) and common.stat().st_mode & 0o7777 == 0o1777
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -11,6 +11,7 @@ from nodes.roles.run import IDENTITY_FILE, found_run, left_run, remember, rememb
 from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, IdentityInUse
+from swarm.files import private_directory
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated
 from swarm.policy.config import local_name
@@ -54,7 +55,7 @@ def _has_another_model(config: NodeConfig, out: Path) -> bool:
 
 
 def _claim(config: NodeConfig, out: Path, sealed: bytes | None, terms: Terms | None) -> Home:
-    out.mkdir(parents=True, exist_ok=True)
+    private_directory(out)
     kept = remembered(out)
     chosen = sealed or kept
     if sealed and kept:

@@ -33,8 +33,10 @@ from nodes.roles.run import (
     remember,
     reopen,
     sharing_of_own_tools,
+    shown_address,
     terms_of,
     warn,
+    warn_of_readers,
     write_addresses,
 )
 from nodes.roles.shell import EndReason
@@ -232,6 +234,7 @@ def opened(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
+        warn_of_readers(home.out, console)
         if home.warning:
             warn(home.warning, console)
         if manifest and role.sets_terms:
@@ -323,6 +326,8 @@ def _open(
     serve_diagnosis(transport)
     transport.start()
     stack.callback(transport.close)
+    if (shown := shown_address(network, transport.multiaddrs())) is not None:
+        _say(console, shown)
     if (sharing := sharing_of_own_tools(config, home.identity.peer_id)) is not None:
         console.print(sharing, highlight=False, soft_wrap=True)
     if config.policy.model not in MADE_HERE:
@@ -332,7 +337,7 @@ def _open(
     with policy_progress(console, config.policy.model) as progress:
         node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
-    write_addresses(config.out, transport.multiaddrs())
+    write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
     console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
     return Running(config, node, transport, role.alone)

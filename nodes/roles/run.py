@@ -32,14 +32,17 @@ from swarm.environments.specs import (
     is_on_disk,
     lacks_code,
     to_specs,
+    why_invalid,
     why_left_out,
 )
 from swarm.errors import ConfigError, OtherRun, PeerUnreachable, Refusal, TaskError
-from swarm.files import replace_file
+from swarm.files import private_directory, replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
+from swarm.net.addresses.dnsaddr import DNSADDR
 from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.addresses.nat import most_reachable_first
+from swarm.net.addresses.reported import is_name, is_private_run
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
@@ -165,28 +168,31 @@ def check_group_size(group_size: int, manifest: RunManifest | None) -> None:
 def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, follows: bool = False) -> Values:
     """The run's settings as a layer of its members' configuration, with the learner's sampling if it `follows` it.
 
-    `own` is the member's configuration without this layer: tasks that it lists replace the run's, and it may have
-    copies of the founder's local files and code. Raises `TaskError` if no task is left, or a copy differs.
+    `own` is the member's configuration without this layer: tasks that it lists replace the run's, it may have copies of
+    the founder's local files and code, and what it can hold or wants to ask bounds what the run sets. Raises
+    `TaskError` if no task is left, or a copy differs.
     """
+    own_config = own.config if own is not None else NodeConfig()
+    network, questions = own_config.network, own_config.generation.questions_per_round
     values: Values = {
         "generation": {"group_size": manifest.group_size, **(_sampling(manifest) if follows else {})},
-        "mix": {"local": manifest.local, "external": manifest.external},
+        "mix": {"local": min(manifest.local, questions or manifest.local), "external": manifest.external},
         "network": {
-            "max_record_bytes": manifest.max_record_bytes,
+            "max_record_bytes": min(manifest.max_record_bytes, network.inbox_bytes, network.shelf_bytes),
             "max_completion_chars": manifest.max_completion_chars,
         },
         "trusted": list(manifest.trusted),
     }
     if own is not None and "tasks" in own.origins:
         return values
-    files, code = (own.config.files, own.config.code) if own is not None else ({}, {})
+    files, code = own_config.files, own_config.code
     trusted = own.config.trusted if own is not None and "trusted" in own.origins else manifest.trusted
     _check_use("files", files, "on its founder's files", filter(is_founders_own, manifest.tasks), manifest)
     _check_use("code", code, "with code of its founder's own", filter(has_code, manifest.tasks), manifest)
-    tasks = from_specs(manifest.tasks, files, code, trusted)
+    left = left_out(manifest, files, code, trusted)
+    tasks = from_specs((spec for spec in manifest.tasks if spec.name not in left), files, code, trusted)
     if not tasks:
-        left = left_out(manifest, files, code, trusted).items()
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left) or NO_TASKS
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items()) or NO_TASKS
         raise TaskError(
             f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
             f"({reasons})"
@@ -237,7 +243,7 @@ def left_out(
     trusted: Collection[str] = (),
 ) -> dict[str, str]:
     """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
-    reasons = {spec.name: why_left_out(spec, files, code, trusted) for spec in manifest.tasks}
+    reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec) for spec in manifest.tasks}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -341,6 +347,16 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
         return None
 
 
+def warn_of_readers(out: Path, console: Console) -> None:
+    """Make a node's directory private; say so where other users of the machine can read it all the same."""
+    if not private_directory(out):
+        warn(
+            f"other users of this machine may read {out}, which is not this user's alone: choose a directory of your "
+            "own with --out",
+            console,
+        )
+
+
 def warn(text: str, console: Console) -> None:
     """Print a line that contains foreign text."""
     console.print(Text(clean_lines(text), style="yellow"), soft_wrap=True)
@@ -358,11 +374,32 @@ def on_same_ports(network: NetworkSettings, out: Path, console: Console) -> Netw
     return network.model_copy(update={"listen": listen})
 
 
-def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
-    """Write this node's addresses into its directory, the best first."""
+def shown_address(network: NetworkSettings, multiaddrs: Sequence[str]) -> str | None:
+    """A line for members of a public run, which a bootstrap's name counts as; None in a private run.
+
+    `multiaddrs` are this node's.
+    """
+    named = Bootstraps(network.bootstrap).multiaddrs()
+    by_name = any(map(is_name, named)) or any(entry.startswith(DNSADDR) for entry in network.bootstrap)
+    if not by_name and is_private_run((*named, *network.announce, *network.listen), multiaddrs, {}):
+        return None
+    return (
+        "other members of a public run will see this machine's public address, and pass it on to further members; "
+        "addresses of its own network are not sent (swarm docs questions.md#who-sees-my-ip-address)"
+    )
+
+
+def write_addresses(out: Path, multiaddrs: Sequence[str], for_others: Path | None = None) -> None:
+    """Write this node's addresses into its directory and `for_others`, the best first."""
     best = best_address(multiaddrs)
     best_first = sorted(multiaddrs, key=lambda each: each != best)
-    replace_file(out / ADDRESS_FILE, "".join(f"{address}\n" for address in best_first).encode())
+    lines = "".join(f"{address}\n" for address in best_first).encode()
+    replace_file(out / ADDRESS_FILE, lines)
+    if for_others is not None:
+        try:
+            replace_file(for_others, lines, mode=0o644)
+        except OSError as error:
+            raise ConfigError(f"network.address_file: cannot write {for_others}: {error.strerror or error}") from error
 
 
 def best_address(multiaddrs: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from swarm.config import ENVIRONMENT_PREFIX
+from swarm.files import open_private, private_directory
 
 SUPERVISED = "--supervised"
 """The option with which a child ends when its parent has died."""
@@ -58,7 +59,7 @@ class Child:
     def start(self) -> None:
         """Start or restart."""
         self.signal(signal.SIGKILL)  # leftovers of an earlier process's session
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        private_directory(self._log.parent)
         # Never written to: its end tells the child that this process died.
         stdin, self._lifeline = multiprocessing.Pipe(duplex=False)
         with stdin:
@@ -192,7 +193,7 @@ def _run(
         os.environ.clear()
         os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with log.open("ab") as output:
+    with open_private(log, "ab") as output:
         for source, target in ((stdin.fileno(), STDIN), (output.fileno(), STDOUT), (output.fileno(), STDERR)):
             os.dup2(source, target)
     stdin.close()

@@ -30,7 +30,10 @@ class NetworkSettings(Settings):
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddrs to listen on; port 0 selects a free one."""
     announce: tuple[str, ...] = ()
-    """Multiaddrs to announce to others, if they differ from those listened on."""
+    """Multiaddrs to announce to others, if they differ from those listened on. Members of a public run publish only
+    public ones."""
+    address_file: Path | None = None
+    """Also write this node's addresses to this file, the best first, for others' `file:PATH`."""
     identity: Path | None = None
     """Ed25519 key file, created on first use with mode 0600; default `OUT/identity.key`."""
     remember: Path | None = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from anyio import to_thread
@@ -56,14 +56,14 @@ class Board:
         """Nobody looks yet; streams end when the server is `ending`."""
         self.site = site
         self._ending = ending
-        self.num_streams = 0
+        self._num_streams = 0
         self._version = 0
         self._refreshed = asyncio.Condition()
 
     async def run(self) -> None:
         """Refresh until cancelled."""
         while not self._ending():
-            if self.num_streams:
+            if self._num_streams:
                 await self.refresh()
             await asyncio.sleep(REFRESH_EVERY_S)
         async with self._refreshed:
@@ -81,28 +81,53 @@ class Board:
             self._version += changed
             self._refreshed.notify_all()
 
+    @contextmanager
+    def stream(self) -> Iterator[bool]:
+        """A place for a stream while the block runs; whether there is one."""
+        free = self._num_streams < MAX_STREAMS
+        self._num_streams += free
+        try:
+            yield free
+        finally:
+            self._num_streams -= free
+
     async def events(self, place: int) -> AsyncIterator[bytes]:
         """The overview and one node's details, now and after every change."""
-        self.num_streams += 1
-        try:
-            await self.refresh()
-            sent = -1
-            while not self._ending():
-                if sent == self._version:
-                    yield b": unchanged\n\n"
-                else:
-                    sent = self._version
-                    detail = await to_thread.run_sync(self.site.detail, place)
-                    yield _event("overview", self.site.overview) + _event("detail", detail or b"null")
-                await self._changed(sent)
-        finally:
-            self.num_streams -= 1
+        await self.refresh()
+        sent = -1
+        while not self._ending():
+            if sent == self._version:
+                yield b": unchanged\n\n"
+            else:
+                sent = self._version
+                detail = await to_thread.run_sync(self.site.detail, place)
+                yield _event("overview", self.site.overview) + _event("detail", detail or b"null")
+            await self._changed(sent)
 
     async def _changed(self, since: int) -> None:
         """Return when there is something new, or after a while."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_EVERY_S), self._refreshed:
                 await self._refreshed.wait_for(lambda: self._version != since or self._ending())
+
+
+class EventStream(Response):
+    """The answer to a page that wants to follow a node; it has its place before anything is sent."""
+
+    def __init__(self, board: Board, place: int) -> None:
+        """Follow the node at `place`."""
+        self._board = board
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the page is closed, or refuse."""
+        with self._board.stream() as free:
+            answer = (
+                StreamingResponse(self._board.events(self._place), media_type="text/event-stream")
+                if free
+                else Response("too many pages are open\n", 503, media_type="text/plain")
+            )
+            await answer(scope, receive, send)
 
 
 class SafeHeaders:
@@ -134,9 +159,7 @@ def make_app(site: Site, ending: Callable[[], bool]) -> Starlette:
         task.cancel()
 
     async def events(request: Request) -> Response:
-        if board.num_streams >= MAX_STREAMS:
-            return Response("too many pages are open\n", 503, media_type="text/plain")
-        return StreamingResponse(board.events(_place(request)), media_type="text/event-stream")
+        return EventStream(board, _place(request))
 
     async def samples(request: Request) -> Response:
         found = await to_thread.run_sync(site.samples, _place(request))

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarm.errors import ConfigError
+from swarm.files import open_private, replace_file
 from swarm.inherited import inherited, python_path
 from swarm.net.addresses.listening import bound
 
@@ -46,7 +47,7 @@ def listen(folder: Path | None, port: int | None) -> tuple[socket.socket, str]:
     found = _first_free([before, USUAL_PORT] if before else [USUAL_PORT])
     now = found.getsockname()[1]
     if folder is not None:
-        (folder / PORT_FILE).write_text(f"{now}\n")
+        replace_file(folder / PORT_FILE, f"{now}\n".encode())
     return found, f"port {before} of this page is taken; now it is {now}" if before not in (None, now) else ""
 
 
@@ -66,7 +67,7 @@ def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Itera
     if changed:
         say(changed)
     say(f"page: {address(listening)}")
-    with listening, (folder / LOG_FILE).open("ab") as output:
+    with listening, open_private(folder / LOG_FILE, "ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "swarm", "ui", str(folder), "--socket", str(listening.fileno()), "--supervised"],
             stdin=subprocess.PIPE,

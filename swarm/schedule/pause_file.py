@@ -22,7 +22,7 @@ class AskedPause(Struct, frozen=True):
 
 def ask(out: Path, pause: AskedPause) -> None:
     """Have the node of a directory pause. Raises `OSError`."""
-    replace_file(out / PAUSE_FILE, msgspec.json.encode(pause))
+    replace_file(out / PAUSE_FILE, msgspec.json.encode(pause), mode=0o644)  # perhaps by root, for another user's node
 
 
 def withdraw(out: Path) -> bool:

@@ -16,6 +16,9 @@ class TelemetrySettings(Settings):
     """Serve /metrics on this port; 0 takes a free one."""
     prometheus_host: str = "127.0.0.1"
     """Address to serve it on; the default is reachable from this machine only."""
+    prometheus_names: tuple[str, ...] = ()
+    """Names by which Prometheus asks for it, besides localhost and IP addresses; others are refused, so that no website
+    can read it through a browser on this machine."""
     ui: bool = False
     """Serve a page about this node for browsers on this machine (extra `ui`); `--ui` sets it. See docs/page.md."""
     ui_port: int | None = Field(None, ge=1, le=65535)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from swarm.figures import LAG_MAX, LAG_MEAN
+from swarm.files import open_private
 from swarm.reasons import NO_LOSS
 from swarm.telemetry.history import Mixture, PeerHistory, drop_reasons, mean, split_drops
 
@@ -256,7 +257,8 @@ def write_png(path: Path, histories: Sequence[PeerHistory], control: PeerHistory
         subplots = figure.subplots(len(pictures), 1, gridspec_kw={"height_ratios": heights})
         for axes, (draw, _, drawn) in zip(subplots, pictures, strict=True):
             draw(axes, drawn, PAPER)
-        figure.savefig(path, format="png")
+        with open_private(path, "wb") as file:
+            figure.savefig(file, format="png")
 
 
 def training(histories: Sequence[PeerHistory]) -> list[PeerHistory]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from msgspec import structs
 
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
+from swarm.files import open_private
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import used_of
 from swarm.telemetry.records import (
@@ -63,7 +64,9 @@ class MetricsWriter:
         try:
             self._sinks["jsonl"] = JsonlSink(out_dir / METRICS_FILE)
             if settings.prometheus_port is not None:
-                prometheus = PrometheusSink(settings.prometheus_host, settings.prometheus_port)
+                prometheus = PrometheusSink(
+                    settings.prometheus_host, settings.prometheus_port, settings.prometheus_names
+                )
                 self._sinks["prometheus"] = prometheus
                 self.prometheus_port = prometheus.port
             if settings.tensorboard:
@@ -116,7 +119,7 @@ class JsonlSink:
         """Raises `ConfigError` when the file is not writable."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = open_private(path, "a+b")
         except OSError as error:
             raise ConfigError(f"cannot write metrics to {path}: {error}; choose another output folder") from error
         if self._file.tell() > 0:
@@ -141,9 +144,11 @@ class PrometheusSink:
     Counters come from the ledger, which is restored from checkpoints, so that they continue after a resume.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        """Raises `ConfigError` when the port is unavailable; 0 takes a free one."""
-        from prometheus_client import CollectorRegistry, start_http_server
+    def __init__(self, host: str, port: int, names: Sequence[str] = ()) -> None:
+        """Raises `ConfigError` when the port is unavailable; 0 takes a free one. `names`: see `for_known_hosts`."""
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+
+        from swarm.telemetry.metrics_server import MetricsServer, for_known_hosts
 
         self._start: StartEvent | None = None
         self._round: RoundEvent | None = None
@@ -153,12 +158,13 @@ class PrometheusSink:
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = MetricsServer(host, port, for_known_hosts(make_wsgi_app(registry), host, names))
         except OSError as error:
             raise ConfigError(
                 f"telemetry.prometheus_port: cannot serve metrics on {host}:{port}: {error}; use another port, "
                 "or 0 for a free one"
             ) from error
+        self._server.start()
         self.port: int = self._server.server_port
         logger.info("metrics are served at http://%s:%d/metrics", host, self.port)
 
@@ -178,9 +184,7 @@ class PrometheusSink:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of one scrape; called on the server's thread."""

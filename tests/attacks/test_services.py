@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -16,7 +17,7 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.records.framing import encode_request
 from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.records.wire import seal_peer_record
+from swarm.net.records.wire import open_peer_record, seal_peer_record
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
 from swarm.types import MAX_MULTIADDRS, PeerRecord
@@ -202,6 +203,26 @@ def test_records_of_peers_that_are_not_make_no_node_dial_a_machine_of_its_net(
         until_at = time.monotonic() + 5.0
         until(lambda: time.monotonic() > until_at or third_party(), "it dials, or there was time to")
         assert third_party() == 0
+
+
+def test_strangers_learn_no_address_of_the_network_that_a_public_member_is_in(
+    tmp_path: Path, strangers: Callable[..., Stranger]
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    inside = (f"/ip4/192.168.1.5/tcp/{port}", f"/ip4/172.17.0.1/tcp/{port}", f"/ip6/fd00::5/tcp/{port}")
+    announced = ", ".join((f"/ip4/8.8.8.8/tcp/{port}", *inside))
+    out = tmp_path / "at-home"
+    role = ("bootstrap", "examples/tiny.yaml", "--out", str(out), *LOOPBACK)
+    listen = f"--network.listen=/ip4/127.0.0.1/tcp/{port}"
+    with swarm(out, *role, listen, f"--network.announce=[{announced}]") as victim:
+        peer_id = address_of(victim).rpartition("/")[2]
+        curious = strangers("curious")
+        until(lambda: _connects(curious, f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"), "the victim is up")
+        run_id = curious.manifest(peer_id).run_id
+        answer = curious.request(peer_id, PEERS_PROTOCOL, b"")
+        (record,) = [open_peer_record(sealed, run_id) for sealed in msgspec.msgpack.decode(answer, type=list[bytes])]
+        assert record.multiaddrs == (f"/ip4/8.8.8.8/tcp/{port}/p2p/{peer_id}",)
 
 
 def _connects(stranger: Stranger, address: str) -> bool:

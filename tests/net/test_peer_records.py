@@ -44,8 +44,55 @@ def fresh(identity: Identity = MALLORY, tasks: tuple[str, ...] = SHORT[:MAX_TOLD
     return seal_peer_record(identity, PeerRecord(run_id, identity.peer_id, (), "", tasks, "peer", "1", expires_at))
 
 
-def make_member(profile: Profile | None = None) -> Member:
-    return Member(NetworkSettings(), OWN, profile or Profile(), sealed_manifest(OWN), lambda: NOW)
+def make_member(profile: Profile | None = None, network: NetworkSettings | None = None) -> Member:
+    return Member(network or NetworkSettings(), OWN, profile or Profile(), sealed_manifest(OWN), lambda: NOW)
+
+
+HOME = (
+    "/ip4/192.168.1.5/tcp/1",
+    "/ip4/10.8.0.2/tcp/1",
+    "/ip4/172.17.0.1/tcp/1",
+    "/ip4/100.64.0.9/tcp/1",
+    "/ip4/169.254.7.7/tcp/1",
+    "/ip6/fd00::5/tcp/1",
+    "/ip6/fe80::5/tcp/1",
+)
+LOOP, PUBLIC, NAME = "/ip4/127.0.0.1/tcp/1", "/ip4/8.8.8.8/tcp/1", "/dns4/peer.example/tcp/1"
+BEHIND = f"/ip4/8.8.4.4/tcp/1/p2p/{MALLORY.peer_id}/p2p-circuit"
+
+
+def published(member: Member, *addresses: str) -> set[str]:
+    """The addresses that others learn of."""
+    member.own.locate(addresses)
+    record = open_peer_record(member.own.sealed()[0], RUN, now=NOW)
+    return {address.removesuffix(f"/p2p/{OWN.peer_id}") for address in record.multiaddrs}
+
+
+def test_a_member_of_a_public_run_publishes_no_address_of_its_own_network() -> None:
+    announced = make_member(network=NetworkSettings(announce=(PUBLIC,)))
+    assert published(announced, PUBLIC, NAME, BEHIND, LOOP, *HOME) == {PUBLIC, NAME, BEHIND}
+    invited = make_member(network=NetworkSettings(bootstrap=(f"/ip4/8.8.4.4/tcp/1/p2p/{MALLORY.peer_id}",)))
+    assert published(invited, LOOP, *HOME) == set(), "others reach it through gossip"
+    listening = make_member()
+    assert published(listening, PUBLIC, LOOP, *HOME) == {PUBLIC}
+
+
+def test_a_member_that_has_lost_everybody_takes_its_run_for_no_other() -> None:
+    member = make_member(network=NetworkSettings(bootstrap=(f"/dns4/boot.example/tcp/1/p2p/{MALLORY.peer_id}",)))
+    assert published(member, LOOP, *HOME) == set(HOME), "a name may be of this network"
+    member.peers.observed = {MALLORY.peer_id: (PUBLIC,)}
+    assert published(member, LOOP, *HOME) == set()
+    member.peers.observed = {}
+    assert published(member, LOOP, *HOME) == set() and not member.own.in_private_run()
+    member.peers.observed = {MALLORY.peer_id: ("/ip4/192.168.1.7/tcp/1",)}
+    assert published(member, LOOP, *HOME) == set(HOME)
+
+
+def test_a_member_of_a_run_at_home_publishes_where_its_neighbours_find_it() -> None:
+    at_home = make_member(network=NetworkSettings(bootstrap=(f"/ip4/192.168.1.9/tcp/1/p2p/{MALLORY.peer_id}",)))
+    assert published(at_home, LOOP, *HOME) == set(HOME)
+    assert published(at_home, LOOP, *HOME[:1], PUBLIC) == {HOME[0], PUBLIC}, "its router has a public address"
+    assert published(make_member(), LOOP) == {LOOP}, "all others are on this machine"
 
 
 def test_a_peer_tells_as_many_tasks_as_a_manifest_may_have() -> None:

@@ -64,6 +64,23 @@ def test_two_peers_with_nothing_but_an_address_find_each_other_and_train(tmp_pat
         assert "3 local + 5 external" in peer.text(), "what will be done is shown before it starts"
 
 
+def test_other_users_of_the_machine_cannot_read_a_node_s_directory(tmp_path: Path, stack: ExitStack) -> None:
+    """Nor what an earlier version has left readable there."""
+    before = tmp_path / "p"
+    before.mkdir(mode=0o755)
+    for name in ("metrics.jsonl", "samples.jsonl", "peers.json"):
+        (before / name).touch(0o644)
+    bootstrap = _bootstrap(stack, tmp_path / "b")
+    peer = _join(stack, before, address_of(bootstrap), "--rounds=2", "--ui")
+    assert peer.wait() == 0, peer.text()
+    for node in (bootstrap, peer):
+        assert node.out.stat().st_mode & 0o777 == 0o700
+    found = {path.name: path.stat().st_mode & 0o777 for path in peer.out.iterdir() if path.is_file()}
+    del found["test-log.txt"]
+    assert {"samples.jsonl", "metrics.jsonl", "peers.json", "ui.log", "report.html", "identity.key"} < found.keys()
+    assert {name for name, mode in found.items() if mode != 0o600} == set()
+
+
 def test_a_bootstrap_that_is_killed_comes_back_at_its_address_and_no_second_one_takes_it(
     tmp_path: Path, stack: ExitStack
 ) -> None:

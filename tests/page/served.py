@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
-
 from nodes.commands.watching.finding import find
-from swarm.page.app import make_app
+from swarm.page.server import make_server
 from swarm.page.serving import listen
 from swarm.page.site import Site
 
@@ -63,8 +61,7 @@ def serving(folder: Path) -> Iterator[Served]:
     """Serve the nodes in `folder`."""
     site = Site(lambda: find([folder]))
     listening, _ = listen(None, None)
-    app = make_app(site, lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(app, http="h11", ws="none", log_level="error", timeout_graceful_shutdown=60))
+    server = make_server(site)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

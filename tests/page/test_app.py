@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from swarm.errors import ConfigError
 from swarm.page.app import ASSETS, MAX_STREAMS
 from swarm.page.serving import PORT_FILE, USUAL_PORT, address, listen
 from tests.page.folders import hostile, swarm
-from tests.page.served import Served, serving, until
+from tests.page.served import DEADLINE_S, Served, serving, until
 from tests.telemetry.synthetic import EPOCH
 
 ATTACKS = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1", "[::1]:80")
@@ -92,6 +93,73 @@ def test_only_so_many_pages_at_a_time_and_closed_ones_do_not_count(tmp_path: Pat
         for each in held:
             each.close()
         until(lambda: _answers(page), "a place for another page")
+
+
+def test_pages_that_are_opened_at_once_get_no_more_places(tmp_path: Path) -> None:
+    with serving(swarm(tmp_path, EPOCH, 1, 5)) as page, ExitStack() as stack:
+        opened = [stack.enter_context(_open(page)) for _ in range(100)]
+        answers = [stream.recv(12) for stream in opened]
+        assert answers.count(b"HTTP/1.1 200") == MAX_STREAMS
+        assert answers.count(b"HTTP/1.1 503") == len(opened) - MAX_STREAMS
+
+
+@pytest.mark.parametrize(("count", "sent"), [(400, b""), (130, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ")])
+def test_connections_without_a_request_keep_nobody_from_the_page(count: int, sent: bytes, tmp_path: Path) -> None:
+    with serving(tmp_path) as page, ExitStack() as stack:
+        mute = [stack.enter_context(_connected(page, sent)) for _ in range(count)]
+        began = time.monotonic()
+        assert {page.get("/")[0] for _ in range(20)} == {200}
+        assert all(_ends(connection) for connection in mute)
+        assert time.monotonic() - began < DEADLINE_S / 4
+        assert page.get("/")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET / HTTP/1.1\r\nX: ", b"GET /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n"]
+)
+def test_a_request_byte_by_byte_has_no_more_time(first: bytes, tmp_path: Path) -> None:
+    with serving(tmp_path) as page, _connected(page, first) as slow:
+        until(lambda: _is_closed(slow), "its end")
+
+
+def test_whoever_takes_no_answer_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.page.server.TAKEN_WITHIN_S", 0.5)
+    with serving(tmp_path) as page, _connected(page, b"") as greedy:
+        greedy.setblocking(False)
+        wanted = b"GET /docs/CHANGELOG.md HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100
+
+        def asked_in_vain() -> bool:
+            try:
+                greedy.send(wanted)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        until(asked_in_vain, "its end")
+        assert page.get("/")[0] == 200
+
+
+def _connected(page: Served, sent: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", page.port), timeout=DEADLINE_S)
+    connection.sendall(sent)
+    return connection
+
+
+def _ends(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"x")
+    except OSError:
+        return True
+    return False
 
 
 def _open(page: Served) -> socket.socket:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import urllib.request
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +26,11 @@ from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.metrics_server import MAX_CONNECTIONS
 from swarm.telemetry.records import METRICS_FILE, PauseEvent, ResumeEvent, RoundEvent, encode
 from swarm.telemetry.sinks import MetricsWriter, scalars
 from tests.page.folders import events
+from tests.page.served import until
 
 from . import synthetic
 
@@ -90,6 +96,45 @@ def test_prometheus_serves_the_ledger(tmp_path: Path) -> None:
     assert found["swarm_accuracy", ""] == pytest.approx(0.25, abs=0.02)
     with pytest.raises(OSError):
         scrape(writer.prometheus_port)
+
+
+def test_only_names_of_this_machine_are_answered(tmp_path: Path) -> None:
+    settings = TelemetrySettings(prometheus_port=0, prometheus_names=("Node.example",))
+    with MetricsWriter(tmp_path, settings) as writer:
+        assert (port := writer.prometheus_port)
+        writer.write(synthetic.peer_events()[0])
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1", "[::1"):
+            status, body = ask(port, host)
+            assert status == 400 and b"swarm_" not in body, host
+        for host in ("127.0.0.1", f"localhost:{port}", "[::1]:80", "node.example:9"):
+            assert ask(port, host)[0] == 200
+
+
+def test_a_server_for_other_machines_is_asked_by_its_address(tmp_path: Path) -> None:
+    settings = TelemetrySettings(prometheus_port=0, prometheus_host="0.0.0.0")
+    with MetricsWriter(tmp_path, settings) as writer:
+        assert (port := writer.prometheus_port)
+        assert [ask(port, host)[0] for host in ("172.18.0.2:9464", "evil.example")] == [200, 400]
+
+
+def test_idle_connections_keep_no_scrape_away_and_have_few_threads(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer, ExitStack() as stack:
+        assert (port := writer.prometheus_port)
+        before = threading.active_count()
+        for number in range(100):
+            mute = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            mute.sendall(b"GET / HTTP/1.1\r\nX: " * (number % 2))
+        assert {ask(port, "localhost")[0] for _ in range(20)} == {200}
+        until(lambda: threading.active_count() <= before + MAX_CONNECTIONS, "the others have ended")
+
+
+def ask(port: int, host: str) -> tuple[int, bytes]:
+    """Status and body for a request that names `host`."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
+        connection.request("GET", "/metrics", headers={"Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

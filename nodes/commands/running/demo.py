@@ -37,6 +37,7 @@ from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, environment_values, load_config, overlay
 from swarm.errors import ConfigError, Interrupted
+from swarm.files import private_directory
 from swarm.page.serving import check_installed, page_of
 from swarm.policy.config import EMBEDDED, TINY, TINY_SEES, TINY_SPARSE, check_model_path
 from swarm.telemetry.benefit import in_words
@@ -214,7 +215,7 @@ def _check_memory(options: DemoOptions, config: NodeConfig) -> None:
 
 def _write_config(options: DemoOptions, values: Values) -> None:
     """Write the configuration of the peers, and the control's; a directory with the same ones is resumed."""
-    options.out.mkdir(parents=True, exist_ok=True)
+    private_directory(options.out)
     (options.out / CONFIG_FILE).write_text(_as_yaml(values))
     if options.has_control:
         control = overlay(values, lone(options.local + options.external))

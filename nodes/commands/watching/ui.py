@@ -17,8 +17,6 @@ from nodes.stop import Stop, StopRequest
 from swarm.page.serving import NICENESS, address, check_installed, listen
 from swarm.page.site import Site
 
-MAX_CONNECTIONS = 128
-STOP_TIMEOUT_S = 3
 POLL_S = 0.2
 
 
@@ -50,22 +48,9 @@ def show_ui(options: UiOptions, console: Console) -> int:
 
 
 def _serve(runs: Sequence[Path], listening: socket.socket, stop: Stop) -> None:
-    import uvicorn
+    from swarm.page.server import make_server
 
-    from swarm.page.app import make_app
-
-    config = uvicorn.Config(
-        make_app(Site(lambda: finding.find(runs)), lambda: server.should_exit),
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=STOP_TIMEOUT_S,
-    )
-    server = uvicorn.Server(config)
+    server = make_server(Site(lambda: finding.find(runs)))
     # Not on the main thread: uvicorn would take the signals there, and miss one that came before.
     serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="page")
     serving.start()

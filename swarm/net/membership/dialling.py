@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from swarm.errors import NoConnection, PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.nat import relay_of
-from swarm.net.addresses.reported import ReportedAddresses, is_name, is_private_run, with_ips
+from swarm.net.addresses.reported import ReportedAddresses, is_name, with_ips
 from swarm.net.bandwidth import Rates
 from swarm.net.membership.crowded import CrowdedBootstraps, does_without
 from swarm.net.membership.member import Member
@@ -119,17 +119,12 @@ class Dialling:
 
     def _look(self) -> None:
         """Note what is the same for every peer that is considered now."""
-        self._private = self._is_private()
+        self._private = self._member.own.in_private_run()
         """Whether the run is confined to this machine or local network."""
         self._given = dict(self._relays())
         """Addresses from the configuration, of relays and then bootstraps; these may always be dialled."""
         for peer_id, addresses in self._peers.bootstrap.items():
             self._given[peer_id] = (*self._given.get(peer_id, ()), *addresses)
-
-    def _is_private(self) -> bool:
-        settings, own = self._member.settings, self._member.own
-        named = [address for group in self._peers.bootstrap.values() for address in group]
-        return is_private_run([*named, *settings.announce, *settings.listen], own.addresses, self._peers.observed)
 
     def _may_dial(self, peer_id: str, now: float) -> bool:
         if self._private or peer_id in self._given:

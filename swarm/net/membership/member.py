@@ -56,7 +56,7 @@ class Member:
         self.guard = Guard(self.counters, self.complaints.add)
         self.run = CurrentRun(settings.run_id, manifest)
         self.peers = KnownPeers(settings, identity.peer_id, self.run, self.counters, clock)
-        self.own = OwnEntry(settings, identity, profile, self.run, clock)
+        self.own = OwnEntry(settings, identity, profile, self.run, self.peers, clock)
         self.versions = Versions()
         self.records = RecordTraffic(
             settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions, clock

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from swarm.net.addresses.nat import most_reachable_first
+from swarm.net.addresses.reported import is_private_run, may_be_public
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.current_run import CurrentRun
+from swarm.net.membership.known_peers import KnownPeers
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import (
     MAX_PEER_CONTENT_BYTES,
@@ -45,13 +47,16 @@ class OwnEntry:
         identity: Identity,
         profile: Profile,
         run: CurrentRun,
+        peers: KnownPeers,
         clock: Callable[[], float],
     ) -> None:
         """No addresses yet."""
         self._settings = settings
         self._identity = identity
         self._run = run
+        self._peers = peers
         self._clock = clock
+        self._ends: Mapping[str, Sequence[str]] = {}
         self.profile = profile
         self.addresses: tuple[str, ...] = ()
         self.summary: MemberSummary | None = None
@@ -62,6 +67,16 @@ class OwnEntry:
         changed = set(addresses) != set(self.addresses)
         self.addresses = addresses
         return changed
+
+    def in_private_run(self) -> bool:
+        """Whether the run appears to be confined to this machine or local network.
+
+        While nobody is connected, the last connections decide.
+        """
+        self._ends = self._peers.observed or self._ends
+        named = [address for group in self._peers.bootstrap.values() for address in group]
+        settings = self._settings
+        return is_private_run([*named, *settings.announce, *settings.listen], self.addresses, self._ends)
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses at which others can reach this node."""
@@ -79,15 +94,11 @@ class OwnEntry:
     def _record(self) -> PeerRecord:
         """A record whose lifetime covers three renewals."""
         assert self._run.manifest is not None
-        # Loopback addresses are useless to other machines. With no others, all peers are on this machine.
-        outward = tuple(
-            address for address in most_reachable_first(self.multiaddrs()) if not address.startswith(LOOPBACK)
-        )
         life_s = min(3 * self._settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
             self._run.manifest.run_id,
             self._identity.peer_id,
-            (outward or self.multiaddrs())[: MAX_MULTIADDRS // 2],
+            self._published()[: MAX_MULTIADDRS // 2],
             self.profile.model,
             self.profile.tasks[:MAX_TOLD_TASKS],
             self.profile.role,
@@ -97,3 +108,11 @@ class OwnEntry:
             pulls=True,
             summary=self.summary,
         )
+
+    def _published(self) -> tuple[str, ...]:
+        """The addresses that others may know: in a public run those that its members would dial, and no others."""
+        found = most_reachable_first(self.multiaddrs())
+        if not self.in_private_run():
+            return tuple(filter(may_be_public, found))
+        # Loopback addresses are useless to other machines. With no others, all peers are on this machine.
+        return tuple(address for address in found if not address.startswith(LOOPBACK)) or found

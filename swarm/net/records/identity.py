@@ -14,6 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from swarm.errors import IdentityError, IdentityInUse
+from swarm.files import open_private
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class Identity:
 def _lock(path: Path) -> IO[bytes]:
     # Two nodes with one key corrupt each other's connections. The kernel releases a flock when the process ends, so a
     # killed node leaves nothing to clean up. The lock file is never removed: otherwise two processes could hold a lock.
-    lock = path.with_name(path.name + ".lock").open("ab")
+    lock = open_private(path.with_name(path.name + ".lock"), "ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

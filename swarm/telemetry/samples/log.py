@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
+from swarm.files import open_private
 from swarm.reasons import Fate, Reason
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.samples.records import (
@@ -58,7 +59,7 @@ class SampleLog:
         self._clock = clock
         self._round = 0
         self._kept: Counter[Fate] = Counter()
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         self._broken = settings.samples_bytes == 0
 
     def begin(self, round: int) -> None:
@@ -95,9 +96,9 @@ class SampleLog:
         file.write(line)
         file.flush()
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self) -> IO[bytes]:
         if self._file is None:
-            self._file = self._path.open("a+b")
+            self._file = open_private(self._path, "a+b")
             if self._file.tell() > 0:
                 self._file.seek(-1, 2)
                 if self._file.read(1) != b"\n":
