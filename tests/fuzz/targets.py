@@ -10,10 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import yaml
 import zstandard
+from torch.nn import Linear, Sequential
 
 from nodes.roles.run import manifest_values
 from swarm.config import NodeConfig, load_config
@@ -26,7 +29,17 @@ from swarm.environments.scoring.grading import matches
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 from swarm.environments.tools.calculator import Calculator
-from swarm.errors import BackupError, ConfigError, IdentityError, PeerUnreachable, PolicyError, Refusal, TaskError
+from swarm.errors import (
+    BackupError,
+    ConfigError,
+    IdentityError,
+    PeerUnreachable,
+    PolicyError,
+    Refusal,
+    SnapshotError,
+    TaskError,
+    WeightsRefused,
+)
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
@@ -50,11 +63,15 @@ from swarm.net.records.wire import open_peer_record
 from swarm.net.services.diagnosis import DialBacks
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL, serve_heartbeats
 from swarm.net.services.peer_exchange import answer_peers, ask_peers
+from swarm.net.snapshots.delta import apply_delta, delta
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Place
 from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.page.leaderboard import kinds, leaders
 from swarm.page.node import NodeReader
+from swarm.policy.loading import Policy
+from swarm.policy.snapshot import pack
+from swarm.policy.weights import check_weights, read_snapshot
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event
 from swarm.telemetry.records import encode as encode_event
@@ -94,7 +111,7 @@ class Target:
 @cache
 def targets() -> Mapping[str, Target]:
     """All, by name."""
-    return {**_records(), **_messages(), **_answers(), **_files(), **_shown()}
+    return {**_records(), **_messages(), **_weights(), **_answers(), **_files(), **_shown()}
 
 
 def _records() -> dict[str, Target]:
@@ -192,6 +209,24 @@ def _messages() -> dict[str, Target]:
         "directory request": Target(decode_request, encoded(Read(True)), MESSAGE_ERRORS),
         "directory reply": Target(decode_reply, encoded(Found((b"r",))), MESSAGE_ERRORS),
         "relay reply": Target(read_limits, (b"\x08\x02\x28\x64\x22\x05\x08\x78\x10\x80\x01",), (ValueError,)),
+    }
+
+
+def _weights() -> dict[str, Target]:
+    """A learner's snapshots, for a model of two layers."""
+    model = Sequential(Linear(4, 3), Linear(3, 2))
+    policy = cast(Policy, SimpleNamespace(model=model, weights=dict(model.named_parameters()), adapters=None))
+    whole, changed = pack(policy.weights), pack({name: 2 * value for name, value in policy.weights.items()})
+    packed = (whole, pack(policy.weights, "bfloat16"), pack(policy.weights, "int8"))
+    return {
+        "snapshot": Target(
+            lambda content: check_weights(policy, read_snapshot(policy, content)),
+            packed,
+            (SnapshotError, WeightsRefused),
+        ),
+        "snapshot delta": Target(
+            lambda content: apply_delta(content, whole), (delta(changed, whole) or b"",), (SnapshotError,)
+        ),
     }
 
 
