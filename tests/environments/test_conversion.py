@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import gzip
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask, VerificationSettings
+from swarm.environments.config import DatasetTask, DataSettings, ReasoningGymTask, VerificationSettings
 from swarm.environments.sources import limits
 from swarm.environments.sources.conversion import Conversion
 from swarm.environments.sources.hf_datasets import store
 from swarm.environments.sources.limits import Limits
 from swarm.environments.sources.stated import stated_by
+from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.pool import VerificationPool
+from swarm.environments.verification.preparation import Preparation
 from swarm.errors import TaskError
 
+from .altered import alter_workers
 from .bombs import COMPRESSED, ROWS, VALUE, lines, parquet, parquet_of_lists, wide
 
 MB = 2**20
@@ -100,3 +105,122 @@ def test_what_files_state_of_themselves(tmp_path: Path) -> None:
     stated = stated_by([tmp_path / "train.parquet"])
     assert (stated.rows, stated.stored < 1_000) == (4_000, True)
     assert len(VALUE) <= stated.content < 2 * len(VALUE), "the text once: what the rows make of it is not stated"
+
+
+def test_a_pool_leaves_out_what_takes_too_much_and_serves_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them took gigabytes. Memory is that of the largest process, with its libraries."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    alter_workers(ABORTS, tmp_path / "workers", monkeypatch)
+    line = b'{"question": "' + b"a" * (300 * MB) + b'", "answer": "1"}\n'
+    contents = {
+        "copies.parquet": parquet(4_000),
+        "list.parquet": parquet_of_lists(4_000),
+        "line.jsonl": gzip.compress(line, 1),
+        "cell.csv": gzip.compress(b"question,answer\n" + b"a" * (300 * MB) + b",1\n", 1),
+        "aborts.jsonl": lines(1, "aborts"),
+        "good.jsonl": ROWS,
+    }
+    tasks: list[DatasetTask | ReasoningGymTask] = [ReasoningGymTask(name="gcd")]
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        tasks.append(DatasetTask(kind="dataset", name=name.split(".")[0], path=str(tmp_path / name)))
+    names = [each.name for each in tasks]
+    with Peak() as peak, closing(VerificationPool(tasks, VerificationSettings(), lenient=True, files=names)) as pool:
+        skipped = pool.wait_until_ready()
+        assert skipped.keys() == {"copies", "list", "line", "cell", "aborts"}
+        for name, reason in skipped.items():
+            assert reason.startswith(f"task {name!r}: ") and "\n" not in reason, reason
+        assert {question.ref.task for question in pool.draw(0, 0, 16)} == {"gcd", "good"}
+        assert pool.counters()["violations"] == 0
+    assert peak.memory_bytes < 900 * MB
+    assert disk_bytes(tmp_path / "hf") < MB
+
+
+ABORTS = """
+import os
+import swarm.environments.verification.worker as worker
+honest = worker._stored
+worker._stored = lambda config, *rest: os.abort() if config.name == "aborts" else honest(config, *rest)
+"""
+"""As a library in C++ that finds no memory."""
+
+
+def prepared(*names: str, foreign: bool = True) -> Preparation:
+    configs = [DatasetTask(kind="dataset", name=name, path="owner/name") for name in names]
+    made = Preparation(configs, DataSettings(), foreign)
+    made.begin()
+    return made
+
+
+def test_a_data_set_that_ends_its_process_twice_is_left_out_and_the_next_has_its_own_chances() -> None:
+    made = prepared("one", "two", "three")
+    assert not made.give_up("no Python", late=False), "the process never got as far as a data set"
+    for wanted in (["one", "two", "three"], ["two", "three"], ["two", "three"], ["three"]):
+        assert made.accept(Prepared())
+        assert made.give_up("worker exited with -6", late=False)
+        assert [config.name for config in made.wanted] == wanted
+    assert made.unprepared["one"].startswith("task 'one': ") and "exited with -6" in made.unprepared["one"]
+
+
+def test_a_founders_data_sets_have_all_time_together_and_own_ones_each() -> None:
+    for foreign, wanted in ((True, []), (False, ["two"])):
+        made = prepared("one", "two", foreign=foreign)
+        assert made.accept(Prepared())
+        before = made.deadline()
+        assert (made.deadline() == before) == foreign
+        made.give_up("it took over 900 s", late=True)
+        assert [config.name for config in made.wanted] == wanted
+
+
+def test_all_data_sets_of_a_run_have_one_budget(cache: Path) -> None:
+    made = prepared("one", "two")
+    assert made.begin().run_bytes == DataSettings().run_bytes
+    assert made.accept(Prepared(unprepared={"one": "too much"}, written=3 * 2**30, ends=True))
+    assert made.begin().run_bytes == DataSettings().run_bytes - 3 * 2**30
+    assert made.accept(Prepared(written=2**50)) and made.begin().run_bytes == 0
+    assert prepared("one", foreign=False).begin().growth is None
+
+
+@pytest.mark.parametrize(
+    "place", ["/etc/x.incomplete", "{cache}/../x.incomplete", "{cache}/link/x.incomplete", "{cache}/x"]
+)
+def test_nothing_is_removed_but_what_a_conversion_left_in_the_cache(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf, elsewhere = tmp_path / "hf", tmp_path / "elsewhere"
+    for folder in (hf, elsewhere / "x.incomplete", tmp_path / "x.incomplete", hf / "x", hf / "y.incomplete"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (hf / "link").symlink_to(elsewhere)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(hf))
+    made = prepared("one")
+    assert made.accept(Prepared(unfinished=place.format(cache=hf))) == (place == "{cache}/x")
+    made.give_up("", late=False)
+    assert (elsewhere / "x.incomplete").exists() and (tmp_path / "x.incomplete").exists() and (hf / "x").exists()
+    assert made.accept(Prepared(unfinished=str(hf / "y.incomplete")))
+    made.give_up("", late=False)
+    assert not (hf / "y.incomplete").exists()
+
+
+class Peak:
+    """Of this process's children, while the block lasts."""
+
+    def __init__(self) -> None:
+        self.memory_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.01):
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    self.memory_bytes = max(self.memory_bytes, child.memory_info().rss)

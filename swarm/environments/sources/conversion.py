@@ -48,6 +48,11 @@ class Conversion:
         """Bytes that may be written to the disk, where its files may be downloaded to first."""
         return self._limits.largest(self._stored) + self._stored
 
+    def expect(self, path: Path) -> None:
+        """Know how large local files are before any is opened. Raises `OSError`."""
+        files = path.rglob("*") if path.is_dir() else [path]
+        self._stored = sum(file.stat().st_size for file in files if file.is_file())
+
     def watch(self, builder: Any) -> None:
         """Have a builder of `datasets` count what it makes. It raises `TaskError` at the limits."""
         self._begun(f"{builder.cache_dir}{UNFINISHED}")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 import datasets
+import pandas
 from datasets.arrow_reader import ArrowReader
 from datasets.packaged_modules.csv.csv import Csv
-from datasets.utils.file_utils import xpandas_read_csv
 
 from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
@@ -243,6 +243,8 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
     where = f"task {config.name!r}: {config.path}"
     local = is_on_disk(config)
     try:
+        if conversion is not None and local:
+            conversion.expect(Path(config.path))
         builder = public_builder(config.path, config.subset, config.revision) if config.public else _builder(config)
         if conversion is not None:
             conversion.watch(builder)
@@ -324,11 +326,11 @@ def _as_written(builder: Csv) -> Mapping[str, object]:
 
     The library would guess types by column: 007 becomes 7, 12 beside an empty cell 12.0, and `None` or `NA` nothing.
     """
-    manager = datasets.DownloadManager(download_config=datasets.DownloadConfig(extract_on_the_fly=True))
+    manager = datasets.DownloadManager()
     archive = next(file for files in builder.config.data_files.values() for file in files)
     first = next(iter(manager.iter_files(manager.extract(manager.download(archive)))))
     options = {name: value for name, value in builder.config.pd_read_csv_kwargs.items() if name != "chunksize"}
-    names = xpandas_read_csv(first, **{**options, "nrows": 0}).columns
+    names = pandas.read_csv(first, **{**options, "nrows": 0}).columns
     texts = datasets.Features({str(name): datasets.Value("string") for name in names})
     return {"features": texts, "keep_default_na": False, "na_values": [""]}
 

@@ -316,9 +316,10 @@ class Dispatcher:
             return
         self._failed_starts = 0
         if preparation.wanted:
-            worker.deadline = preparation.deadline()
             if reply.ends:
                 self._replace(worker)
+            else:
+                worker.proceed(preparation.deadline())
             return
         worker.kill()
         with self._lock:

@@ -33,6 +33,9 @@ from swarm.environments.verification.messages import Prepare, Setup, max_reply_b
 from swarm.environments.verification.preparation import Preparation
 from swarm.environments.verification.process import WorkerProcess
 
+EXTRACTED_TO = ("HF_DATASETS_DOWNLOADED_DATASETS_PATH", "HF_DATASETS_EXTRACTED_DATASETS_PATH")
+"""Where `datasets` puts what it extracts from files that are compressed against their names."""
+
 
 class WorkerStarter:
     """What every worker of a pool starts with."""
@@ -82,7 +85,10 @@ class WorkerStarter:
             limits=self.preparation.begin(),
         )
         room = self._directories.new()
-        return WorkerProcess(request, room, download_environment(room, self._python_path, not self._lenient))
+        told = download_environment(room, self._python_path, not self._lenient)
+        if self._lenient:
+            told |= dict.fromkeys(EXTRACTED_TO, str(room / "extracted"))  # removed with the process
+        return WorkerProcess(request, room, told)
 
     def _own(self) -> list[TaskConfig]:
         """Tasks whose local files this node's user named."""

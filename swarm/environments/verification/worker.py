@@ -77,9 +77,17 @@ def serve(descriptor: int) -> None:
     mimetypes.knownfiles.clear()  # the system's, which aiohttp reads when it is imported, and the sandbox refuses
     match decode_request(read_message(descriptor)):
         case Prepare() as request:
-            _prepare(request, lambda reply: write_message(descriptor, encode(reply)))
+            _prepare(request, partial(_report, descriptor, threading.Lock()))
         case Setup() as setup:
             _serve(descriptor, setup)
+
+
+def _report(descriptor: int, turn: threading.Lock, reply: Prepared) -> None:
+    """Send, and wait until the pool has read it; any thread may call it."""
+    with turn:
+        write_message(descriptor, encode(reply))
+        if not reply.ends:
+            read_message(descriptor)
 
 
 def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
