@@ -28,6 +28,7 @@ from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import matches
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.stated import UNREADABLE, stated_by
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import (
     BackupError,
@@ -70,7 +71,10 @@ from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.page.leaderboard import kinds, leaders
 from swarm.page.node import NodeReader
 from swarm.policy.loading import Policy
+from swarm.policy.reading import outline
 from swarm.policy.snapshot import pack
+from swarm.policy.templates import RENDERER
+from swarm.policy.tiny import tiny_config
 from swarm.policy.weights import check_weights, read_snapshot
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event
@@ -79,6 +83,7 @@ from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, Sam
 from swarm.telemetry.samples.records import encode as encode_sample
 from swarm.telemetry.samples.records import read as read_samples
 from swarm.types import Heartbeat, Orders
+from tests.environments.bombs import COMPRESSED, ROWS, parquet
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors
 
 Run = Callable[[bytes], object]
@@ -111,7 +116,7 @@ class Target:
 @cache
 def targets() -> Mapping[str, Target]:
     """All, by name."""
-    return {**_records(), **_messages(), **_weights(), **_answers(), **_files(), **_shown()}
+    return {**_records(), **_messages(), **_weights(), **_models(), **_data(), **_answers(), **_files(), **_shown()}
 
 
 def _records() -> dict[str, Target]:
@@ -227,6 +232,40 @@ def _weights() -> dict[str, Target]:
         "snapshot delta": Target(
             lambda content: apply_delta(content, whole), (delta(changed, whole) or b"",), (SnapshotError,)
         ),
+    }
+
+
+def _models() -> dict[str, Target]:
+    """What is in the directory of a stranger's model."""
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
+    values = {"messages": turns, "add_generation_prompt": True, "bos_token": "<s>"}
+    config = tiny_config().to_json_string().encode()
+    return {
+        "chat template": Target(
+            lambda content: RENDERER.render(_text(content), values),
+            (
+                b"{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}{{ bos_token }}",
+                b"{% set n = namespace(a=0) %}{% for m in messages %}{% if loop.last %}{{ m | tojson }}{% endif %}"
+                b"{% endfor %}",
+            ),
+            (PolicyError,),
+        ),
+        "model configuration": Target(
+            _in_folder("config.json", lambda folder: outline(str(folder), None, trust_remote_code=False)),
+            (config,),
+            (PolicyError,),
+        ),
+    }
+
+
+def _data() -> dict[str, Target]:
+    """What the files of a data set say of their size."""
+    rows = ROWS[:200]
+    packed = {name: compress(rows) for name, compress in COMPRESSED.items()}
+    return {
+        "data set figures": Target(
+            _in_file(lambda file: stated_by([file])), (parquet(9, "a"), rows, *packed.values()), UNREADABLE
+        )
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow
 import pyarrow.parquet
 import zstandard
 from msgspec import Struct
@@ -22,6 +23,8 @@ MAX_INDEX_BYTES = 2**24
 MAX_ZSTANDARD_HEADER_BYTES = 18
 _GZIP, _ZIP, _XZ, _ZSTANDARD = b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _PARQUET = b"PAR1"
+UNREADABLE = (ValueError, OSError, pyarrow.ArrowException, MemoryError)
+"""What `stated_by` raises."""
 
 
 class Stated(Struct, frozen=True):
@@ -36,7 +39,7 @@ class Stated(Struct, frozen=True):
 
 
 def stated_by(files: Iterable[Path]) -> Stated:
-    """Of all these files together. Raises `ValueError` for one whose own figures make no sense, and `OSError`."""
+    """Of all these files together. Raises `UNREADABLE` for one whose own figures make no sense."""
     found = [_of_file(file) for file in files]
     return Stated(
         sum(each.stored for each in found), sum(each.content for each in found), sum(each.rows for each in found)
