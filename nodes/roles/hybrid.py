@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from nodes.roles.peer import PeerNode
 from nodes.roles.snapshots import open_subscriber
-from swarm.errors import ConfigError, SnapshotError, WeightsRefused
+from swarm.errors import ConfigError, EngineError, SnapshotError
 from swarm.evaluation import evaluate
 from swarm.net.snapshots.subscribe import Subscriber
-from swarm.policy.snapshot import most_bytes, unpack
-from swarm.policy.weights import swap_weights, whole_weights
+from swarm.policy.snapshot import most_bytes
+from swarm.policy.weights import read_snapshot, swap_weights, whole_weights
 from swarm.types import HELD_OUT_STREAMS
 
 COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
@@ -52,10 +52,10 @@ class HybridNode(PeerNode):
         before = self._num_correct(version)
         is_better = False
         try:
-            swap_weights(policy, unpack(snapshot), policy.version)
+            swap_weights(policy, read_snapshot(policy, snapshot), policy.version)
             after = self._num_correct(version)
             is_better = after > before
-        except (SnapshotError, WeightsRefused) as error:
+        except (SnapshotError, EngineError) as error:  # it cannot be read, does not fit, or cannot generate
             self.note(f"version {version} of the learner cannot be used: {error}", "warning")
             return
         finally:  # also when Ctrl-C interrupts: the next checkpoint has the policy's weights

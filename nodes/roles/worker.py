@@ -36,7 +36,8 @@ from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import find_device, load_policy
-from swarm.policy.snapshot import most_bytes, unpack
+from swarm.policy.snapshot import most_bytes
+from swarm.policy.weights import read_snapshot
 from swarm.protocols import Transport, Verifier
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
@@ -214,7 +215,7 @@ class WorkerNode:
             SamplingPlan(seed, config.follow.questions, config.generation.group_size, sampling),
             self._engine,
             self._verifier,
-            SnapshotInstaller(self._engine, self._feed, unpack),
+            SnapshotInstaller(self._engine, self._feed, partial(read_snapshot, self._policy)),
             WorkerGroups(own, self._policy.hides, self._has_room),
             orders=self._orders,
             cancelled=self._cancelled,

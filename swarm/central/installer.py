@@ -37,6 +37,8 @@ class SnapshotInstaller:
         self._installed: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None
         """The last snapshot that has generated, until the installed one has."""
+        self._proven: int | None = None
+        """The last version that has generated."""
 
     @property
     def version(self) -> int | None:
@@ -74,20 +76,23 @@ class SnapshotInstaller:
             if self._installed and any(
                 span.version == self._installed[0] for completion in completions for span in completion.versions
             ):
-                self._before = None
+                self._before, self._proven = None, self._installed[0]
 
     def roll_back(self, failed: int | None) -> bool:
-        """Reinstall the last snapshot that has generated because the version `failed` cannot.
+        """Reinstall the last snapshot that has generated because the version `failed` cannot; without one, have none.
 
-        A snapshot that was installed in the meantime stays. Returns whether there is one to go on with.
+        A snapshot that was installed in the meantime stays. Returns whether to go on, with it or with the next one:
+        not if `failed` has generated before, and the engine itself is broken.
         """
         with self._lock:
             if self.version != failed:
                 return True
-            if self._before is None:
+            if failed is None or failed == self._proven:
                 return False
-            version, snapshot = self._before
-            self._engine.swap(self._read(snapshot), version)
+            if self._before is not None:
+                version, snapshot = self._before
+                self._engine.swap(self._read(snapshot), version)
             self._installed, self._before = self._before, None
         self.num_refused += 1
+        self.problem = failed, "the policy cannot generate with it"
         return True

@@ -214,6 +214,23 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 """Reads and writes a list of tasks as JSON."""
 
 
+class DataSettings(Settings):
+    """What data sets that a run's founder names may take here, copies of its files included; one that takes more is
+    left out. Your own are limited by free disk and memory alone."""
+
+    rows: int = Field(50_000_000, ge=1)
+    """Rows of one of them, in all splits."""
+    bytes: int = Field(8 * 2**30, ge=2**20)
+    """Bytes on the disk for one of them once converted, and of its largest file."""
+    growth: int = Field(64, ge=1)
+    """Bytes on the disk for each byte of its files, beside 64 MiB: a file of 446 bytes can hold 4 GB of rows."""
+    run_bytes: int = Field(16 * 2**30, ge=2**20)
+    """Bytes that are written at a start for all of them together, downloads included."""
+    memory_bytes: int = Field(4 * 2**30, ge=2**29)
+    """Memory for converting one, beside what the libraries take; for small files less: 512 MiB, and 8 times their
+    size."""
+
+
 class VerificationSettings(Settings):
     """Settings of the processes that make questions and grade completions."""
 
@@ -228,5 +245,6 @@ class VerificationSettings(Settings):
     tasks_bytes: int = Field(2**29, ge=2**26)
     """Memory of one worker for a run's tasks together: those beyond it are left out, and what a worker keeps of earlier
     questions is dropped. Tasks of your own are set up in any case. Only on Linux."""
+    data: DataSettings = DataSettings()
     queue_groups: int = Field(256, ge=1)
     """Most received groups that wait for grading; beyond it the oldest group of the sender with the most is dropped."""

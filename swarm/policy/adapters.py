@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -68,16 +69,14 @@ class Adapters:
 
         try:
             saved = json.loads((directory / CONFIG_FILE).read_text())
+            settings = saved["r"], saved["lora_alpha"], sorted(saved["target_modules"])
             base = json.loads((directory / BASE_FILE).read_text())["fingerprint"]
             state = load_file(directory / WEIGHTS_FILE)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
             raise CheckpointError(f"cannot read the adapters in {directory}: {error}") from error
         ours = self._peft.peft_config["default"]
-        for field, was, now in (
-            ("rank", saved["r"], ours.r),
-            ("alpha", saved["lora_alpha"], ours.lora_alpha),
-            ("targets", sorted(saved["target_modules"]), sorted(ours.target_modules)),
-        ):
+        own = ours.r, ours.lora_alpha, sorted(ours.target_modules)
+        for field, was, now in zip(("rank", "alpha", "targets"), settings, own, strict=True):
             if was != now:
                 raise CheckpointError(f"{directory} was trained with policy.lora.{field} {was}, got {now}")
         if base != self.base:
@@ -85,7 +84,10 @@ class Adapters:
                 f"{directory} holds adapters of another model than the loaded one: did policy.model or "
                 "policy.revision change, or the model's files?"
             )
-        set_peft_model_state_dict(self._peft, state)
+        try:
+            set_peft_model_state_dict(self._peft, state)
+        except (RuntimeError, KeyError) as error:
+            raise CheckpointError(f"the adapters in {directory} do not fit the model: {error}") from error
 
     def merge(self) -> PreTrainedModel:
         """The model with the adapters merged into its weights; this object cannot be used afterwards."""

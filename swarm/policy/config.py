@@ -139,10 +139,14 @@ def exported_prompt(model: str) -> str | None:
     file = Path(model) / EXPORTED
     if not file.is_file():
         return None
-    known = json.loads(file.read_text())
-    if known.get("format") != EXPORT_FORMAT:
-        raise ConfigError(f"{file} has format {known.get('format')}, this version reads {EXPORT_FORMAT}: update swarm")
-    return str(known["system_prompt"])
+    try:
+        known = json.loads(file.read_text())
+        version, prompt = known["format"], str(known["system_prompt"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; export the checkpoint again, or remove the file") from error
+    if version != EXPORT_FORMAT:
+        raise ConfigError(f"{file} has format {version}, this version reads {EXPORT_FORMAT}: update swarm")
+    return prompt
 
 
 def write_exported(directory: Path, prompt: str | None) -> None:

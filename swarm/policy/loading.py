@@ -27,7 +27,7 @@ from swarm.policy.media.ids import joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
 from swarm.policy.packaged.smollm import ensure_smollm2
-from swarm.policy.reading import has_encoder, outline, read_model
+from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
 from swarm.policy.routing import Routers
 from swarm.policy.scoring.head import give_float32_logits
 from swarm.policy.tiny import ensure_tiny
@@ -183,6 +183,10 @@ class Policy:
             messages = (Message("system", self.system_prompt), *messages)
         return self._conversations.prompt(messages)
 
+    def check_template(self) -> None:
+        """Raises `PolicyError` for a chat template that cannot render a question."""
+        self._conversations.check()
+
     @property
     def modalities(self) -> frozenset[Modality]:
         """What it can read beside text."""
@@ -301,7 +305,21 @@ def load_policy(
         adapters.load(weights)
     with needing_memory(f"{settings.model} does not fit in the memory of {device}; {SMALLER}"):
         ranks.place(model, torch.device("cpu") if only_handed_over else device)
-    return Policy(
+    with foreign_files(f"cannot load model {settings.model!r}"):
+        policy = _policy(settings, model, tokenizer, dtype, adapters, ranks)
+    return policy
+
+
+def _policy(
+    settings: PolicySettings,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    adapters: Adapters | None,
+    ranks: Ranks,
+) -> Policy:
+    """The parts together, whose chat template has rendered a question."""
+    policy = Policy(
         name=local_name(settings.model),
         model=model,
         tokenizer=tokenizer,
@@ -312,6 +330,8 @@ def load_policy(
         routing_replay=settings.routing_replay,
         media=_media(settings, model, tokenizer, dtype, ranks),
     )
+    policy.check_template()
+    return policy
 
 
 def _media(

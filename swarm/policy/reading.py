@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -17,14 +23,58 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
+from transformers.utils import CONFIG_NAME, cached_file
 
-from swarm.errors import PolicyError
+from swarm.errors import PolicyError, SwarmError
+from swarm.foreign import clean
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-UNREADABLE = (OSError, ValueError, KeyError, ImportError)
-"""What transformers raises for files that it cannot read, or not without another package."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 NAMED = 3
 """Most wrong tensors that a message lists."""
+PANIC = "PanicException"
+"""The tokenizers' library raises it for files that it did not foresee; it is no `Exception`."""
+MAX_REASON_CHARS = 1_000
+MAX_CONFIG_BYTES = 2**24
+MAX_LAYERS = 10_000
+MAX_MODULES = 250_000
+"""Parts of a model: four times those of the largest mixture of experts."""
+_LAYERS = re.compile(r"(^|_)(layers?|depth|blocks?)$")
+"""Names of settings that say how often a part is repeated; others make parts large, which costs nothing without
+content."""
+
+
+@contextmanager
+def foreign_files(doing: str) -> Iterator[None]:
+    """Whatever reading a stranger's model raises is a `PolicyError` of one line."""
+    try:
+        yield
+    except SwarmError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        known = isinstance(error, (OSError, ValueError, ImportError, SafetensorError))
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        raise PolicyError(f"{doing}: {clean(' '.join(text.split()), MAX_REASON_CHARS)}") from error
+
+
+@contextmanager
+def few_modules(source: str) -> Iterator[None]:
+    """Building a model of parts without end is a `PolicyError`. Only for parts that this thread makes."""
+    thread, count = threading.get_ident(), 0
+
+    def counted(module: object, name: str, part: object) -> None:
+        nonlocal count
+        count += threading.get_ident() == thread
+        if count > MAX_MODULES:
+            raise PolicyError(f"the config.json of {source!r} describes a model of over {MAX_MODULES} parts")
+
+    hook = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def read_model(
@@ -34,15 +84,13 @@ def read_model(
     if Path(source).is_dir():
         _check_files(Path(source))
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    try:
+    with foreign_files(f"cannot load model {source!r}"), few_modules(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        config = AutoConfig.from_pretrained(source, **options)
-        _check_whole_precision(source, config)
+        config = _read_config(source, revision, trust_remote_code)
+        _check_files_hold(source, config, trust_remote_code)
         model, found = model_class(config).from_pretrained(
             source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    except (*UNREADABLE, SafetensorError) as error:
-        raise PolicyError(f"cannot load model {source!r}: {error}") from error
     # transformers would initialize such tensors at random and continue.
     if missing := sorted(found["missing_keys"]):
         raise PolicyError(f"the weights of {source!r} lack {', '.join(missing[:NAMED])} ({len(missing)} in total)")
@@ -76,21 +124,58 @@ def empty_model(config: PreTrainedConfig, **options: object) -> PreTrainedModel:
 def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
     """The model by its `config.json`, on the device `meta`: names and shapes without memory. Raises `PolicyError`."""
     config = read_config(source, revision, trust_remote_code)
-    try:
-        with torch.device("meta"):
-            return empty_model(config, trust_remote_code=trust_remote_code)
-    except UNREADABLE as error:
-        raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
+    with foreign_files(f"cannot read the configuration of model {source!r}"), few_modules(source):
+        return _outline(config, trust_remote_code)
 
 
 def read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
     """The model's `config.json`. Raises `PolicyError`, also for a model that cannot be trained because of it."""
-    try:
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except UNREADABLE as error:
-        raise PolicyError(f"cannot read the configuration of model {source!r}: {error}") from error
+    with foreign_files(f"cannot read the configuration of model {source!r}"):
+        return _read_config(source, revision, trust_remote_code)
+
+
+def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
+    file = cached_file(source, CONFIG_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
+    if file is not None:
+        _check_repeated(source, Path(file))
+    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     _check_whole_precision(source, config)
     return config
+
+
+def _outline(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+    with torch.device("meta"):
+        return empty_model(config, trust_remote_code=trust_remote_code)
+
+
+def _check_repeated(source: str, file: Path) -> None:
+    """Raises `PolicyError` for so many layers that a list of them would fill the memory."""
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise PolicyError(f"the config.json of {source!r} has more than {MAX_CONFIG_BYTES} bytes")
+    pending = [json.loads(file.read_bytes())]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            pending += part.values()
+            for name, value in part.items():
+                if _LAYERS.search(name) and isinstance(value, int | float) and not value <= MAX_LAYERS:
+                    raise PolicyError(
+                        f"the config.json of {source!r} says {clean(name)} {value:.3g}, must be at most {MAX_LAYERS}"
+                    )
+
+
+def _check_files_hold(source: str, config: PreTrainedConfig, trust_remote_code: bool) -> None:
+    """Raises `PolicyError` for a directory whose files cannot hold the model that is to be made, before it is made."""
+    if not Path(source).is_dir():
+        return  # the hub's files are not here yet
+    stored = sum(file.stat().st_size for file in Path(source).iterdir() if file.suffix in WEIGHT_SUFFIXES)
+    described = _outline(config, trust_remote_code).num_parameters()
+    if described > stored > 0:
+        raise PolicyError(
+            f"the weights in {source!r} have {stored} bytes, too few for the {described} parameters of its config.json"
+        )
 
 
 def _check_whole_precision(source: str, config: PreTrainedConfig) -> None:

@@ -12,11 +12,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
+from swarm.foreign import clean
 from swarm.policy.media.ids import Kind, joined
+from swarm.policy.templates import RENDERER
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
 
@@ -112,13 +113,17 @@ class Conversations:
         ]
         return self._by_template(turns)
 
+    def check(self) -> None:
+        """Render a question, if there is a template. Raises `PolicyError` for one that cannot."""
+        if self._tokenizer.chat_template:
+            self._rendered([Message("user", QUESTION)])
+
     def _by_template(self, turns: Sequence[Mapping[str, object]]) -> str:
-        """Raises whatever the template raises."""
-        return str(
-            self._tokenizer.apply_chat_template(
-                turns, chat_template=self._template, add_generation_prompt=True, tokenize=False
-            )
-        )
+        """Raises `PolicyError` for whatever the template raises."""
+        if type(self._tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        special = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
+        return RENDERER.render(self._template, {**special, "messages": list(turns), "add_generation_prompt": True})
 
     @cached_property
     def _template(self) -> str:
@@ -126,7 +131,10 @@ class Conversations:
 
         transformers gives templates a clock and lets nobody replace it, but a template's own macro comes first.
         """
-        template: str = self._tokenizer.get_chat_template()
+        try:
+            template: str = self._tokenizer.get_chat_template()
+        except ValueError as error:
+            raise PolicyError(f"the tokenizer has no chat template that could be used: {clean(str(error))}") from error
         if CLOCK not in template:
             return template
         parts = "".join(f"|replace('%{each}', '{DATE.strftime(f'%{each}')}')" for each in DIRECTIVES)
@@ -159,7 +167,7 @@ class Conversations:
         parts = [{"type": kind}, {"type": "text", "text": QUESTION}]
         try:
             text = self._by_template([{"role": "user", "content": parts}])
-        except (TemplateError, TypeError):
+        except PolicyError:
             return False
         return text.count(self._reader.token(kind)) == 1 and text.count(QUESTION) == 1 and "{" not in text
 
@@ -168,7 +176,7 @@ class Conversations:
         """Whether the template renders system text; some refuse it, as Gemma's first, and some leave it out."""
         try:
             return SYSTEM in self._rendered([Message("system", SYSTEM), Message("user", QUESTION)])
-        except TemplateError:
+        except PolicyError:
             return False
 
     @cached_property
@@ -195,7 +203,7 @@ class Conversations:
         asked, answered, told = Message("user", QUESTION), Message("assistant", ANSWER), Message("user", OBSERVATION)
         try:
             text = self._rendered([asked, answered, told])
-        except TemplateError as error:
+        except PolicyError as error:
             raise PolicyError(f"the chat template refuses an episode of two turns: {error}") from error
         before, mark, behind = text.partition(ANSWER)[2].partition(OBSERVATION)
         if not mark:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from swarm.errors import WeightsRefused
+from swarm.foreign import clean
 from swarm.policy.loading import Policy
+from swarm.policy.snapshot import unpack
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -51,22 +54,36 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
         raise WeightsRefused(f"the weights in {directory} cannot be read: {error}") from error
 
 
+def read_snapshot(policy: Policy, snapshot: bytes) -> dict[str, Tensor]:
+    """The weights in a snapshot for `swap_weights`, on the CPU; names and shapes are compared before any is allocated.
+
+    Raises `SnapshotError` for a snapshot that cannot be read, `WeightsRefused` for one that does not fit the policy.
+    """
+    return unpack(snapshot, partial(check_shapes, policy))
+
+
+def check_shapes(policy: Policy, shapes: Mapping[str, torch.Size]) -> None:
+    """Raises `WeightsRefused` for weights of other names or shapes than the policy's."""
+    own = policy.weights
+    known = own if policy.adapters else {**policy.model.state_dict(), **own}
+    if missing := [name for name in own if name not in shapes]:
+        raise WeightsRefused(f"the new weights lack {_list(missing)}: they belong to another model")
+    if unknown := [name for name in shapes if name not in known]:
+        raise WeightsRefused(f"this policy has no {_list(unknown)}: the new weights belong to another model")
+    for name, shape in shapes.items():
+        if shape != known[name].shape:
+            raise WeightsRefused(f"{name} must have the shape {list(known[name].shape)}, got {list(shape)}")
+
+
 def check_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
     """Raises `WeightsRefused` for weights that do not fit the policy."""
-    own = policy.weights
-    known = set(own) if policy.adapters else set(policy.model.state_dict())
-    if missing := [name for name in own if name not in weights]:
-        raise WeightsRefused(f"the new weights lack {_list(missing)}: they belong to another model")
-    if unknown := [name for name in weights if name not in known]:
-        raise WeightsRefused(f"this policy has no {_list(unknown)}: the new weights belong to another model")
-    for name, parameter in own.items():
+    check_shapes(policy, {name: tensor.shape for name, tensor in weights.items()})
+    for name in policy.weights:
         new = weights[name]
-        if new.shape != parameter.shape:
-            raise WeightsRefused(f"{name} must have the shape {list(parameter.shape)}, got {list(new.shape)}")
         if not (new.is_floating_point() and bool(new.isfinite().all())):
             raise WeightsRefused(f"{name} must hold finite floating-point numbers, got others ({new.dtype})")
 
 
 def _list(names: list[str]) -> str:
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + rest
+    return ", ".join(map(clean, names[:NAMED])) + rest

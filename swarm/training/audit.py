@@ -19,8 +19,7 @@ from swarm.policy.batching import Padded, by_turn
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Continuation, Scorer
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
-from swarm.policy.snapshot import unpack
-from swarm.policy.weights import swap_weights
+from swarm.policy.weights import read_snapshot, swap_weights
 from swarm.reasons import Reason
 from swarm.training.passes import MICRO_BATCH_TOKENS
 from swarm.training.rows import Row, sampled_row
@@ -162,7 +161,7 @@ class SnapshotAuditor:
             self._policy = self._load()
             self._policy.version = -1
         if self._policy.version != version:
-            swap_weights(self._policy, unpack(self._snapshots[version]), version)
+            swap_weights(self._policy, read_snapshot(self._policy, self._snapshots[version]), version)
         return self._policy
 
 

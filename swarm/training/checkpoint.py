@@ -212,7 +212,7 @@ def restore(path: Path, updater: PolicyUpdater) -> TrainingState:
         state = msgspec.msgpack.decode((path / STATE).read_bytes(), type=TrainingState)
     except UnpicklingError as error:
         raise CheckpointError(f"checkpoint {path} was written with another update.optimizer: {error}") from error
-    except (ValueError, RuntimeError, IndexError, msgspec.DecodeError, OSError) as error:
+    except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, msgspec.DecodeError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} does not fit this node's model: {error}") from error
     updater.version, updater.num_passed_over = state.version, state.num_passed_over
     return state

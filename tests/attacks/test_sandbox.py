@@ -426,7 +426,7 @@ def test_who_prepares_data_sets_reads_these_and_nothing_else(
     import os
     from swarm.errors import TaskError
     import swarm.environments.verification.worker as worker
-    def look(config):
+    def look(config, conversion):
         found = []
         for name in ("identity.key", "rows.jsonl", "token"):
             try:
@@ -435,10 +435,10 @@ def test_who_prepares_data_sets_reads_these_and_nothing_else(
                 pass
         found += ["environment"] if {SECRET!r} in os.environ.values() else []
         raise TaskError(" ".join(found))
-    def prepare(request):
+    def prepare(request, send):
         import swarm.environments.sources.hf_datasets
         swarm.environments.sources.hf_datasets.store = look
-        return honest(request)
+        honest(request, send)
     honest, worker._prepare = worker._prepare, prepare
     """
     alter_workers(looks, tmp_path / "workers", monkeypatch)
@@ -456,7 +456,7 @@ def test_rows_are_not_taken_from_elsewhere(cache: Path, tmp_path: Path, monkeypa
     import swarm.environments.verification.worker as worker
     from swarm.environments.sources.stored import FileRows, StoredRows
     rows = StoredRows((FileRows({str(cache)!r} + "/../identity.key", 0, 1),), "")
-    worker._prepare = lambda request: worker.Prepared({{"mine": rows}}, {{}})
+    worker._prepare = lambda request, send: send(worker.Prepared({{"mine": rows}}, {{}}))
     """
     alter_workers(lies, tmp_path / "workers", monkeypatch)
     task = DatasetTask(kind="dataset", name="mine", path="owner/name")

@@ -320,6 +320,17 @@ def test_a_snapshot_that_cannot_generate_is_taken_back() -> None:
     assert bench.follower.run_batch().num_groups == 4
 
 
+def test_a_first_snapshot_that_cannot_generate_is_dropped_and_the_next_one_waited_for() -> None:
+    bench = Bench()
+    bench.engine.broken = {3}
+    bench.install(3)
+    assert bench.follower.run_batch().num_groups == 0
+    assert bench.follower.lagging and bench.follower.snapshots.num_refused == 1
+    assert bench.follower.snapshots.problem == (3, "the policy cannot generate with it")
+    bench.install(4)
+    assert bench.follower.run_batch().num_groups == 4
+
+
 def test_once_the_new_one_has_generated_there_is_no_way_back() -> None:
     bench = Bench()
     for version in (3, 4):

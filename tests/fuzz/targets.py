@@ -10,10 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import yaml
 import zstandard
+from torch.nn import Linear, Sequential
 
 from nodes.roles.run import manifest_values
 from swarm.config import NodeConfig, load_config
@@ -25,8 +28,19 @@ from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import matches
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.stated import UNREADABLE, stated_by
 from swarm.environments.tools.calculator import Calculator
-from swarm.errors import BackupError, ConfigError, IdentityError, PeerUnreachable, PolicyError, Refusal, TaskError
+from swarm.errors import (
+    BackupError,
+    ConfigError,
+    IdentityError,
+    PeerUnreachable,
+    PolicyError,
+    Refusal,
+    SnapshotError,
+    TaskError,
+    WeightsRefused,
+)
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
@@ -51,11 +65,18 @@ from swarm.net.records.wire import open_peer_record
 from swarm.net.services.diagnosis import DialBacks
 from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL, serve_heartbeats
 from swarm.net.services.peer_exchange import answer_peers, ask_peers
+from swarm.net.snapshots.delta import apply_delta, delta
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Place
 from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.page.leaderboard import kinds, leaders
 from swarm.page.node import NodeReader
+from swarm.policy.loading import Policy
+from swarm.policy.reading import outline
+from swarm.policy.snapshot import pack
+from swarm.policy.templates import RENDERER
+from swarm.policy.tiny import tiny_config
+from swarm.policy.weights import check_weights, read_snapshot
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event
 from swarm.telemetry.records import encode as encode_event
@@ -63,6 +84,7 @@ from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, Sam
 from swarm.telemetry.samples.records import encode as encode_sample
 from swarm.telemetry.samples.records import read as read_samples
 from swarm.types import Heartbeat, Orders
+from tests.environments.bombs import COMPRESSED, ROWS, parquet
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors
 
 Run = Callable[[bytes], object]
@@ -95,7 +117,7 @@ class Target:
 @cache
 def targets() -> Mapping[str, Target]:
     """All, by name."""
-    return {**_records(), **_messages(), **_answers(), **_files(), **_shown()}
+    return {**_records(), **_messages(), **_weights(), **_models(), **_data(), **_answers(), **_files(), **_shown()}
 
 
 def _records() -> dict[str, Target]:
@@ -198,6 +220,58 @@ def _messages() -> dict[str, Target]:
         "directory request": Target(decode_request, encoded(Read(True)), MESSAGE_ERRORS),
         "directory reply": Target(decode_reply, encoded(Found((b"r",))), MESSAGE_ERRORS),
         "relay reply": Target(read_limits, (b"\x08\x02\x28\x64\x22\x05\x08\x78\x10\x80\x01",), (ValueError,)),
+    }
+
+
+def _weights() -> dict[str, Target]:
+    """A learner's snapshots, for a model of two layers."""
+    model = Sequential(Linear(4, 3), Linear(3, 2))
+    policy = cast(Policy, SimpleNamespace(model=model, weights=dict(model.named_parameters()), adapters=None))
+    whole, changed = pack(policy.weights), pack({name: 2 * value for name, value in policy.weights.items()})
+    packed = (whole, pack(policy.weights, "bfloat16"), pack(policy.weights, "int8"))
+    return {
+        "snapshot": Target(
+            lambda content: check_weights(policy, read_snapshot(policy, content)),
+            packed,
+            (SnapshotError, WeightsRefused),
+        ),
+        "snapshot delta": Target(
+            lambda content: apply_delta(content, whole), (delta(changed, whole) or b"",), (SnapshotError,)
+        ),
+    }
+
+
+def _models() -> dict[str, Target]:
+    """What is in the directory of a stranger's model."""
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
+    values = {"messages": turns, "add_generation_prompt": True, "bos_token": "<s>"}
+    config = tiny_config().to_json_string().encode()
+    return {
+        "chat template": Target(
+            lambda content: RENDERER.render(_text(content), values),
+            (
+                b"{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}{{ bos_token }}",
+                b"{% set n = namespace(a=0) %}{% for m in messages %}{% if loop.last %}{{ m | tojson }}{% endif %}"
+                b"{% endfor %}",
+            ),
+            (PolicyError,),
+        ),
+        "model configuration": Target(
+            _in_folder("config.json", lambda folder: outline(str(folder), None, trust_remote_code=False)),
+            (config,),
+            (PolicyError,),
+        ),
+    }
+
+
+def _data() -> dict[str, Target]:
+    """What the files of a data set say of their size."""
+    rows = ROWS[:200]
+    packed = {name: compress(rows) for name, compress in COMPRESSED.items()}
+    return {
+        "data set figures": Target(
+            _in_file(lambda file: stated_by([file])), (parquet(9, "a"), rows, *packed.values()), UNREADABLE
+        )
     }
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError, PolicyError
-from swarm.policy.adapters import Adapters
+from swarm.policy.adapters import CONFIG_FILE, WEIGHTS_FILE, Adapters
 from swarm.policy.config import LoraSettings, PolicySettings, check_peft
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixSettings
@@ -181,3 +182,20 @@ def test_a_missing_peft_is_told_with_the_extra_to_install(monkeypatch: pytest.Mo
     check_peft(LoraSettings())
     with pytest.raises(ConfigError, match=r"extra `swarm-rl\[lora\]`"):
         check_peft(LORA)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "other shapes", "no settings"])
+def test_adapters_that_cannot_be_read_are_refused_in_words(base: Path, tmp_path: Path, damage: str) -> None:
+    adapted = _load(base)
+    adapted.save(tmp_path / "adapters")
+    file = tmp_path / "adapters" / WEIGHTS_FILE
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-5])
+    elif damage == "garbage":
+        file.write_bytes(b"\xff" * 100)
+    elif damage == "other shapes":
+        save_file({name: value[:1].clone() for name, value in load_file(file).items()}, file)
+    else:
+        (tmp_path / "adapters" / CONFIG_FILE).write_text("{}")
+    with pytest.raises(CheckpointError, match="adapters"):
+        _load(base, tmp_path / "adapters")

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import math
+import resource
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import SnapshotError
+from swarm.errors import SnapshotError, WeightsRefused
 from swarm.net.snapshots.delta import apply_delta, delta, digest
-from swarm.policy.snapshot import pack, unpack
+from swarm.policy import snapshot
+from swarm.policy.loading import Policy
+from swarm.policy.snapshot import Precision, pack, unpack
+from swarm.policy.weights import read_snapshot, swap_weights, whole_weights
+
+from .hostile_snapshots import HOSTILE
 
 
 def weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -97,3 +105,45 @@ def test_other_shapes_have_no_delta_and_false_ones_are_refused() -> None:
     for bad in (b"", b"noise", first[:-5]):
         with pytest.raises(SnapshotError):
             unpack(bad)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_whatever_a_snapshot_says_is_a_refusal_in_one_line(what: str) -> None:
+    """The first ended a follower; the second and the third would be 3.6 GB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SnapshotError) as refused:
+        unpack(HOSTILE[what])
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 700
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kB"
+
+
+def test_a_snapshot_of_another_model_is_refused_before_it_is_read(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = whole_weights(policy)
+    name, value = next((name, value) for name, value in own.items() if value.ndim == 2)
+    others = {
+        "must have the shape": {**own, name: value[:-1].clone()},
+        "belong to another model": {**own, "more": torch.zeros(2)},
+        f"lack {name}": {each: value for each, value in own.items() if each != name},
+    }
+    tied = {each: torch.zeros(3, 3, 3) for each in policy.model.state_dict() if each not in own}
+    others |= {f"{each} must have the shape": {**own, each: value} for each, value in tied.items()}
+    packed = {said: pack(weights, "int8") for said, weights in others.items()}
+    monkeypatch.setattr(snapshot, "load", lambda content: pytest.fail("it was read"))
+    for said, content in packed.items():
+        with pytest.raises(WeightsRefused, match=said):
+            read_snapshot(policy, content)
+
+
+@pytest.mark.parametrize("precision", ["native", "bfloat16", "int8"])
+def test_a_snapshot_of_this_model_is_read_and_one_that_is_not_finite_refused(
+    policy: Policy, precision: Precision
+) -> None:
+    own = {name: value.clone() for name, value in whole_weights(policy).items()}
+    swap_weights(policy, read_snapshot(policy, pack(own, precision)), 1)
+    name = next(name for name, value in own.items() if value.ndim == 2)
+    own[name][0, 0] = math.inf
+    with pytest.raises(WeightsRefused, match="finite"):
+        swap_weights(policy, read_snapshot(policy, pack(own, precision)), 2)
+    assert policy.version == 1

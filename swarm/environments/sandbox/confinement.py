@@ -35,6 +35,7 @@ PROTECTIONS = {
 MAX_OPEN_FILES = 256
 MAX_FILE_BYTES = 2**16
 """Bytes of a worker's standard error, its only writable file."""
+MAX_FILE_LIMIT_BYTES = 2**62
 MAX_STACK_BYTES = 2**23
 """Of the main thread, whose stack no limit of memory counts. Linux's default."""
 MAX_ADDRESS_BYTES = 2**36
@@ -78,11 +79,15 @@ class Confinement:
         writable = [*writable, Path(os.devnull)]
         self._attempt("Landlock", lambda: landlock.confine(readable, writable, network))
 
+    def limit_files(self, most_bytes: int) -> None:
+        """Let no file become larger."""
+        _limit(resource.RLIMIT_FSIZE, min(most_bytes, MAX_FILE_LIMIT_BYTES))
+
     def seal(self) -> None:
         """Permanently refuse every system call except those for computing and reading."""
         _limit(resource.RLIMIT_STACK, MAX_STACK_BYTES)
         _limit(resource.RLIMIT_AS, MAX_ADDRESS_BYTES)
-        _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+        self.limit_files(MAX_FILE_BYTES)
         _limit(resource.RLIMIT_NPROC, 0)
         if sys.platform == "linux":
             self._attempt("seccomp", seccomp.seal)

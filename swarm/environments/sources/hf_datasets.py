@@ -27,6 +27,7 @@ from swarm.environments.digests import (
 )
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
+from swarm.environments.sources.conversion import Conversion
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
@@ -233,15 +234,20 @@ def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:
     return (draw(count, "first", seed, task) + step * index) % count
 
 
-def store(config: DatasetTask) -> StoredRows:
+def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRows:
     """Download and convert a data set if necessary; returns the location of the configured split's rows.
 
-    Their revision is the hub's commit, or a digest of the local files. Raises `TaskError`.
+    Their revision is the hub's commit, or a digest of the local files. Raises `TaskError`, also at the limits of the
+    `conversion`.
     """
     where = f"task {config.name!r}: {config.path}"
     local = is_on_disk(config)
     try:
+        if conversion is not None and local:
+            conversion.expect(Path(config.path))
         builder = public_builder(config.path, config.subset, config.revision) if config.public else _builder(config)
+        if conversion is not None:
+            conversion.watch(builder)
         builder.download_and_prepare()
         splits = list(builder.info.splits)
         wanted = [part.split("[")[0].strip() for part in config.split.split("+")]
@@ -255,6 +261,10 @@ def store(config: DatasetTask) -> StoredRows:
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
     except Exception as error:  # many format readers and the hub's client, on foreign input
+        if conversion is not None and isinstance(error.__cause__ or error, MemoryError):
+            raise TaskError(f"{where}: {conversion.out_of_memory()}") from error
+        if isinstance(error.__cause__, TaskError):
+            raise TaskError(f"{where}: {error.__cause__}") from error
         cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
         raise TaskError(f"{where}: {type(error).__name__}: {error}{cause}") from error
     rows = tuple(FileRows(str(part["filename"]), int(part["skip"]), int(part["take"])) for part in stored)

@@ -153,6 +153,7 @@ class Dispatcher:
         """Start the first processes here: workers end with the thread that started them."""
         preparer = self._starter.preparer()
         if preparer is not None:
+            preparer.deadline = self._starter.preparation.deadline()
             self._keep(preparer)
         else:
             self._start_graders()
@@ -306,9 +307,19 @@ class Dispatcher:
             self._lost(worker, "crashes", error=reply.error)
 
     def _prepared(self, worker: WorkerProcess, reply: Prepared) -> None:
-        """Data sets are on disk: end the process with network access and start the graders."""
-        if not self._starter.accept(reply):
+        """Once all data sets are on disk, end the process with network access and start the graders."""
+        preparation = self._starter.preparation
+        if reply.ends:
+            worker.kill()
+        if not preparation.accept(reply):
             self._lost(worker, "violations", "it named files outside the cache as rows")
+            return
+        self._failed_starts = 0
+        if preparation.wanted:
+            if reply.ends:
+                self._replace(worker)
+            else:
+                worker.proceed(preparation.deadline())
             return
         worker.kill()
         with self._lock:
@@ -340,7 +351,7 @@ class Dispatcher:
             self._note_end(worker)
             reason = Reason.VERIFIER_TIMEOUT if late else Reason.VERIFIER_CRASH
             job.finish(Refused(Rejection(reason, detail)))
-        if not worker.ready:
+        if not worker.ready and not self._left_out(worker, how, detail):
             self._failed_starts += 1
             # a first start that reports unusable tasks would only report them again
             if self._failed_starts == MAX_FAILED_STARTS or (error and not self._was_ready):
@@ -349,6 +360,13 @@ class Dispatcher:
                 return
         self._count("restarts")
         self._replace(worker)
+
+    def _left_out(self, worker: WorkerProcess, how: Literal["timeouts", "crashes", "violations"], detail: str) -> bool:
+        """Whether the loss is that of a data set, so that the others are prepared without it."""
+        if how == "violations" or not isinstance(worker.request, Prepare):
+            return False
+        late = how == "timeouts"
+        return self._starter.preparation.give_up(f"it took over {START_LIMIT_S:.0f} s" if late else detail, late)
 
     def _replace(self, worker: WorkerProcess) -> None:
         self._remove(worker)

@@ -11,6 +11,7 @@ import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
+from swarm.environments.sources.limits import Limits
 from swarm.environments.sources.stored import StoredRows
 from swarm.reasons import OF_GRADING
 from swarm.types import (
@@ -49,6 +50,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     writable: tuple[str, ...]
     """The libraries' caches."""
     network: bool
+    limits: Limits
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
@@ -102,10 +104,16 @@ Request = Prepare | Setup | Draw | DrawSeveral | GradeGroup
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """All data sets are on disk, except those with a reason."""
+    """One data set is on disk, or not for a reason; without one, the process is confined, or has begun another."""
 
-    stored: dict[str, StoredRows]
-    unprepared: dict[str, str]
+    stored: dict[str, StoredRows] = {}
+    unprepared: dict[str, str] = {}
+    written: int = 0
+    """Bytes that this process has written so far."""
+    unfinished: str = ""
+    """What is to be removed if the process ends now."""
+    ends: bool = False
+    """It does: the data set has taken too much."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -182,8 +190,8 @@ def in_order(
     may have taken over the worker; wrong results of grading are then all that it can cause.
     """
     match request, reply:
-        case Prepare(), Prepared(stored, unprepared):
-            return stored.keys() | unprepared.keys() <= set(tasks)
+        case Prepare(), Prepared(stored, unprepared, written):
+            return stored.keys() | unprepared.keys() <= set(tasks) and written >= 0
         case Setup(), Ready(skipped, unprotected, held_out):
             known = skipped.keys() | held_out.keys() <= set(tasks) and unprotected.keys() <= PROTECTIONS.keys()
             return known and all(0 <= count <= _MOST for count in held_out.values())

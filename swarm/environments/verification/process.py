@@ -81,6 +81,11 @@ class WorkerProcess:
         self.deadline = self.began + time_limit_s
         self._send(job.message)
 
+    def proceed(self, deadline: float) -> None:
+        """Let it prepare the next data set."""
+        self.deadline = deadline
+        self._send(b"")
+
     @property
     def asked(self) -> Prepare | Setup | Draw | DrawSeveral | GradeGroup | None:
         """The request that it must answer."""

@@ -19,7 +19,6 @@ from swarm.environments.config import (
     code_of,
     rewards_of,
 )
-from swarm.environments.episodes.config import VerifiersTask
 from swarm.environments.modalities import modalities
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
@@ -30,8 +29,12 @@ from swarm.environments.sandbox.directories import (
 )
 from swarm.environments.scoring.combination import names_of
 from swarm.environments.specs import is_on_disk, media_folder
-from swarm.environments.verification.messages import Prepare, Prepared, Setup, max_reply_bytes
+from swarm.environments.verification.messages import Prepare, Setup, max_reply_bytes
+from swarm.environments.verification.preparation import Preparation
 from swarm.environments.verification.process import WorkerProcess
+
+EXTRACTED_TO = ("HF_DATASETS_DOWNLOADED_DATASETS_PATH", "HF_DATASETS_EXTRACTED_DATASETS_PATH")
+"""Where `datasets` puts what it extracts from files that are compressed against their names."""
 
 
 class WorkerStarter:
@@ -49,6 +52,7 @@ class WorkerStarter:
         self._lenient = lenient
         self._files = frozenset(files)
         self._directories = WorkerDirectories()
+        self.preparation = Preparation(self._configs, settings.data, foreign=lenient)
         self._python_path = os.pathsep.join(filter(None, sys.path))
         self._setup = Setup(
             configs=TASK_LIST.dump_json(self._configs),
@@ -62,18 +66,30 @@ class WorkerStarter:
 
     def preparer(self) -> WorkerProcess | None:
         """A process that downloads and converts data sets; None where no task needs it. Raises `OSError`."""
-        wanted = [config for config in self._configs if isinstance(config, DatasetTask | VerifiersTask)]
+        wanted = self.preparation.wanted
         if not wanted:
             return None
-        files = [config.path for config in self._own() if isinstance(config, DatasetTask) and is_on_disk(config)]
+        own = {config.name for config in self._own()}
+        files = [
+            each.path for each in wanted if isinstance(each, DatasetTask) and each.name in own and is_on_disk(each)
+        ]
         places = caches()
         for place in places:
             place.mkdir(parents=True, exist_ok=True)
         # a founder chooses the data sets, but must not use this user's token
         readable = (*files, *(() if self._lenient else (str(token_file()),)))
-        request = Prepare(self._setup.configs, readable, tuple(map(str, places)), len(files) < len(wanted))
+        request = Prepare(
+            configs=TASK_LIST.dump_json(tuple(wanted)),
+            readable=readable,
+            writable=tuple(map(str, places)),
+            network=len(files) < len(wanted),
+            limits=self.preparation.begin(),
+        )
         room = self._directories.new()
-        return WorkerProcess(request, room, download_environment(room, self._python_path, not self._lenient))
+        told = download_environment(room, self._python_path, not self._lenient)
+        if self._lenient:
+            told |= dict.fromkeys(EXTRACTED_TO, str(room / "extracted"))  # removed with the process
+        return WorkerProcess(request, room, told)
 
     def _own(self) -> list[TaskConfig]:
         """Tasks whose local files this node's user named."""
@@ -85,20 +101,13 @@ class WorkerStarter:
         folders = {folder for config in self._own() if (folder := media_folder(config)) is not None}
         return tuple(sorted(map(str, folders - far_more)))
 
-    def accept(self, prepared: Prepared) -> bool:
-        """Let graders read the prepared rows; False when a file of them lies outside the cache."""
-        cache = caches()[1]
-        files = [Path(part.path) for rows in prepared.stored.values() for part in rows.files]
-        if not all(path.is_relative_to(cache) and ".." not in path.parts for path in files):
-            return False
-        self._setup = msgspec.structs.replace(self._setup, stored=prepared.stored, unprepared=prepared.unprepared)
-        return True
-
     def grader(self) -> WorkerProcess:
         """A process that draws and grades. Raises `OSError`."""
         room = self._directories.new()
         told = environment(room, self._python_path)
-        return WorkerProcess(self._setup, room, told, max_reply_bytes(self.shows))
+        preparation = self.preparation
+        setup = msgspec.structs.replace(self._setup, stored=preparation.stored, unprepared=preparation.unprepared)
+        return WorkerProcess(setup, room, told, max_reply_bytes(self.shows))
 
     def close(self) -> None:
         """Remove the workers' directories."""

@@ -9,14 +9,18 @@ an alarm ends a job that hangs, even while a C extension holds the interpreter l
 from __future__ import annotations
 
 import mimetypes
+import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -29,6 +33,7 @@ from swarm.environments.generated.config import DigitsTask, GeneratedTask
 from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
 from swarm.environments.rewards import FormatReward
 from swarm.environments.sandbox.confinement import Confinement
+from swarm.environments.sandbox.usage import Usage
 from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.memory import TaskMemory
@@ -57,9 +62,13 @@ from swarm.errors import TaskError
 from swarm.reasons import Reason
 from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
+if TYPE_CHECKING:
+    from swarm.environments.sources.conversion import Conversion
+
 ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
 
+WATCH_EVERY_S = 0.05
 SOON_S = 0.1
 """Of processor time. Slower questions are made one by one, each within the time limit, by all workers of the pool."""
 
@@ -69,31 +78,82 @@ def serve(descriptor: int) -> None:
     mimetypes.knownfiles.clear()  # the system's, which aiohttp reads when it is imported, and the sandbox refuses
     match decode_request(read_message(descriptor)):
         case Prepare() as request:
-            write_message(descriptor, encode(_prepare(request)))
+            _prepare(request, partial(_report, descriptor, threading.Lock()))
         case Setup() as setup:
             _serve(descriptor, setup)
 
 
-def _prepare(request: Prepare) -> Prepared:
-    """Download the data sets, confined to the necessary files."""
+def _report(descriptor: int, turn: threading.Lock, reply: Prepared) -> None:
+    """Send, and wait until the pool has read it; any thread may call it."""
+    with turn:
+        write_message(descriptor, encode(reply))
+        if not reply.ends:
+            read_message(descriptor)
+
+
+def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
+    """Download and convert the data sets one by one, confined to the necessary files and to the limits."""
+    usage = Usage()
     writable = tuple(map(Path, (*request.writable, ".")))
-    Confinement().enclose(map(Path, request.readable), writable, request.network)
-    stored, unprepared = {}, {}
-    for config in TASK_LIST.validate_json(request.configs):
-        try:
-            if (rows := _stored(config, Path(request.writable[-1]))) is not None:
-                stored[config.name] = rows
-        except TaskError as error:
-            unprepared[config.name] = _cut(error)
-    return Prepared(stored, unprepared)
+    confinement = Confinement()
+    confinement.enclose(map(Path, request.readable), writable, request.network)
+    confinement.limit_files(request.limits.bytes)
+    import swarm.environments.sources.hf_datasets  # noqa: F401  before memory is measured
+    from swarm.environments.sources.conversion import Conversion
+
+    configs = TASK_LIST.validate_json(request.configs)
+    send(Prepared())
+    for config in configs:
+        begun = usage.written()
+        limits = replace(request.limits, run_bytes=max(0, request.limits.run_bytes - begun))
+        conversion = Conversion(limits, lambda unfinished: send(Prepared(unfinished=unfinished)), usage.limit_memory)
+        usage.limit_memory(limits.memory(0))
+        with _Watch(config.name, conversion, usage, send):
+            try:
+                rows = _stored(config, Path(request.writable[-1]), conversion)
+                reply = Prepared({config.name: rows}, written=usage.written()) if rows is not None else None
+            except TaskError as error:
+                reply = Prepared(unprepared={config.name: _cut(error)}, written=usage.written())
+        if reply is not None:
+            send(reply)
 
 
-def _stored(config: TaskConfig, cache: Path) -> StoredRows | None:
+class _Watch:
+    """Ends this process when a data set takes too much of the disk, wherever it is written and in whatever library."""
+
+    def __init__(self, task: str, conversion: Conversion, usage: Usage, send: Callable[[Prepared], None]) -> None:
+        self._task = task
+        self._conversion = conversion
+        self._usage = usage
+        self._send = send
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._begun = self._usage.written()
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(WATCH_EVERY_S):
+            written = self._usage.written()
+            try:
+                self._conversion.check_written(written - self._begun)
+            except TaskError as error:
+                text = f"task {self._task!r}: {error}"[:MAX_DETAIL_CHARS]
+                self._send(Prepared(unprepared={self._task: text}, written=written, ends=True))
+                os._exit(1)
+
+
+def _stored(config: TaskConfig, cache: Path, conversion: Conversion) -> StoredRows | None:
     """The rows of a task that has any. Raises `TaskError`."""
     if isinstance(config, DatasetTask):
         from swarm.environments.sources.hf_datasets import store
 
-        return store(config)
+        return store(config, conversion)
     if isinstance(config, VerifiersTask):
         from swarm.environments.adapters import verifiers
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMix
 from swarm.errors import PolicyError
 from swarm.policy.media.ids import Kind, Known, Medium, TokenIds
 from swarm.policy.media.modalities import feature_ids, readable
+from swarm.policy.reading import foreign_files
 from swarm.types import Shown, Text
 from swarm.types.media import Audio, Image, Modality, Video, media_digest
 
@@ -179,14 +180,13 @@ def read_processor(source: str, config: PreTrainedConfig, **options: object) -> 
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     if name is None:
         raise PolicyError(f"there is no processor for models of the type {config.model_type}")
-    try:
-        made: ProcessorMixin = without_videos(getattr(transformers, name)).from_pretrained(
-            source, backend="pil", **options
-        )
-    except ImportError as error:
-        raise PolicyError(f"{EXTRA} ({' '.join(str(error).split())})") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PolicyError(f"cannot read the processor of {source!r}: {error}") from error
+    with foreign_files(f"cannot read the processor of {source!r}"):
+        try:
+            made: ProcessorMixin = without_videos(getattr(transformers, name)).from_pretrained(
+                source, backend="pil", **options
+            )
+        except ImportError as error:
+            raise PolicyError(f"{EXTRA} ({' '.join(str(error).split())})") from error
     return made
 
 
