@@ -7,18 +7,25 @@ from typing import Literal, NamedTuple
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _DROPPED = re.compile(
-    r"\\left(?![a-z])|\\right(?![a-z])|\\[,;!: ]|\\q?quad(?![a-z])|\\displaystyle(?![a-z])"
-    r"|\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree|°|\\?\$|\\\(|\\\)|\\\[|\\\]|~"
+    r"\\left(?![a-z])|\\right(?![a-z])|\\[,!]|\\displaystyle(?![a-z])"
+    r"|\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree|°|\\?\$|\\\(|\\\)|\\\[|\\\]"
 )
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|operatorname|mbox)\s*\{([^{}]*)\}")
+_SPACE = re.compile(r"\\[;: ]|\\q?quad(?![a-z])|~|(?<=,)\\,")
+_TEXT = re.compile(r"\\(?:text(?:bf|rm|it|sf|tt)?|math(?:rm|bf|it|sf)|boldsymbol|operatorname|mbox)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[\d}])\\?(?:units?|cm|km|mm|meters?|inches|feet|degrees?|dollars|cents)(?:\^\{?[23]\}?)?$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d)")
 _LEFT_SIDE = re.compile(r"^\\?[A-Za-z]\w?(?:\([A-Za-z]\))?(?:=|\\in(?![a-z]))(?=[^=]+$)")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
+_MIXED = re.compile(r"(?<![\d./])(\d{1,9})\s+(\d{1,9})\s*/\s*(\d{1,9})(?![\d/.])")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)e([-+]?\d{1,4})(?![\w.])")
+_PERCENT = re.compile(r"(?<=\d)percent$")
+_PLAIN_FUNCTION = re.compile(r"(?<![a-z\\])(?:(?:sqrt|sin|cos|tan|log|ln|exp)(?=[({])|pi(?![a-z]))")
+_INDEX = re.compile(r"_\{(\w)\}")
 _LETTER = re.compile(r"^\(([a-z])\)$")
-_CONJUNCTION = re.compile(r"(?<=\S)\s+(?:and|or)\s+(?=\S)", re.IGNORECASE)
-_AT_MOST, _AT_LEAST = re.compile(r"\\le(?![a-zA-Z])"), re.compile(r"\\ge(?![a-zA-Z])")
+_CONJUNCTION = re.compile(r"(?<=\S)(?:,\s*|\s+)(?:and|or)\s+(?=\S)", re.IGNORECASE)
+_RELATIONS = {"<=": r"\\le(?![a-zA-Z])", ">=": r"\\ge(?![a-zA-Z])", "≠": r"\\neq?(?![a-zA-Z])"}
+_RELATION_COMMANDS = [(re.compile(command), sign) for sign, command in _RELATIONS.items()]
 _RELATION = re.compile(r"[<>]=?|=")
 _MATRIX = re.compile(
     r"\\begin\{(?P<kind>[pbv]?matrix|array)\}(?:(?<=array\})\{[clr|]*\})?(?P<cells>.*)\\end\{(?P=kind)\}"
@@ -39,6 +46,9 @@ _FORMS = {
     "\\infty": "∞",
     "\\cdot": "·",
     "\\times": "×",
+    "\\div": "÷",
+    "^{2}": "²",
+    "^{3}": "³",
     "^": "**",
     "-": "−",
     "%": "\\%",
@@ -70,14 +80,17 @@ def normalise(text: str) -> str:
     text = plain_text(text).replace("\\\\", "\\cr ")
     for form, name in _SAME:
         text = text.replace(form, name)
-    text = _AT_LEAST.sub(">=", _AT_MOST.sub("<=", text))
-    text = _CONJUNCTION.sub(",", _DROPPED.sub("", text))
+    for command, sign in _RELATION_COMMANDS:
+        text = command.sub(sign, text)
+    text = _DROPPED.sub("", _SPACE.sub(" ", text)).strip().rstrip(".")
+    if _bracketed(text) is None:  # a comma that a space follows separates parts
+        text = _THOUSANDS.sub("", text)
+    text = _CONJUNCTION.sub(",", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
     text = "".join(text.split()).rstrip(".").casefold()
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    text = _UNIT.sub("", without_left_side(text))
-    text = _LETTER.sub(r"\1", text)
-    return text if _bracketed(text) is not None else _THOUSANDS.sub("", text)
+    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _PLAIN_FUNCTION.sub(r"\\\g<0>", text))
+    text = _PERCENT.sub("%", _SCIENTIFIC.sub(r"\1\\cdot10^{\2}", _INDEX.sub(r"_\1", text)))
+    return _LETTER.sub(r"\1", _UNIT.sub("", without_left_side(text)))
 
 
 def without_left_side(text: str) -> str:
@@ -100,20 +113,25 @@ def split(text: str) -> Parts:
         rows = [row.split("&") for row in matrix["cells"].removesuffix("\\cr").split("\\cr")]
         bars = "|" if matrix["kind"] == "vmatrix" else ""
         return Parts("ordered", f"{bars}{list(map(len, rows))}", [cell for row in rows for cell in row])
-    if len(regions := _at_top(text, "\\cup")) > 1:
+    if len(regions := at_top(text, "\\cup")) > 1:
         return Parts("union", "", regions)
     if (found := _bracketed(text)) is not None:
         opening, inner, closing = found
-        parts = _at_top(inner, ",")
+        parts = at_top(inner, ",")
         if opening == "\\{":
             return Parts("set", "", parts)
         if len(parts) > 1:
             return Parts("ordered", f"{opening}{closing}", parts)
-    if len(parts := _at_top(text, ",")) > 1:
+    if len(parts := at_top(text, ",")) > 1:
         return Parts("set", "", parts)
     if "\\pm" in text:
         return Parts("set", "", [text.replace("\\pm", sign) for sign in "+-"])
     return _relation(text)
+
+
+def sides(text: str) -> list[str]:
+    """What is between the equality signs and inequality signs of a normalised text."""
+    return _RELATION.split(text)
 
 
 def _relation(text: str) -> Parts:
@@ -141,7 +159,7 @@ def _bracketed(text: str) -> tuple[str, str, str] | None:
     return opening, inner, closing
 
 
-def _at_top(text: str, separator: str) -> list[str]:
+def at_top(text: str, separator: str) -> list[str]:
     """The parts of a text between separators outside all brackets."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(text):
