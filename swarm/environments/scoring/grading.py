@@ -13,7 +13,7 @@ from swarm.environments.scoring.forms.asked import Asked, asked_in
 from swarm.environments.scoring.forms.rules import fits
 from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.forms.written import Written, last_written, numbers, read_number, same_written
-from swarm.environments.scoring.latex import boxed_content, normalise
+from swarm.environments.scoring.latex import boxed_content, normalise, plain_text
 from swarm.environments.scoring.mathematics import MAX_CHARS, is_answer, is_stated
 
 GRADING_VERSION = 2
@@ -21,7 +21,7 @@ GRADING_VERSION = 2
 
 _UNIT = r"[^\W\d_]{0,12}"
 _ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|oder|\|)\s*(?:[a-z]\s*=\s*|maybe\s+|perhaps\s+|possibly\s+)?", re.IGNORECASE)
-_SEPARATOR = re.compile(rf"\s*(?:(?:{_UNIT}\s*)(?:,|;|and|to|through|[-–—~±]|\.\.\.?)\s*|\s+)(?:[a-z]\s*=\s*)?", re.IGNORECASE)
+_SEPARATOR = re.compile(rf"\s*(?:(?:{_UNIT}\s*)(?:,|;|and|to|through|[-–—~±]|\\pm|\.\.\.?)\s*|\s*)(?:[a-z]\s*=\s*)?", re.IGNORECASE)
 _MAX_LIST_CHARS = 64
 """Of an answer that could be nothing but a list of numbers."""
 
@@ -75,7 +75,7 @@ def _is_calculation(text: str) -> bool:
 
 def _is_one_of_several(text: str) -> bool:
     """Whether the last number is an alternative to the one before it, or the end of a list of numbers or of a range."""
-    found = list(numbers(text))[-2:]
+    found = list(numbers(plain_text(text)))[-2:]
     if len(found) < 2:
         return False
     between = found[0].string[found[0].end() : found[1].start()]

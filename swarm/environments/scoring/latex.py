@@ -3,11 +3,12 @@ r"""The LaTeX of final answers: finds `\boxed{}`, normalises notation, splits tu
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _DROPPED = re.compile(
-    r"\\left(?![a-z])|\\right(?![a-z])|\\[,!]|\\displaystyle(?![a-z])"
+    r"\\left(?![a-z])|\\right(?![a-z])|\\,|\\!\s*|\\displaystyle(?![a-z])"
     r"|\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree|°|\\?\$|\\\(|\\\)|\\\[|\\\]"
 )
 _SPACE = re.compile(r"\\[;: ]|\\q?quad(?![a-z])|~|(?<=,)\\,")
@@ -83,14 +84,27 @@ def normalise(text: str) -> str:
     for command, sign in _RELATION_COMMANDS:
         text = command.sub(sign, text)
     text = _DROPPED.sub("", _SPACE.sub(" ", text)).strip().rstrip(".")
-    if _bracketed(text) is None:  # a comma that a space follows separates parts
-        text = _THOUSANDS.sub("", text)
+    text = _without_thousands(text)
     text = _CONJUNCTION.sub(",", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
     text = "".join(text.split()).rstrip(".").casefold()
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _PLAIN_FUNCTION.sub(r"\\\g<0>", text))
     text = _PERCENT.sub("%", _SCIENTIFIC.sub(r"\1\\cdot10^{\2}", _INDEX.sub(r"_\1", text)))
     return _LETTER.sub(r"\1", _UNIT.sub("", without_left_side(text)))
+
+
+def _without_thousands(text: str) -> str:
+    """A text without the commas in numbers; those in brackets and those that a space follows separate parts."""
+    separators = list(_THOUSANDS.finditer(text))
+    if not separators:
+        return text
+    depths = list(accumulate((character in "([") - (character in ")]") for character in text.replace("\\{", "\\(").replace("\\}", "\\)")))
+    kept, start = [], 0
+    for found in separators:
+        if depths[found.start()] <= 0:
+            kept.append(text[start : found.start()])
+            start = found.end()
+    return "".join((*kept, text[start:]))
 
 
 def without_left_side(text: str) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import cached_property, lru_cache
 
-from swarm.environments.scoring.forms.shapes import shape_of
+from swarm.environments.scoring.forms.shapes import Shape, shape_of
 from swarm.environments.scoring.forms.written import Form, Written, all_written, form_of
 from swarm.environments.scoring.latex import at_top, normalise, sides
 
@@ -21,11 +22,15 @@ MAX_EXPRESSION_CHARS = 500
 
 _PERCENT = re.compile(r"%|per ?cent", re.IGNORECASE)
 _FACTOR = re.compile(r"factor", re.IGNORECASE)
-_END = re.compile(
-    r"\$+|\\[()\[\]]|[\n?;:]|[.](?!\d)|\\(?:text|mbox|textbf|textit|textrm|mathrm)\s*\{[^{}]*\}"
-    r"|(?<![A-Za-z\\])(?!(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z]))[A-Za-z]{2,}"
+_DELIMITED = re.compile(r"\$([^$]+)\$|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]", re.DOTALL)
+_END = re.compile(r"[\n?;:]|[.](?!\d)|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}")
+"""What ends an expression: punctuation and text."""
+_WORD = re.compile(
+    r"(?<![A-Za-z\\])(?!(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z]))"
+    r"(?:[A-Za-z]{3,}|(?:[aiou][a-z]|[b-hj-np-z][eoy])(?![A-Za-z]))",
+    re.IGNORECASE,
 )
-"""What ends an expression: delimiters, punctuation, text and words."""
+"""Outside of `$...$` also words, of two letters those that could be English."""
 
 
 class Asked:
@@ -59,8 +64,12 @@ class Asked:
         """Whether a number is written in it, in this form."""
         return form_of(number) in self._forms
 
+    def has_value(self, value: float) -> bool:
+        """Whether it has a number of this value."""
+        return value in self.values
+
     def has_all(self, values: Iterable[int | float]) -> bool:
-        """Whether these are among its numbers."""
+        """Whether its numbers include these."""
         return self.values.issuperset(values)
 
     @cached_property
@@ -70,15 +79,22 @@ class Asked:
     @cached_property
     def expressions(self) -> tuple[str, ...]:
         """Normalised: each as a whole, and the parts between its commas and on the sides of its relations."""
-        runs = [run for run in _END.split(self._question) if run.strip() and len(run) <= MAX_EXPRESSION_CHARS]
+        texts = [_WORD.sub("\n", _DELIMITED.sub("\n", self._question))]
+        texts += [next(filter(None, found.groups()), "") for found in _DELIMITED.finditer(self._question)]
+        runs = [run for text in texts for run in _END.split(text) if run.strip() and len(run) <= MAX_EXPRESSION_CHARS]
         half = MAX_EXPRESSIONS // 2
         kept = runs if len(runs) <= MAX_EXPRESSIONS else [*runs[:half], *runs[-half:]]
         return tuple(dict.fromkeys(part for run in kept for part in _parts(run) if part))
 
+    def has_part(self, shape: Shape) -> bool:
+        """Whether it has an expression of this shape, whatever its sign, or a number."""
+        if shape.kind == "number":
+            return float(Fraction(shape.key)) in self.values
+        return shape.key.removeprefix("-") in self._keys
+
     @cached_property
-    def keys(self) -> frozenset[str]:
-        """Those of the shapes of its expressions."""
-        return frozenset(shape.key for text in self.expressions if (shape := shape_of(text)) is not None)
+    def _keys(self) -> frozenset[str]:
+        return frozenset(shape.key.removeprefix("-") for text in self.expressions if (shape := shape_of(text)) is not None)
 
 
 @lru_cache(maxsize=64)

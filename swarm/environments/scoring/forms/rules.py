@@ -58,7 +58,7 @@ def fits(given: Written, wanted: Written | None, asked: Asked | None, is_stated:
         return True
     if given.is_percentage and not (asked.is_in_percent or (wanted is not None and wanted.is_percentage)):
         return False
-    if given.kind == "power" and given.parts[0] != 10:
+    if given.kind == "power" or (wanted is None and asked.has_value(given.value)):
         return False
     if not given.is_reduced and (asked.has_all(given.parts) or is_stated()):
         return False
@@ -69,6 +69,6 @@ def fits(given: Written, wanted: Written | None, asked: Asked | None, is_stated:
 
 def _repeats(given: Shape, wanted: Shape, asked: Asked) -> bool:
     """Whether it only joins expressions of the question, or multiplies out where factors are asked for."""
-    if is_made_of(given, asked.keys):
+    if is_made_of(given, asked.has_part) and not given.kind == wanted.kind == "sum":
         return True
     return asked.asks_for_factors and "products" in wanted.work and "products" not in given.work

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import reduce
 from typing import Literal
@@ -56,17 +56,15 @@ def shape_of(text: str) -> Shape | None:
         return None
 
 
-def is_made_of(shape: Shape, keys: Collection[str]) -> bool:
-    """Whether it is an operation on sums that is not carried out, all its parts being among those with these keys."""
-    match shape.kind:
-        case "product":
-            operands = [part.parts[0] if part.kind == "inverse" else part for part in shape.parts]
-        case "power" | "inverse" | "call":
-            operands = [shape.parts[0]]
-        case _:
-            return False
-    bases = [each.parts[0] if each.kind == "power" else each for each in operands]
-    return any(base.kind == "sum" for base in bases) and all(base.key in keys for base in bases)
+def is_made_of(shape: Shape, known: Callable[[Shape], bool]) -> bool:
+    """Whether it is an operation that is not carried out on parts that are all known.
+
+    Sums, functions and powers of numbers, and products, quotients, functions and powers of sums.
+    """
+    operands = [_operand(part) for part in (shape.parts[:1] if shape.kind == "power" else shape.parts)]
+    kinds = {each.kind for each in operands}
+    is_of_numbers = shape.value is not None and kinds == {"number"}
+    return (shape.kind == "sum" or "sum" in kinds or is_of_numbers) and all(known(each) for each in operands)
 
 
 def is_rational(value: complex | None) -> bool:
@@ -145,7 +143,7 @@ def _product(tops: Iterable[Fraction], bottoms: Iterable[Fraction], factors: Ite
     counts = Counter(_base(factor) for factor in factors)
     if any(count > 1 for count in counts.values()):
         work |= {"like factors"}
-    if sum(factor.kind == "call" and "roots" in factor.work for factor in factors) > 1:
+    if sum(factor.kind in ("call", "inverse") and "roots" in factor.work for factor in factors) > 1:
         work |= {"products of roots"}
     if sum(factor.kind == "sum" for factor in factors) > 1:
         work |= {"products"}
@@ -202,6 +200,12 @@ def _call(function: str, *arguments: Shape) -> Shape:
         work |= {_FAMILIES.get(function, "functions of angles")} | ({"arithmetic"} if is_rational(value) else set())
     key = f"{function}({', '.join(argument.key for argument in arguments)})"
     return Shape("call", key, key, arguments, work=work, value=value)
+
+
+def _operand(part: Shape) -> Shape:
+    """What is inverted or raised to a power, or the part itself."""
+    part = part.parts[0] if part.kind == "inverse" else part
+    return part.parts[0] if part.kind == "power" else part
 
 
 def _terms(shape: Shape) -> tuple[Shape, ...]:

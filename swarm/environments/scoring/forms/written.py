@@ -180,7 +180,8 @@ def _read(found: re.Match[str]) -> tuple[Kind, int | float, tuple[int | float, .
     if exponent is not None:
         return "scientific", float(f"{top}e{exponent}"), (first, int(exponent))
     if found["raised"] is not None:
-        return "power", _power(first, int(found["raised"])), (first, int(found["raised"]))
+        raised = int(found["raised"])
+        return ("scientific", _power(10, raised), (1, raised)) if first == 10 else ("power", _power(first, raised), (first, raised))
     if found["bottom"] is not None:
         bottom = _literal(found["bottom"])
         if found["mixed"] is not None:
