@@ -1,10 +1,10 @@
 r"""Our own parser for short mathematical expressions: text becomes a bounded list of steps, never code.
 
-One grammar with two notations. `PLAIN` is what sympy prints and a calculator takes: numbers, names, `+ - * / **`, signs,
-parentheses and functions of one argument. `LATEX` is that of final answers, normalised by `latex.py`: letters, implied
-products, fractions, roots, functions without parentheses, absolute values, binomials, factorials, percentages. The
-steps are in postfix order, so that evaluation (exact arithmetic, polynomials, derivatives, values at points, shapes)
-needs a stack and no recursion.
+One grammar with two token tables. `PLAIN` is what sympy prints and a calculator takes: numbers, names, `+ - * / **`,
+signs, parentheses and functions of one argument. `LATEX` is that of final answers, normalised by `latex.py`: letters,
+implied products, fractions, roots, functions without parentheses, absolute values, binomials, factorials, percentages.
+The steps are in postfix order, so that evaluation (exact arithmetic, polynomials, derivatives, values at points,
+shapes) needs a stack and no recursion.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Notation(Struct, frozen=True):
     """A token table, with its limits."""
 
     token: re.Pattern[str]
-    """Groups name the kind: `number`, `repeating` (decimals), `name` (may be called), `letter`, `function`, `symbol`."""
+    """Groups name the kind: `number`, `repeating` decimals, `name` (may be called), `letter`, `function`, `symbol`."""
     synonyms: Mapping[str, str]
     """What symbols mean that are written in another way."""
     implies_products: bool
@@ -407,4 +407,5 @@ def repeating(text: str) -> Fraction:
     """The value of `0.1\\overline{6}`."""
     whole, _, rest = text.partition(".")
     start, _, period = rest.removesuffix("}").partition("\\overline{")
-    return (int(f"{whole}{start}" or 0) + Fraction(int(period), 10 ** len(period) - 1)) / 10 ** len(start)
+    before_period = Fraction(int(f"{whole}{start}" or 0))
+    return (before_period + Fraction(int(period), 10 ** len(period) - 1)) / Fraction(10 ** len(start))

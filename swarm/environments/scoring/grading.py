@@ -16,12 +16,13 @@ from swarm.environments.scoring.forms.written import Written, last_written, numb
 from swarm.environments.scoring.latex import boxed_content, normalise, plain_text
 from swarm.environments.scoring.mathematics import MAX_CHARS, is_answer, is_stated
 
-GRADING_VERSION = 2
-"""Of `numeric` and `boxed`, in the digests of tasks: members that grade in another way refuse each other's groups."""
-
 _UNIT = r"[^\W\d_]{0,12}"
-_ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|oder|\|)\s*(?:[a-z]\s*=\s*|maybe\s+|perhaps\s+|possibly\s+)?", re.IGNORECASE)
-_SEPARATOR = re.compile(rf"\s*(?:(?:{_UNIT}\s*)(?:,|;|and|to|through|[-–—~±]|\\pm|\.\.\.?)\s*|\s*)(?:[a-z]\s*=\s*)?", re.IGNORECASE)
+_ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|\|)\s*(?:(?:maybe|perhaps|possibly)\s+|[a-z]\s*=\s*)?", re.IGNORECASE)
+"""Between a number and another one that is offered, too."""
+_SEPARATOR = re.compile(
+    rf"\s*{_UNIT}\s*(?:,|;|and|to|through|[-–—~±]|\\pm|\.\.\.?)\s*(?:[a-z]\s*=\s*)?|[ \t]*", re.IGNORECASE
+)
+"""Between the numbers of a list or the ends of a range."""
 _MAX_LIST_CHARS = 64
 """Of an answer that could be nothing but a list of numbers."""
 

@@ -7,6 +7,9 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_JOINING = re.compile(r"[\s$]*(?:,|;|/|\\?\b(?:and|or)\b|\\text\s*\{\s*(?:and|or)\s*\})?[\s$]*", re.IGNORECASE)
+"""Between boxes that make one answer."""
+MAX_JOINING_CHARS = 32
 _DROPPED = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\,|\\!\s*|\\displaystyle(?![a-z])"
     r"|\^\s*(?:\{\s*)?\\circ\s*\}?|\\degree|°|\\?\$|\\\(|\\\)|\\\[|\\\]"
@@ -59,15 +62,32 @@ _SAME = [(form, name) for name, forms in _FORMS.items() for form in forms.split(
 
 
 def boxed_content(text: str) -> str | None:
-    r"""The content of the last closed `\boxed{}` of a text, with balanced braces."""
-    openings = [match.end() for match in _BOX.finditer(text)]
-    for start in openings[:-9:-1]:  # many unclosed openings must not take quadratic time
-        depth = 1
-        for position in range(start, len(text)):
-            if text[position] in "{}":
-                depth += 1 if text[position] == "{" else -1
-                if depth == 0:
-                    return text[start:position].strip()
+    r"""The content of the last closed `\boxed{}` of a text, with balanced braces.
+
+    Other boxes that precede it at once, with `or`, `and` or a comma between them, are parts of the same answer, so that
+    nobody can offer several answers of which one counts.
+    """
+    contents: list[str] = []
+    start = len(text)
+    for box in list(_BOX.finditer(text))[:-9:-1]:  # many unclosed openings must not take quadratic time
+        end = _closing(text, box.end())
+        if end is None or end >= start:
+            continue
+        if contents and (start - end > MAX_JOINING_CHARS or _JOINING.fullmatch(text, end + 1, start) is None):
+            break
+        content, start = text[box.end() : end].strip(), box.start()
+        contents = [content, *(other for other in contents if other != content)]
+    return ", ".join(contents) if contents else None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace is closed whose content begins at `start`."""
+    depth = 1
+    for position in range(start, len(text)):
+        if text[position] in "{}":
+            depth += 1 if text[position] == "{" else -1
+            if depth == 0:
+                return position
     return None
 
 
@@ -98,7 +118,11 @@ def _without_thousands(text: str) -> str:
     separators = list(_THOUSANDS.finditer(text))
     if not separators:
         return text
-    depths = list(accumulate((character in "([") - (character in ")]") for character in text.replace("\\{", "\\(").replace("\\}", "\\)")))
+    depths = list(
+        accumulate(
+            (character in "([") - (character in ")]") for character in text.replace("\\{", "\\(").replace("\\}", "\\)")
+        )
+    )
     kept, start = [], 0
     for found in separators:
         if depths[found.start()] <= 0:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import cmath
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from swarm.environments.digests import draw
 from swarm.environments.scoring.expressions import Step
-from swarm.environments.scoring.forms.asked import Asked
+from swarm.environments.scoring.forms.asked import NUM_QUESTIONS, Asked
 from swarm.environments.scoring.forms.rules import is_finished, is_in_form
 from swarm.environments.scoring.forms.written import read_number, same_number, same_written
 from swarm.environments.scoring.latex import Parts, boxed_content, normalise, split, without_left_side
@@ -27,6 +27,8 @@ MIN_POINTS = 4
 """Least number of points where both sides must have a value."""
 MAX_COMPARISONS = 1_000
 """Of parts; beyond it answers differ."""
+MAX_STATED = 10_000
+"""Of parts of a question with those of its references."""
 MAX_CHARS = 2_000
 """Of a normalised answer; longer ones must be equal as they are."""
 
@@ -45,11 +47,8 @@ def is_answer(answer: str, reference: str, asked: Asked | None = None) -> bool:
 
 
 def is_stated(reference: str, asked: Asked | None) -> bool:
-    """Whether a question has an expression of a normalised reference's value."""
-    if asked is None:
-        return False
-    comparison = _Comparison(reference)
-    return any(comparison.same(text, reference) for text in asked.expressions)
+    """Whether a question has an expression of a normalised reference's value, or too many to tell."""
+    return asked is not None and _statements_of(asked).have(reference)
 
 
 def _compare(answer: str, reference: str, comparison: Callable[[str], _Comparison]) -> bool:
@@ -158,6 +157,30 @@ class _Answers(_Comparison):
             return False
         reference = ("=" if wanted.kind == "equation" else f"<{wanted.shape}").join(wanted.parts)
         return is_finished(given.parts, wanted.parts, lambda: is_stated(reference, self._asked))
+
+
+class _Statements(_Comparison):
+    """The expressions of a question, read once for all answers to it."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__("\n".join(asked.expressions))
+        self._left = MAX_STATED
+        self._expressions = asked.expressions
+        self._known: dict[str, bool] = {}
+
+    def have(self, reference: str) -> bool:
+        """Whether one of them has a reference's value; true once there were too many comparisons."""
+        if reference not in self._known:
+            found = any(self.same(text, reference) for text in self._expressions) or self._left < 0
+            if self._left < 0:
+                return True
+            self._known[reference] = found
+        return self._known[reference]
+
+
+@lru_cache(maxsize=NUM_QUESTIONS)
+def _statements_of(asked: Asked) -> _Statements:
+    return _Statements(asked)
 
 
 def _agree(pairs: Iterable[tuple[complex | None, complex | None]]) -> bool:

@@ -107,6 +107,7 @@ class Complexes:
     """Implements `Algebra` for complex numbers, with these values of letters."""
 
     def __init__(self, names: Names) -> None:
+        """`names` raises `Unreadable` for a letter that must not occur."""
         self._names = names
 
     def number(self, value: Fraction) -> complex:

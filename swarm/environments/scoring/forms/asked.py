@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from swarm.environments.scoring.forms.shapes import Shape, shape_of
-from swarm.environments.scoring.forms.written import Form, Written, all_written, form_of
+from swarm.environments.scoring.forms.written import Form, Written, all_written, form_of, read_number
 from swarm.environments.scoring.latex import at_top, normalise, sides
 
 MAX_CHARS = 16_384
@@ -20,7 +20,10 @@ MAX_EXPRESSIONS = 128
 """Half of them the first ones, the others the last ones."""
 MAX_EXPRESSION_CHARS = 500
 
-_PERCENT = re.compile(r"%|per ?cent", re.IGNORECASE)
+NUM_QUESTIONS = 8
+"""Kept: a worker grades the completions of a group one after the other."""
+
+_PERCENT = re.compile(r"%|per ?cent|\brates?\b", re.IGNORECASE)
 _FACTOR = re.compile(r"factor", re.IGNORECASE)
 _DELIMITED = re.compile(r"\$([^$]+)\$|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]", re.DOTALL)
 _END = re.compile(r"[\n?;:]|[.](?!\d)|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}")
@@ -37,6 +40,7 @@ class Asked:
     """What is to be known of one question."""
 
     def __init__(self, question: str) -> None:
+        """Of a long question only the start and the end are read."""
         if len(question) > MAX_CHARS:
             question = f"{question[: MAX_CHARS // 2]}\n{question[-MAX_CHARS // 2 :]}"
         self._question = question
@@ -74,7 +78,8 @@ class Asked:
 
     @cached_property
     def _forms(self) -> frozenset[Form]:
-        return frozenset(map(form_of, self._written))
+        alone = (number for text in self.expressions if (number := read_number(text)) is not None)
+        return frozenset(map(form_of, (*self._written, *alone)))
 
     @cached_property
     def expressions(self) -> tuple[str, ...]:
@@ -94,10 +99,12 @@ class Asked:
 
     @cached_property
     def _keys(self) -> frozenset[str]:
-        return frozenset(shape.key.removeprefix("-") for text in self.expressions if (shape := shape_of(text)) is not None)
+        return frozenset(
+            shape.key.removeprefix("-") for text in self.expressions if (shape := shape_of(text)) is not None
+        )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=NUM_QUESTIONS)
 def asked_in(question: str) -> Asked:
     """The same for all completions of a group."""
     return Asked(question)

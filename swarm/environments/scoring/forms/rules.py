@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swarm.environments.scoring.forms.asked import Asked
-from swarm.environments.scoring.forms.shapes import Shape, is_made_of, is_rational, shape_of
+from swarm.environments.scoring.forms.shapes import Shape, is_made_of, is_rational, shape_of, spread
 from swarm.environments.scoring.forms.written import Written, form_of, read_number
 
 IsStated = Callable[[], bool]
@@ -29,15 +29,17 @@ def is_in_form(given: str, wanted: str, asked: Asked | None, is_stated: IsStated
         return False
     if one.key == other.key:
         return True
+    if spread(one).key == spread(other).key:
+        return asked is None or not asked.has_part(one)
     if is_rational(other.value) or (asked is not None and (is_stated() or _repeats(one, other, asked))):
         return False
     return one.work <= other.work
 
 
-def is_finished(given: tuple[str, ...], wanted: tuple[str, ...], is_stated: IsStated) -> bool:
+def is_finished(given: Sequence[str], wanted: Sequence[str], is_stated: IsStated) -> bool:
     """The same for the sides of an equation or inequality, whose form is free unless the question states it."""
     ones, others = [shape_of(side) for side in given], [shape_of(side) for side in wanted]
-    keys = [[None if side is None else side.key for side in sides] for sides in (ones, others)]
+    keys = [sorted("" if side is None else side.key for side in sides) for sides in (ones, others)]
     if keys[0] == keys[1]:
         return True
     work = [frozenset[str]().union(*(side.work for side in sides if side is not None)) for sides in (ones, others)]
@@ -62,7 +64,7 @@ def fits(given: Written, wanted: Written | None, asked: Asked | None, is_stated:
         return False
     if not given.is_reduced and (asked.has_all(given.parts) or is_stated()):
         return False
-    if given.kind == "scientific" and kind != "scientific" and asked.has_all((given.parts[0], 10.0 ** given.parts[1])):
+    if given.kind == "scientific" and kind != "scientific" and asked.has_all((given.parts[0], float(f"1e{given.parts[1]}"))):
         return False
     return kind == given.kind or not asked.has(given)
 

@@ -22,7 +22,7 @@ _FAMILIES = {
     "sqrt": "roots", "root": "roots", "\\log": "logarithms", "\\ln": "logarithms", "log": "logarithms",
     "!": "counts", "binom": "counts",
 }  # fmt: skip
-"""Functions that replace each other; the others are `functions of angles`."""
+"""Functions that replace each other; all others make one family, too."""
 _MULTIPLE_OF = 5_040
 """Values of functions that are multiples of 1 / 5040 are rational: they could be written as a number."""
 
@@ -52,8 +52,17 @@ def shape_of(text: str) -> Shape | None:
     steps = read(text)
     try:
         return None if steps is None else evaluate(steps, Shapes())
-    except (ArithmeticError, Unreadable):
+    except (ArithmeticError, ValueError):  # Unreadable is one
         return None
+
+
+def spread(shape: Shape) -> Shape:
+    """A sum over a number as a sum of quotients; any other shape as it is."""
+    match shape:
+        case Shape(kind="product", parts=(Shape(kind="sum") as total,)) if shape.bottoms:
+            quotient = _product(shape.tops, shape.bottoms, [])
+            return _sum([_times(quotient, term) for term in total.parts])
+    return shape
 
 
 def is_made_of(shape: Shape, known: Callable[[Shape], bool]) -> bool:
@@ -197,7 +206,7 @@ def _call(function: str, *arguments: Shape) -> Shape:
         value = _value(lambda: algebra.call(function, _known(arguments[0])))
     work = _work(arguments)
     if all(each is not None for each in known):
-        work |= {_FAMILIES.get(function, "functions of angles")} | ({"arithmetic"} if is_rational(value) else set())
+        work |= {_FAMILIES.get(function, "other functions")} | ({"arithmetic"} if is_rational(value) else set())
     key = f"{function}({', '.join(argument.key for argument in arguments)})"
     return Shape("call", key, key, arguments, work=work, value=value)
 

@@ -181,7 +181,11 @@ def _read(found: re.Match[str]) -> tuple[Kind, int | float, tuple[int | float, .
         return "scientific", float(f"{top}e{exponent}"), (first, int(exponent))
     if found["raised"] is not None:
         raised = int(found["raised"])
-        return ("scientific", _power(10, raised), (1, raised)) if first == 10 else ("power", _power(first, raised), (first, raised))
+        return (
+            ("scientific", _power(10, raised), (1, raised))
+            if first == 10
+            else ("power", _power(first, raised), (first, raised))
+        )
     if found["bottom"] is not None:
         bottom = _literal(found["bottom"])
         if found["mixed"] is not None:
@@ -204,8 +208,8 @@ def _quotient(top: float, bottom: float) -> float:
 
 
 def _power(base: float, exponent: int) -> int | float:
-    if isinstance(base, int) and 0 <= exponent and base.bit_length() * exponent <= 4 * MAX_DIGITS:
-        return base**exponent
+    if isinstance(base, int) and exponent >= 0 and base.bit_length() * exponent <= 4 * MAX_DIGITS:
+        return int(base**exponent)
     try:
         return float(base) ** exponent
     except (OverflowError, ZeroDivisionError):
