@@ -30,10 +30,10 @@ _END = re.compile(r"[\n?;:]|[.](?!\d)|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}")
 """What ends an expression: punctuation and text."""
 _WORD = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z]))"
-    r"(?:[A-Za-z]{3,}|(?:[aiou][a-z]|[b-hj-np-z][eoy])(?![A-Za-z]))",
+    r"(?:[A-Za-z]{3,}|(?:am|an|as|at|be|by|do|go|he|if|in|is|it|me|my|no|of|on|or|so|to|up|us|we)(?![A-Za-z]))",
     re.IGNORECASE,
 )
-"""Outside of `$...$` also words, of two letters those that could be English."""
+"""Outside of `$...$` also words; other pairs of letters are products."""
 
 
 class Asked:
