@@ -20,6 +20,9 @@ MAX_PROMPT_CHARS = 2**20
 """Of a question, of several in one reply, and of the observations of a group's episodes together."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
+READING_VERSION = 2
+"""Of how numbers and mathematics are read, in digests: nodes that read them in another way refuse each other's groups.
+To be raised with every change of a right answer under `match: numeric` and `boxed`, or of `find: last_number`."""
 
 FindRule = Literal["tags", "last_number", "boxed", "regex", "whole"]
 
@@ -84,7 +87,8 @@ class FindSettings(Settings):
     @property
     def finds_as(self) -> tuple[str | None, ...]:
         """What distinguishes the rule from the default, for digests; empty for the default."""
-        return () if self.find is None else (self.find, self.find_pattern)
+        version = (str(READING_VERSION),) if self.find == "last_number" else ()
+        return () if self.find is None else (self.find, self.find_pattern, *version)
 
     def asked(self, question: str) -> str:
         """A question, followed by the request for the answer's form if there is one."""
@@ -129,6 +133,8 @@ class QuestionSettings(FindSettings, RewardedTask):
     def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
         """What distinguishes the rules for right answers from the default, for digests; empty for the default."""
         rules = self.model_dump(mode="json", include=GRADING_RULES, exclude_defaults=True)
+        if rules.get("match"):
+            rules["version"] = READING_VERSION
         return ({"graded": rules},) if rules else ()
 
     @property

@@ -12,8 +12,8 @@ from swarm.environments.answering import MatchRule
 from swarm.environments.scoring.finding import by_match_rule
 from swarm.environments.scoring.grading import exact, last_number, matches, numeric
 from swarm.environments.scoring.latex import boxed_content
-from swarm.environments.scoring.latex_values import to_number
 from swarm.environments.scoring.mathematics import NUM_POINTS, _Comparison, equivalent
+from swarm.environments.scoring.values import to_number
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from swarm.environments.config import ReasoningGymTask, TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
+from swarm.environments.scoring.expressions import MAX_BITS
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TOOL_TASK
 from swarm.environments.tools.base import MAX_CALL_CHARS, TOO_LONG, last_call
-from swarm.environments.tools.calculator import MAX_BITS, Calculator
+from swarm.environments.tools.calculator import Calculator
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError

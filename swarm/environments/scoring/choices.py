@@ -36,7 +36,7 @@ class Choices(Struct, frozen=True):
         """One line for each: `A. text`."""
         return "\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, self.texts, strict=False))
 
-    def are_answered_by(self, answer: str, rule: MatchRule) -> bool:
+    def are_answered_by(self, answer: str, rule: MatchRule, question: str | None = None) -> bool:
         """Whether an answer is the right choice's letter, its text under the rule, or both.
 
         What could be a letter is read as one; a letter with another choice's text is wrong.
@@ -44,7 +44,7 @@ class Choices(Struct, frozen=True):
         found = _LETTER.fullmatch(plain_text(answer).strip())
         chosen = ascii_uppercase.index(found[1].upper()) if found is not None else len(self.texts)
         if found is None or chosen >= len(self.texts):
-            return matches(rule, answer, self.texts[self.right])
+            return matches(rule, answer, self.texts[self.right], question)
         return chosen == self.right and (not found["text"] or exact(found["text"], self.texts[chosen]))
 
 

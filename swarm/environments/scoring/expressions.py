@@ -1,13 +1,16 @@
-"""Our own parser for short mathematical expressions: text becomes a bounded list of steps, never code.
+r"""Our own parser for short mathematical expressions: text becomes a bounded list of steps, never code.
 
-Numbers, names, `+ - * / **`, signs, parentheses and functions of one argument, as sympy prints them. The steps are in
-postfix order, so that evaluation (exact arithmetic, polynomials, derivatives) needs a stack and no recursion.
+One grammar with two token tables. `PLAIN` is what sympy prints and a calculator takes: numbers, names, `+ - * / **`,
+signs, parentheses and functions of one argument. `LATEX` is that of final answers, normalised by `latex.py`: letters,
+implied products, fractions, roots, functions without parentheses, absolute values, binomials, factorials, percentages.
+The steps are in postfix order, so that evaluation (exact arithmetic, polynomials, derivatives, values at points,
+shapes) needs a stack and no recursion.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Protocol, TypeVar
 
@@ -16,12 +19,11 @@ from msgspec import Struct
 MAX_CHARACTERS = 4000
 MAX_TOKENS = 1500
 MAX_DEPTH = 30
-"""Nesting depth of parentheses and powers, for which the parser recurses."""
-
-_TOKEN = re.compile(
-    r"[ \t]*(?:(?P<number>[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})"
-    r"|(?P<name>[A-Za-z][A-Za-z0-9]{0,31})|(?P<symbol>\*\*|[-+*/()]))[ \t]*"
-)
+"""Nesting depth of groups, powers and functions, for which the parser recurses."""
+MAX_LATEX_TOKENS = 200
+MAX_LATEX_DEPTH = 40
+MAX_BITS = 4_096
+"""Of a numerator and of a denominator in exact arithmetic, at every step."""
 
 
 class Unreadable(ValueError):
@@ -41,13 +43,17 @@ class Name(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """Replace the top of the stack by a function of it."""
+    """Replace the top of the stack by a function of it; of LaTeX also `sqrt`, `abs`, `!` and `%`."""
 
     function: str
 
 
 class Operation(Struct, frozen=True):
-    """Replace two operands by the result of one of `+ - * / **`."""
+    """Replace two operands by the result of one of `+ - * / **`.
+
+    Of LaTeX also `root` (of the degree on top), `log` (to the base on top), `binom`, and `mixed`, the sum of a mixed
+    number.
+    """
 
     symbol: str
 
@@ -76,24 +82,73 @@ class Algebra(Protocol[T]):
         ...
 
     def operate(self, symbol: str, left: T, right: T) -> T:
-        """The result of one of `+ - * / **`."""
+        """The result of one of the operations."""
         ...
 
 
-def parse(text: str) -> tuple[Step, ...]:
+class Notation(Struct, frozen=True):
+    """A token table, with its limits."""
+
+    token: re.Pattern[str]
+    """Groups name the kind: `number`, `repeating` decimals, `name` (may be called), `letter`, `function`, `symbol`."""
+    synonyms: Mapping[str, str]
+    """What symbols mean that are written in another way."""
+    implies_products: bool
+    max_tokens: int
+    max_depth: int
+
+
+PLAIN = Notation(
+    re.compile(
+        r"[ \t]*(?:(?P<number>[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})"
+        r"|(?P<name>[A-Za-z][A-Za-z0-9]{0,31})|(?P<symbol>\*\*|[-+*/()]))[ \t]*"
+    ),
+    {},
+    False,
+    MAX_TOKENS,
+    MAX_DEPTH,
+)
+
+_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot exp log ln"
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
+    "omega infty pi"
+)
+
+
+def _commands(names: str) -> str:
+    return "|".join(rf"\\{name}" for name in sorted(names.split(), key=len, reverse=True))
+
+
+LATEX = Notation(
+    re.compile(
+        r"(?P<repeating>\d*\.\d*\\overline\{\d+\})|(?P<number>\d+(?:\.\d*)?|\.\d+)"
+        rf"|(?P<function>{_commands(_FUNCTIONS)})|(?P<letter>[a-z]|{_commands(_GREEK)})"
+        r"|(?P<symbol>\\frac|\\sqrt|\\binom|\\cdot|\\times|\\div|[-+*/^(){}\[\]%!|_])",
+        re.ASCII,
+    ),
+    {"\\cdot": "*", "\\times": "*", "\\div": "/"},
+    True,
+    MAX_LATEX_TOKENS,
+    MAX_LATEX_DEPTH,
+)
+
+
+def parse(text: str, notation: Notation = PLAIN) -> tuple[Step, ...]:
     """The steps of an expression. Raises `Unreadable` for any other text, and beyond the limits of length and depth."""
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"must be at most {MAX_CHARACTERS} characters, got {len(text)}")
     tokens: list[tuple[str, str]] = []
     position = 0
     while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None or len(tokens) == MAX_TOKENS:
-            raise Unreadable(f"character {position} starts no token, or one beyond {MAX_TOKENS}")
+        match = notation.token.match(text, position)
+        if match is None or len(tokens) == notation.max_tokens:
+            raise Unreadable(f"character {position} starts no token, or one beyond {notation.max_tokens}")
         assert match.lastgroup is not None
-        tokens.append((match.lastgroup, match[match.lastgroup]))
+        found = match[match.lastgroup]
+        tokens.append((match.lastgroup, notation.synonyms.get(found, found)))
         position = match.end()
-    return _Parser(tokens).steps()
+    return _Parser(tokens, notation).steps()
 
 
 def evaluate(steps: Sequence[Step], algebra: Algebra[T]) -> T:
@@ -144,14 +199,45 @@ class Rationals:
         raise Unreadable(f"must be + - * /, got {symbol!r}")
 
 
+class BoundedRationals(Rationals):
+    """Implements `Algebra` for exact arithmetic with powers by whole numbers, on numbers of at most `MAX_BITS`."""
+
+    def operate(self, symbol: str, left: Fraction, right: Fraction) -> Fraction:
+        """Raises `Unreadable` for a result that does not fit, and `ZeroDivisionError`."""
+        result = _power(left, right) if symbol == "**" else super().operate(symbol, left, right)
+        _check_size(max(result.numerator.bit_length(), result.denominator.bit_length()))
+        return result
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        raise Unreadable("an exponent must be a whole number")
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
+    _check_size(bits * abs(exponent.numerator))  # before it is computed
+    return base**exponent.numerator
+
+
+def _check_size(bits: int) -> None:
+    if bits > MAX_BITS:
+        raise Unreadable(f"a number must have at most {MAX_BITS} bits")
+
+
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
+_OPERANDS = frozenset({*_CLOSING, "|", "\\frac", "\\sqrt", "\\binom"})
+"""Symbols that begin an operand."""
+
+
 class _Parser:
     """Recursive descent over tokens: sum > product > sign > power > atom."""
 
-    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+    def __init__(self, tokens: list[tuple[str, str]], notation: Notation) -> None:
         self._tokens = tokens
+        self._notation = notation
         self._next = 0
         self._depth = 0
         self._steps: list[Step] = []
+        self._closing = [""]
+        """What ends the innermost group."""
 
     def steps(self) -> tuple[Step, ...]:
         self._sum()
@@ -159,17 +245,21 @@ class _Parser:
             raise Unreadable(f"expected the end, got {self._tokens[self._next][1]!r}")
         return tuple(self._steps)
 
+    def _peek(self) -> tuple[str, str]:
+        return self._tokens[self._next] if self._next < len(self._tokens) else ("end", "the end")
+
     def _take(self, *symbols: str) -> str:
         """The next token if it is one of these symbols, else the empty string."""
-        if self._next < len(self._tokens) and self._tokens[self._next] in [("symbol", symbol) for symbol in symbols]:
-            self._next += 1
-            return self._tokens[self._next - 1][1]
-        return ""
+        kind, text = self._peek()
+        if kind != "symbol" or text not in symbols:
+            return ""
+        self._next += 1
+        return text
 
     def _deeper(self) -> None:
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise Unreadable(f"must be at most {MAX_DEPTH} deep")
+        if self._depth > self._notation.max_depth:
+            raise Unreadable(f"must be at most {self._notation.max_depth} deep")
 
     def _sum(self) -> None:
         self._product()
@@ -179,9 +269,16 @@ class _Parser:
 
     def _product(self) -> None:
         self._signed()
-        while symbol := self._take("*", "/"):
+        while (symbol := self._take("*", "/")) or self._multiplies_without_a_sign():
             self._signed()
-            self._steps.append(Operation(symbol))
+            self._steps.append(Operation(symbol or "*"))
+
+    def _multiplies_without_a_sign(self) -> bool:
+        """Whether an operand follows at once, as in `2\\pi`."""
+        kind, text = self._peek()
+        if not self._notation.implies_products or kind == "end" or text == self._closing[-1]:
+            return False
+        return kind != "symbol" or text in _OPERANDS
 
     def _signed(self) -> None:
         negative = False
@@ -193,31 +290,122 @@ class _Parser:
 
     def _power(self) -> None:
         self._atom()
+        while function := self._take("%", "!"):
+            self._steps.append(Call(function))
         if self._take("**"):
             self._deeper()
             self._signed()
             self._depth -= 1
-            self._steps.append(Operation("**"))
+        elif self._take("^"):
+            self._argument()
+        else:
+            return
+        self._steps.append(Operation("**"))
+
+    def _argument(self) -> None:
+        """The argument of a command, or an exponent: a group in braces, or one digit or letter."""
+        kind, text = self._peek()
+        if kind != "number":
+            self._atom()
+            return
+        if not text[0].isdigit():
+            raise Unreadable(f"expected a digit, got {text!r}")
+        self._tokens[self._next : self._next + 1] = [(kind, part) for part in (text[0], text[1:]) if part]
+        self._next += 1
+        self._steps.append(Number(Fraction(text[0])))
 
     def _atom(self) -> None:
-        if self._take("("):
-            self._inside()
-            return
-        kind, text = self._tokens[self._next] if self._next < len(self._tokens) else ("symbol", "the end")
-        if kind == "symbol":
-            raise Unreadable(f"an operand is missing before {text!r}")
+        kind, text = self._peek()
         self._next += 1
-        if kind == "number":
-            self._steps.append(Number(Fraction(text)))
-        elif self._take("("):
-            self._inside()
-            self._steps.append(Call(text))
-        else:
-            self._steps.append(Name(text))
+        match kind:
+            case "number":
+                self._steps.append(Number(_fraction(text)))
+                self._rest_of_mixed(text)
+            case "repeating":
+                self._steps.append(Number(repeating(text)))
+            case "name" if self._take("("):
+                self._inside(")")
+                self._steps.append(Call(text))
+            case "name" | "letter":
+                self._steps.append(Name(text))
+            case "function":
+                self._function(text)
+            case _:
+                self._command(text)
 
-    def _inside(self) -> None:
+    def _command(self, text: str) -> None:
+        """A group, or a command with its arguments, after its first token."""
+        if text in _CLOSING:
+            self._inside(_CLOSING[text])
+        elif text == "|":
+            self._inside("|")
+            self._steps.append(Call("abs"))
+        elif text in ("\\frac", "\\binom"):
+            self._argument()
+            self._argument()
+            self._steps.append(Operation("/" if text == "\\frac" else "binom"))
+        elif text == "\\sqrt":
+            degree = self._aside(lambda: self._inside("]")) if self._take("[") else []
+            self._argument()
+            self._steps += [*degree, Operation("root")] if degree else [Call("sqrt")]
+        else:
+            raise Unreadable(f"an operand is missing before {text!r}")
+
+    def _rest_of_mixed(self, whole: str) -> None:
+        """The fraction of a mixed number, `1\\frac{1}{2}`."""
+        tokens = [text for _, text in self._tokens[self._next : self._next + 7]]
+        if tokens[::3] == ["\\frac", "}", "}"] and whole.isdigit() and "".join(tokens[2::3]).isdigit():
+            self._atom()
+            self._steps.append(Operation("mixed"))
+
+    def _function(self, name: str) -> None:
+        """A function of a group, or of the product that follows: `\\sin^2 2x`."""
         self._deeper()
+        power: list[Step] = []
+        base: list[Step] = []
+        while mark := self._take("^", "_"):
+            if mark == "^":
+                power = [*self._aside(self._argument), Operation("**")]
+            elif name == "\\log":
+                base = [*self._aside(self._argument), Operation("log")]
+            else:
+                raise Unreadable(f"{name} has no index")
+        if self._peek()[1] in _CLOSING:
+            self._atom()
+        else:
+            self._signed()
+            while self._peek()[0] in ("number", "repeating", "letter"):
+                self._power()
+                self._steps.append(Operation("*"))
+        self._depth -= 1
+        self._steps += [*(base or [Call(name)]), *power]
+
+    def _aside(self, read: Callable[[], None]) -> list[Step]:
+        """The steps of what `read` reads, which come later than it is written."""
+        kept, self._steps = self._steps, []
+        read()
+        kept, self._steps = self._steps, kept
+        return kept
+
+    def _inside(self, closing: str) -> None:
+        self._deeper()
+        self._closing.append(closing)
         self._sum()
-        if not self._take(")"):
+        self._closing.pop()
+        if not self._take(closing):
             raise Unreadable("a parenthesis is not closed")
         self._depth -= 1
+
+
+def _fraction(text: str) -> Fraction:
+    if not text.strip("."):
+        raise Unreadable(f"not a number: {text!r}")
+    return Fraction(text)
+
+
+def repeating(text: str) -> Fraction:
+    """The value of `0.1\\overline{6}`."""
+    whole, _, rest = text.partition(".")
+    start, _, period = rest.removesuffix("}").partition("\\overline{")
+    before_period = Fraction(int(f"{whole}{start}" or 0))
+    return (before_period + Fraction(int(period), 10 ** len(period) - 1)) / Fraction(10 ** len(start))

@@ -11,7 +11,7 @@ from functools import partial
 
 from swarm.environments.answering import FindSettings, MatchRule
 from swarm.environments.config import DatasetTask, code_of
-from swarm.environments.scoring.grading import is_negative, numbers
+from swarm.environments.scoring.forms.written import numbers, plain_number
 from swarm.environments.scoring.latex import boxed_content
 
 MAX_SEARCHED_CHARS = 16_384
@@ -22,8 +22,6 @@ Find = Callable[[str], str | None]
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PAIR = re.compile(rf"{_OPEN}\s?(.*?)\s?{_CLOSE}", re.DOTALL)
-_POWER = re.compile(r"[A-Za-z}]\^\{?\Z")
-"""What precedes the exponent of a unit, in the three characters before a number."""
 
 
 def finder(config: FindSettings) -> Find:
@@ -79,17 +77,10 @@ def last_number(completion: str) -> str | None:
 
     Its digits stay as they are written. The exponent of a unit is no number.
     """
-    last = None
-    for found in numbers(completion[-MAX_SEARCHED_CHARS:]):
-        if _POWER.search(found.string[max(0, found.start() - 3) : found.start()]) is None:
-            last = found
-    if last is None:
-        return None
-    sign = "-" if is_negative(last) else ""
-    exponent = last["exponent"] or last["power"]
-    bottom = f"/{last['bottom']}" if last["bottom"] else ""
-    percent = "%" if last["percent"] else ""
-    return f"{sign}{last['top'].replace(',', '')}{f'e{exponent}' if exponent else ''}{bottom}{percent}"
+    found = None
+    for found in numbers(completion[-MAX_SEARCHED_CHARS:]):  # noqa: B007
+        pass
+    return None if found is None else plain_number(found)
 
 
 def last_box(completion: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Compares a completion with a reference answer: as text, as a number, or as boxed mathematics.
+"""Compares an answer with a reference: as text, as a number, or as boxed mathematics.
 
 Pure functions on untrusted text: nothing is evaluated as code, every pattern runs in linear time on any input, and
 unreadable text is a wrong answer, never an error.
@@ -6,28 +6,33 @@ unreadable text is a wrong answer, never an error.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
 
 from swarm.environments.answering import MatchRule
-from swarm.environments.scoring.latex import boxed_content
-from swarm.environments.scoring.mathematics import equivalent, same_number
+from swarm.environments.scoring.forms.asked import Asked, asked_in
+from swarm.environments.scoring.forms.rules import fits
+from swarm.environments.scoring.forms.shapes import shape_of
+from swarm.environments.scoring.forms.written import Written, last_written, numbers, read_number, same_written
+from swarm.environments.scoring.latex import boxed_content, normalise, plain_text
+from swarm.environments.scoring.mathematics import MAX_CHARS, is_answer, is_stated
 
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[\d.]+)\s*\}\s*\{\s*([\d.]+)\s*\}")
-_NUMBER = re.compile(
-    r"(?P<sign>(?<![\w).])[-+]\s?)?[$€£]?\s?(?P<sign2>(?<=[$€£])-)?"
-    r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?![\d,])|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?:[eE](?P<exponent>[-+]?\d{1,4})(?!\w)"
-    r"|\s*(?:×|\*|x|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*\{?(?P<power>[-+]?\d{1,4})\}?"
-    r"|\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
-    r"(?P<percent>\s*\\?%)?"
+_UNIT = r"[^\W\d_]{0,12}"
+_ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|\|)\s*(?:(?:maybe|perhaps|possibly)\s+|[a-z]\s*=\s*)?", re.IGNORECASE)
+"""Between a number and another one that is offered, too."""
+_SEPARATOR = re.compile(
+    rf"\s*{_UNIT}\s*(?:,|;|and|to|through|[-–—~±]|\\pm|\.\.\.?)\s*(?:[a-z]\s*=\s*)?|[ \t]*", re.IGNORECASE
 )
+"""Between the numbers of a list or the ends of a range."""
+_MAX_LIST_CHARS = 64
+"""Of an answer that could be nothing but a list of numbers."""
 
 
-def matches(rule: MatchRule, answer: str, reference: str) -> bool:
-    """Whether an answer matches the reference under the rule."""
-    return {"exact": exact, "numeric": numeric, "boxed": equivalent}[rule](answer, reference)
+def matches(rule: MatchRule, answer: str, reference: str, question: str | None = None) -> bool:
+    """Whether an answer matches the reference under the rule, and does not merely repeat the question, if given."""
+    if rule == "exact":
+        return exact(answer, reference)
+    asked = None if question is None else asked_in(question)
+    return (_is_number_asked_for if rule == "numeric" else is_answer)(answer, reference, asked)
 
 
 def exact(answer: str, reference: str) -> bool:
@@ -41,55 +46,44 @@ def numeric(answer: str, reference: str) -> bool:
     A percentage equals its fraction and, because the sign is often omitted, its bare number.
     """
     given, wanted = last_number(answer), last_number(reference)
-    if given is None or wanted is None:
-        return False
-    if same_number(given[0], wanted[0]):
-        return True
-    if given[1] == wanted[1]:
-        return False
-    percentage, number = (given[0], wanted[0]) if given[1] else (wanted[0], given[0])
-    try:
-        return same_number(percentage / 100, number)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
+    return given is not None and wanted is not None and same_written(given, wanted)
 
 
-def last_number(text: str) -> tuple[int | float, bool] | None:
-    """The last number in a text and whether it is a percentage; None when there is none or it is not finite."""
+def last_number(text: str) -> Written | None:
+    r"""The last number in a text, or in its last `\boxed{}`; None when there is none or it is not finite."""
+    return last_written(_content(text))
+
+
+def _is_number_asked_for(answer: str, reference: str, asked: Asked | None) -> bool:
+    """Whether the last numbers are equal, and the answer's is one and not a part of a sum, a list or a range."""
+    given, wanted = last_number(answer), last_number(reference)
+    if given is None or wanted is None or not same_written(given, wanted):
+        return False
+    content = _content(answer)
+    if _is_calculation(content) or _is_one_of_several(content):
+        return False
+    return fits(given, wanted, asked, lambda: is_stated(normalise(_content(reference)), asked))
+
+
+def _is_calculation(text: str) -> bool:
+    """Whether a text is nothing but an expression of numbers that is not carried out."""
+    if len(text) > MAX_CHARS:
+        return False
+    plain = normalise(text)
+    shape = shape_of(plain)
+    return shape is not None and shape.value is not None and read_number(plain) is None
+
+
+def _is_one_of_several(text: str) -> bool:
+    """Whether the last number is an alternative to the one before it, or the end of a list of numbers or of a range."""
+    found = list(numbers(plain_text(text)))[-2:]
+    if len(found) < 2:
+        return False
+    between = found[0].string[found[0].end() : found[1].start()]
+    is_list = len(text) <= _MAX_LIST_CHARS and _SEPARATOR.fullmatch(between) is not None
+    return is_list or _ALTERNATIVE.fullmatch(between) is not None
+
+
+def _content(text: str) -> str:
     box = boxed_content(text)
-    found = None
-    for found in numbers(text if box is None else box):  # noqa: B007
-        pass
-    if found is None:
-        return None
-    value = _value(found)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value, found["percent"] is not None
-
-
-def numbers(text: str) -> Iterator[re.Match[str]]:
-    """The numbers in a text, as matches with the groups of `_NUMBER`."""
-    plain = _FRACTION.sub(r"\1/\2", text)
-    return _NUMBER.finditer(plain.replace("−", "-").replace("{,}", ","))
-
-
-def is_negative(found: re.Match[str]) -> bool:
-    """Whether a number of `numbers` has a minus sign."""
-    return "-" in (found["sign"] or "") + (found["sign2"] or "")
-
-
-def _value(found: re.Match[str]) -> int | float:
-    top = found["top"].replace(",", "")
-    exponent = found["exponent"] or found["power"]
-    value: int | float
-    if exponent is not None:
-        value = float(f"{top}e{exponent}")
-    elif found["bottom"] is not None:
-        bottom = float(found["bottom"])
-        value = float(top) / bottom if bottom else math.nan
-    elif top.isdigit() and len(top) <= 400:  # Python refuses to parse far longer ones
-        value = int(top)
-    else:
-        value = float(top)
-    return -value if is_negative(found) else value
+    return text if box is None else box

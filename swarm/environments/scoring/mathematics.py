@@ -6,17 +6,18 @@ Expressions with letters are compared at points that are derived from both texts
 from __future__ import annotations
 
 import cmath
-import math
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 
 from swarm.environments.digests import draw
+from swarm.environments.scoring.expressions import Step
+from swarm.environments.scoring.forms.asked import NUM_QUESTIONS, Asked
+from swarm.environments.scoring.forms.rules import is_finished, is_in_form
+from swarm.environments.scoring.forms.written import read_number, same_number, same_written
 from swarm.environments.scoring.latex import Parts, boxed_content, normalise, split, without_left_side
-from swarm.environments.scoring.latex_values import to_number, value
+from swarm.environments.scoring.values import number_of, read, value
 
-RELATIVE_TOLERANCE = 1e-6
-"""Of numbers, which may be rounded."""
 RELATIVE_TOLERANCE_OF_LETTERS = 1e-9
 """Of expressions with letters: far above rounding errors, far below the effect of a wrong term."""
 ABSOLUTE_TOLERANCE = 1e-12
@@ -26,6 +27,8 @@ MIN_POINTS = 4
 """Least number of points where both sides must have a value."""
 MAX_COMPARISONS = 1_000
 """Of parts; beyond it answers differ."""
+MAX_STATED = 10_000
+"""Of parts of a question with those of its references."""
 MAX_CHARS = 2_000
 """Of a normalised answer; longer ones must be equal as they are."""
 
@@ -34,24 +37,28 @@ _COMMAND = re.compile(r"\\[a-z]+")
 
 
 def equivalent(answer: str, reference: str) -> bool:
-    r"""Whether two answers are the same; either may include its `\boxed{}`."""
+    r"""Whether two answers have the same value, whatever their form; either may include its `\boxed{}`."""
+    return _compare(answer, reference, _Comparison)
+
+
+def is_answer(answer: str, reference: str, asked: Asked | None = None) -> bool:
+    r"""Whether an answer has the reference's value, and the form of an answer (`forms/rules.py`)."""
+    return _compare(answer, reference, lambda seed: _Answers(seed, asked))
+
+
+def is_stated(reference: str, asked: Asked | None) -> bool:
+    """Whether a question has an expression of a normalised reference's value, or too many to tell."""
+    return asked is not None and _statements_of(asked).have(reference)
+
+
+def _compare(answer: str, reference: str, comparison: Callable[[str], _Comparison]) -> bool:
     given, wanted = (normalise(_unboxed(side)) for side in (answer, reference))
     if not given or not wanted:
         return False
     if given == wanted:
         return True
     short = max(len(given), len(wanted)) <= MAX_CHARS
-    return short and _Comparison(f"{given}\n{wanted}").same(given, wanted)
-
-
-def same_number(one: float, other: float) -> bool:
-    """Integers exactly, others within a relative 1e-6."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    try:
-        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
+    return short and comparison(f"{given}\n{wanted}").same(given, wanted)
 
 
 class _Comparison:
@@ -59,7 +66,8 @@ class _Comparison:
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
-        self._values: dict[str, list[complex | None]] = {}
+        self._steps: dict[str, tuple[Step, ...] | None] = {}
+        self._values: dict[tuple[str, int], complex | None] = {}
         self._left = MAX_COMPARISONS
 
     def same(self, one: str, other: str) -> bool:
@@ -91,30 +99,39 @@ class _Comparison:
         return not remaining
 
     def _same_value(self, one: str, other: str) -> bool:
-        numbers = to_number(one), to_number(other)
+        written = read_number(one), read_number(other)
+        if written[0] is not None and written[1] is not None:
+            return same_written(written[0], written[1])
+        numbers = [None if (steps := self._read(text)) is None else number_of(steps) for text in (one, other)]
         if numbers[0] is not None and numbers[1] is not None:
             return same_number(numbers[0], numbers[1])
-        return _agree(self._at_points(one), self._at_points(other))
+        return _agree((self._at(one, point), self._at(other, point)) for point in range(NUM_POINTS))
 
     def _same_relation(self, given: Parts, wanted: Parts) -> bool:
         """Whether the differences of both sides are a multiple of each other, for inequalities a positive one."""
-        left, right = self._difference(given), self._difference(wanted)
-        ratios = [a / b for a, b in zip(left, right, strict=True) if a is not None and b]
+        both = [(self._difference(given, point), self._difference(wanted, point)) for point in range(NUM_POINTS)]
+        ratios = [a / b for a, b in both if a is not None and b]
         if not ratios or not ratios[0] or (given.kind == "inequality" and not ratios[0].real > 0):
             return False
-        return _agree(left, [None if b is None else b * ratios[0] for b in right])
+        return _agree((a, None if b is None else b * ratios[0]) for a, b in both)
 
-    def _difference(self, relation: Parts) -> list[complex | None]:
-        left, right = map(self._at_points, relation.parts)
-        return [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]
+    def _difference(self, relation: Parts, point: int) -> complex | None:
+        left, right = (self._at(side, point) for side in relation.parts)
+        return None if left is None or right is None else left - right
 
-    def _at_points(self, text: str) -> list[complex | None]:
-        """[points] values of an expression; None where it has none, and everywhere for words."""
-        if text not in self._values:
+    def _at(self, text: str, point: int) -> complex | None:
+        """The value of an expression at a point; None where it has none."""
+        if (text, point) not in self._values:
+            steps = self._read(text)
+            self._values[text, point] = None if steps is None else value(steps, partial(self._letter, point))
+        return self._values[text, point]
+
+    def _read(self, text: str) -> tuple[Step, ...] | None:
+        """The steps of an expression; None for any other text, and for words."""
+        if text not in self._steps:
             is_word = text.isalpha() and len(text) > 1 or _WORD.search(_COMMAND.sub("#", text)) is not None
-            points = range(NUM_POINTS)
-            self._values[text] = [None if is_word else value(text, partial(self._letter, point)) for point in points]
-        return self._values[text]
+            self._steps[text] = None if is_word else read(text)
+        return self._steps[text]
 
     def _letter(self, point: int, name: str) -> complex:
         """A positive number, since letters often are; of either sign where absolute values depend on it."""
@@ -123,12 +140,59 @@ class _Comparison:
         return complex(-size if negative else size)
 
 
-def _agree(one: Sequence[complex | None], other: Sequence[complex | None]) -> bool:
+class _Answers(_Comparison):
+    """Also compares forms: `one` is an answer or a part of one, `other` the reference's."""
+
+    def __init__(self, seed: str, asked: Asked | None) -> None:
+        super().__init__(seed)
+        self._asked = asked
+
+    def _same_value(self, one: str, other: str) -> bool:
+        if not super()._same_value(one, other):
+            return False
+        return is_in_form(one, other, self._asked, lambda: is_stated(other, self._asked))
+
+    def _same_relation(self, given: Parts, wanted: Parts) -> bool:
+        if not super()._same_relation(given, wanted):
+            return False
+        reference = ("=" if wanted.kind == "equation" else f"<{wanted.shape}").join(wanted.parts)
+        return is_finished(given.parts, wanted.parts, lambda: is_stated(reference, self._asked))
+
+
+class _Statements(_Comparison):
+    """The expressions of a question, read once for all answers to it."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__("\n".join(asked.expressions))
+        self._left = MAX_STATED
+        self._expressions = asked.expressions
+        self._known: dict[str, bool] = {}
+
+    def have(self, reference: str) -> bool:
+        """Whether one of them has a reference's value; true once there were too many comparisons."""
+        if reference not in self._known:
+            found = any(self.same(text, reference) for text in self._expressions) or self._left < 0
+            if self._left < 0:
+                return True
+            self._known[reference] = found
+        return self._known[reference]
+
+
+@lru_cache(maxsize=NUM_QUESTIONS)
+def _statements_of(asked: Asked) -> _Statements:
+    return _Statements(asked)
+
+
+def _agree(pairs: Iterable[tuple[complex | None, complex | None]]) -> bool:
     """Whether two expressions have the same values at all points, apart from rounding, and values at enough of them."""
-    both = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    return len(both) >= MIN_POINTS and all(
-        cmath.isclose(a, b, rel_tol=RELATIVE_TOLERANCE_OF_LETTERS, abs_tol=ABSOLUTE_TOLERANCE) for a, b in both
-    )
+    num_both = 0
+    for one, other in pairs:
+        if one is None or other is None:
+            continue
+        if not cmath.isclose(one, other, rel_tol=RELATIVE_TOLERANCE_OF_LETTERS, abs_tol=ABSOLUTE_TOLERANCE):
+            return False
+        num_both += 1
+    return num_both >= MIN_POINTS
 
 
 def _unboxed(text: str) -> str:

@@ -32,9 +32,10 @@ class Item(Struct, frozen=True):
 
     def is_right(self, answer: str, rule: MatchRule) -> bool:
         """Whether an answer is one of the references under the rule, or names the right choice."""
+        question = as_text(self.prompt)
         if self.choices is not None:
-            return self.choices.are_answered_by(answer, rule)
-        return any(matches(rule, answer, reference) for reference in self.references)
+            return self.choices.are_answered_by(answer, rule, question)
+        return any(matches(rule, answer, reference, question) for reference in self.references)
 
 
 class ItemReader:

@@ -1,0 +1,216 @@
+r"""Numbers as they are written: `1,234.50`, `-3/4`, `1\frac{1}{2}`, `50%`, `2e5`, `3 \times 10^5`. In linear time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from swarm.environments.scoring.expressions import repeating
+
+RELATIVE_TOLERANCE = 1e-6
+"""Of numbers that are not whole, which may be rounded."""
+MAX_DIGITS = 400
+"""Of a whole number; longer ones are read as floats."""
+
+Kind = Literal["whole", "decimal", "fraction", "mixed", "scientific", "power"]
+
+_FRACTION = re.compile(
+    r"(?P<whole>(?<=\d))?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>[\d.]+)\s*\}"
+    r"|(?P<short>\d)\s*(?P<below>\d))"
+)
+_TEN_TO = r"\s*(?:×|\*|x|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<power>[-+]?\d{1,4})\}?"
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![^\W_])(?<![).])[-+](?!\s)|(?:\A|(?<=[=({$])|(?<=[=({$]\s))[-+]\s)?[$€£]?\s?(?P<sign2>(?<=[$€£])-)?"
+    r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?!\d|,\d)|\d+)(?:\.\d+)?|\.\d+)"
+    rf"(?:[eE](?P<exponent>[-+]?\d{{1,4}})(?!\w)|{_TEN_TO}"
+    r"|\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<raised>-?\d{1,4})\}?"
+    r"|(?:(?P<mixed>\s+\d+)(?=\s*/\s*\d))?\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
+    r"(?P<percent>\s*\\?%)?"
+)
+_EXPONENT = re.compile(r"\^\{?\s*[-+]?\Z")
+"""What precedes an exponent, such as that of a unit, in the four characters before a number."""
+_REPEATING = re.compile(r"-?\d*\.\d*\\overline\{\d+\}")
+_VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅛": "1/8", "⅕": "1/5"}
+_SAME = {"−": "-", "{,}": ",", ",\\!": ",", "\\,": ""}
+
+
+class Written(Struct, frozen=True):
+    """A number with the form in which it is written."""
+
+    kind: Kind
+    value: int | float
+    """Of a percentage the number before the sign."""
+    parts: tuple[int | float, ...] = ()
+    """Of a fraction numerator and denominator, of scientific notation and powers base and exponent."""
+    is_percentage: bool = False
+
+    @property
+    def share(self) -> float:
+        """The value, a percentage as the part of 1 that it means. Raises `OverflowError`."""
+        return self.value / 100 if self.is_percentage else self.value
+
+    @property
+    def is_of_whole_numbers(self) -> bool:
+        """Whether a fraction has a whole numerator and denominator."""
+        return all(isinstance(part, int) for part in self.parts)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether it is no fraction, or one in lowest terms."""
+        if self.kind not in ("fraction", "mixed"):
+            return True
+        top, bottom = self.parts
+        return isinstance(top, int) and isinstance(bottom, int) and bottom > 1 and math.gcd(top, bottom) == 1
+
+
+Form = tuple[Kind, bool, int | float, tuple[int | float, ...]]
+
+
+def form_of(number: Written) -> Form:
+    """Equal for numbers that are written in the same way, apart from separators and final zeros."""
+    parts = number.parts if number.kind in ("fraction", "power") else ()
+    return number.kind, number.is_percentage, number.value, parts
+
+
+def same_number(one: float, other: float) -> bool:
+    """Integers exactly, others within a relative 1e-6."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    try:
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
+def same_written(given: Written, wanted: Written) -> bool:
+    """Whether two are the same number.
+
+    A percentage equals its bare number, because the sign is often omitted. It equals its share only if a wanted number
+    without the sign can be one: 1200% is not 12.
+    """
+    if same_number(given.value, wanted.value):
+        return True
+    if given.is_percentage == wanted.is_percentage:
+        return False
+    if given.is_percentage and isinstance(wanted.value, int) and abs(wanted.value) > 1:
+        return False
+    try:
+        return same_number(given.share, wanted.share)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
+def numbers(text: str) -> Iterator[re.Match[str]]:
+    """The numbers in a text, as matches with the groups of `_NUMBER`; exponents, such as those of units, are none."""
+    for found in _NUMBER.finditer(_plain(text)):
+        if _EXPONENT.search(found.string[max(0, found.start() - 4) : found.start()]) is None:
+            yield found
+
+
+def all_written(text: str) -> Iterator[Written]:
+    """The numbers in a text that are finite."""
+    return (written for found in numbers(text) if (written := _written(found)) is not None)
+
+
+def last_written(text: str) -> Written | None:
+    """The last number in a text; None when there is none or it is not finite."""
+    found = None
+    for found in numbers(text):  # noqa: B007
+        pass
+    return None if found is None else _written(found)
+
+
+def read_number(text: str) -> Written | None:
+    """The number that a normalised text is, and nothing else but brackets around it; None for any other text."""
+    while text[:1] + text[-1:] in ("()", "{}"):
+        text = text[1:-1]
+    if _REPEATING.fullmatch(text) is not None:
+        sign = -1 if text.startswith("-") else 1
+        return Written("decimal", sign * float(repeating(text.removeprefix("-"))))
+    found = _NUMBER.fullmatch(_plain(text))
+    return None if found is None else _written(found)
+
+
+def plain_number(found: re.Match[str]) -> str:
+    """A match of `numbers` in plain notation, its digits as they are written."""
+    sign = "-" if _is_negative(found) else ""
+    exponent = found["exponent"] or found["power"]
+    ending = f"e{exponent}" if exponent else f"^{found['raised']}" if found["raised"] else ""
+    fraction = f"{' ' + found['mixed'].strip() if found['mixed'] else ''}/{found['bottom']}" if found["bottom"] else ""
+    return f"{sign}{found['top'].replace(',', '')}{ending}{fraction}{'%' if found['percent'] else ''}"
+
+
+def _plain(text: str) -> str:
+    """A text with fractions as `1/2`, and one notation of signs and separators."""
+    for form, plain in _SAME.items():
+        text = text.replace(form, plain)
+    for form, plain in _VULGAR.items():
+        text = text.replace(form, f" {plain}") if form in text else text
+    return _FRACTION.sub(_as_quotient, text)
+
+
+def _as_quotient(found: re.Match[str]) -> str:
+    separator = " " if found["whole"] is not None else ""
+    return f"{separator}{found['top'] or found['short']}/{found['bottom'] or found['below']}"
+
+
+def _is_negative(found: re.Match[str]) -> bool:
+    return "-" in (found["sign"] or "") + (found["sign2"] or "")
+
+
+def _written(found: re.Match[str]) -> Written | None:
+    kind, value, parts = _read(found)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        value = int(value) if value.is_integer() and abs(value) < 2**53 else value
+    value = -value if _is_negative(found) else value
+    return Written(kind, value, parts, found["percent"] is not None)
+
+
+def _read(found: re.Match[str]) -> tuple[Kind, int | float, tuple[int | float, ...]]:
+    """Kind, absolute value and parts."""
+    top = found["top"].replace(",", "")
+    first = _literal(top)
+    exponent = found["exponent"] or found["power"]
+    if exponent is not None:
+        return "scientific", float(f"{top}e{exponent}"), (first, int(exponent))
+    if found["raised"] is not None:
+        raised = int(found["raised"])
+        return (
+            ("scientific", _power(10, raised), (1, raised))
+            if first == 10
+            else ("power", _power(first, raised), (first, raised))
+        )
+    if found["bottom"] is not None:
+        bottom = _literal(found["bottom"])
+        if found["mixed"] is not None:
+            part = _literal(found["mixed"].strip())
+            return "mixed", first + _quotient(part, bottom), (part, bottom)
+        return "fraction", _quotient(first, bottom), (first, bottom)
+    is_whole = isinstance(first, int) or first.is_integer()
+    return "whole" if is_whole else "decimal", first, ()
+
+
+def _literal(digits: str) -> int | float:
+    return int(digits) if digits.isdigit() and len(digits) <= MAX_DIGITS else float(digits)
+
+
+def _quotient(top: float, bottom: float) -> float:
+    try:
+        return float(top) / float(bottom) if bottom else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _power(base: float, exponent: int) -> int | float:
+    if isinstance(base, int) and exponent >= 0 and base.bit_length() * exponent <= 4 * MAX_DIGITS:
+        return int(base**exponent)
+    try:
+        return float(base) ** exponent
+    except (OverflowError, ZeroDivisionError):
+        return math.nan
