@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
