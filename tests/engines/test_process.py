@@ -198,3 +198,10 @@ def test_an_end_receives_what_was_sent_before_the_other_was_closed() -> None:
         with pytest.raises(EOFError):
             end.receive(LONG_S)
     end.send(b"nobody")
+
+
+def test_the_process_has_no_secret(trained: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.setenv(name, "secret")
+    with closing(ProcessEngine(trained, PolicySettings(), SETTINGS)) as engine:
+        assert "secret" not in psutil.Process(engine.pid).environ().values()
