@@ -189,7 +189,7 @@ def give_up(swarm: Swarm, author: str) -> None:
     """Choose a group on offer, and ask until the time for it is over."""
     before = swarm.member.counters.snapshot().get("fetch_failures", 0)
     offer = Offer(os.urandom(16), os.urandom(16), 1_000, "t", 4, 0.5, 0.5, b"12345678", 120.0)
-    swarm.member.records.pull(OfferedGroup(author, offer), 0.5)
+    swarm.member.records.pull(OfferedGroup(author, offer), 0.0)
     swarm.member.records.queue_pulls()
 
     async def run() -> None:

@@ -51,6 +51,8 @@ from swarm.types import Arrival, OfferedGroup, VerifiedGroup
 OUTBOX_RECORDS = 64
 OUTBOX_BYTES = 16 * 2**20
 """A large record is queued as its announcement."""
+QUEUED_S = 15.0
+"""A chosen record for which no request could be sent within this time is not fetched."""
 BY_OTHER_RULES = frozenset(
     {Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION, Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION}
 )
@@ -140,7 +142,7 @@ class RecordTraffic:
             if not self.store.has_seen(offered.offer.record_id):
                 account = self.admission.account(offered.peer_id, self.peers.connected)
                 chosen = pull(self.run.manifest.run_id, offered, account, patience_s)
-                self.pulls.put_back(time.monotonic() + patience_s, chosen)
+                self.pulls.put_back(time.monotonic() + QUEUED_S, chosen)
         self.on_pull()
 
     def heard(self) -> None:
