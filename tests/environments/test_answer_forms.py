@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from swarm.environments.answering import MatchRule
+from swarm.environments.answering import READING_VERSION, MatchRule
 from swarm.environments.config import DatasetTask
 from swarm.environments.scoring.finding import by_match_rule
 from swarm.environments.scoring.forms.asked import MAX_CHARS, Asked
@@ -22,6 +22,7 @@ from swarm.environments.scoring.grading import matches, numeric
 from swarm.environments.scoring.latex import normalise
 from swarm.environments.scoring.mathematics import equivalent, is_answer, is_stated
 from swarm.environments.sources.hf_datasets import DatasetSource
+from swarm.errors import Refusal
 from tests.environments import test_grading
 
 
@@ -99,6 +100,24 @@ def test_a_data_set_s_question_reaches_the_rule(tmp_path: Path) -> None:
         n = question.ref.row + 2  # type: ignore[union-attr]
         assert source.score(question.ref, rf"\boxed{{\frac{{{2 * n}}}{{{3 * n}}}}}") == 0.0
         assert source.score(question.ref, r"\boxed{2/3}") == 1.0
+
+
+def test_who_reads_answers_in_another_way_refuses_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps({"question": "1 + 1?", "answer": "2"})] * 3))
+    tasks = {
+        rule: DatasetTask(kind="dataset", name="sums", path=str(tmp_path / "rows.jsonl"), match=rule, find=find)
+        for rule, find in (("exact", None), ("numeric", None), ("boxed", None))
+    }
+    last = DatasetTask(kind="dataset", name="sums", path=str(tmp_path / "rows.jsonl"), find="last_number")
+    of_earlier = {}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("swarm.environments.answering.READING_VERSION", READING_VERSION - 1)
+        of_earlier = {rule: DatasetSource(task).question(1, 1).ref for rule, task in {**tasks, "last": last}.items()}
+    assert DatasetSource(tasks["exact"]).recall(of_earlier["exact"])
+    for rule, task in ({**tasks, "last": last}).items():
+        if rule != "exact":
+            with pytest.raises(Refusal, match="options_differ"):
+                DatasetSource(task).recall(of_earlier[rule])
 
 
 def test_choices_are_answered_by_their_text_and_not_by_the_question(tmp_path: Path) -> None:
@@ -209,6 +228,7 @@ def test_a_long_question_is_read_at_its_ends() -> None:
         (r"Use logarithms to expand $\ln(xy)$.", r"\ln(xy)"),
         ("What is 12 / 18 in lowest terms?", "12/18"),
         ("Factor ab + ac", "ab+ac"),
+        ("It cost $5. Expand (x+1)(x+2). It was $6.", "(x+1)(x+2)"),
         (r"Find $3x+5$, where $2x-1=7$", "2x-1"),
     ],
 )
@@ -232,6 +252,9 @@ def test_the_expressions_of_a_question(text: str, found: str) -> None:
         ("2^{10}", "power", 1024),
         (r"0.1\overline{6}", "decimal", 1 / 6),
         ("(5)", "whole", 5),
+        ("(6)/(4)", "fraction", 1.5),
+        (r"-(\frac{1}{2})", "fraction", -0.5),
+        (r"{\frac{1}{2}}", "fraction", 0.5),
     ],
 )
 def test_a_number_is_read_with_its_form(text: str, kind: str, value: float) -> None:
@@ -239,7 +262,26 @@ def test_a_number_is_read_with_its_form(text: str, kind: str, value: float) -> N
     assert number is not None and number.kind == kind and number.value == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "x", "1+1", "5!", r"\sqrt{4}", "1 2", "1/2/3", "--5", "5x", "1e99999", "9^9^9"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "1+1",
+        "5!",
+        r"\sqrt{4}",
+        "1 2",
+        "1/2/3",
+        "(1)(2)",
+        "10^{2}(3)",
+        "--5",
+        "-(-5)",
+        "-()",
+        "5x",
+        "1e99999",
+        "9^9^9",
+    ],
+)
 def test_nothing_else_is_a_number(text: str) -> None:
     assert read_number(text) is None
 

@@ -25,7 +25,11 @@ from swarm.environments.scoring.antiderivatives import is_antiderivative
 from swarm.environments.scoring.bounded_json import read_json
 from swarm.environments.scoring.expressions import Unreadable, parse
 from swarm.environments.scoring.finding import finder
+from swarm.environments.scoring.forms.asked import Asked
+from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.grading import matches
+from swarm.environments.scoring.latex import normalise
+from swarm.environments.scoring.mathematics import is_stated
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 from swarm.environments.sources.stated import UNREADABLE, stated_by
@@ -290,6 +294,18 @@ def _answers() -> dict[str, Target]:
             lambda content, match=match: matches(match, _text(content), r"\frac{3}{4}"),  # type: ignore[misc]
             (b"0.75", rb"\dfrac{3}{4}", rb"x = \sqrt{\frac{9}{16}}", b"75\\%", rb"(3, \{4\})", b"1,234e-3"),
         )
+    found["question"] = Target(
+        lambda content: _ask(_text(content)),
+        (
+            rb"Simplify $\frac{12}{18}$.",
+            rb"Expand (x+1)(x+2), if x < 5!",
+            b"Write 0.5 as a percentage, 3x10^5 or 2 1/2",
+        ),
+    )
+    found["shape"] = Target(
+        lambda content: shape_of(normalise(_text(content))),
+        (rb"\frac{(x+1)^2}{2\sqrt{3}} - |y|", rb"\sin^2 2x \log_2 8 + \binom{5}{2}! - 50\%", rb"-1\frac12 e^{-x}"),
+    )
     found["json"] = Target(lambda content: read_json(_text(content)), (b'{"a": [1, 2.5e3, "x"], "b": null}',))
     found["expression"] = Target(
         lambda content: parse(_text(content)), (b"2*x**3 - sin(x)/(4+1)", b"-3.5 + (2 - y)"), (Unreadable,)
@@ -305,6 +321,16 @@ def _answers() -> dict[str, Target]:
         _score, tuple(bytes([k]) + b"<answer>[[1, 2], [3, 4]]</answer>" for k in range(0, 250, 25))
     )
     return found
+
+
+def _ask(question: str) -> None:
+    """A question's text as the rules for answers read it."""
+    asked = Asked(question)
+    is_stated(r"2\sqrt{3}", asked)
+    asked.has_all((1, 2))
+    for rule in ("numeric", "boxed"):
+        matches(rule, "2/4", r"\frac{1}{2}", question)  # type: ignore[arg-type]
+        matches(rule, r"\sqrt{12}", r"2\sqrt{3}", question)  # type: ignore[arg-type]
 
 
 def _files() -> dict[str, Target]:

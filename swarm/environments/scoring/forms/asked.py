@@ -34,6 +34,8 @@ _WORD = re.compile(
     re.IGNORECASE,
 )
 """Outside of `$...$` also words; other pairs of letters are products."""
+_LONG_WORD = re.compile(r"(?<![A-Za-z\\])(?!sqrt(?![A-Za-z]))[A-Za-z]{4,}")
+"""Within `$...$`, which may be amounts of money with a sentence between them."""
 
 
 class Asked:
@@ -85,7 +87,8 @@ class Asked:
     def expressions(self) -> tuple[str, ...]:
         """Normalised: each as a whole, and the parts between its commas and on the sides of its relations."""
         texts = [_WORD.sub("\n", _DELIMITED.sub("\n", self._question))]
-        texts += [next(filter(None, found.groups()), "") for found in _DELIMITED.finditer(self._question)]
+        delimited = (next(filter(None, found.groups()), "") for found in _DELIMITED.finditer(self._question))
+        texts += [_LONG_WORD.sub("\n", text) for text in delimited]
         runs = [run for text in texts for run in _END.split(text) if run.strip() and len(run) <= MAX_EXPRESSION_CHARS]
         half = MAX_EXPRESSIONS // 2
         kept = runs if len(runs) <= MAX_EXPRESSIONS else [*runs[:half], *runs[-half:]]

@@ -64,7 +64,11 @@ def fits(given: Written, wanted: Written | None, asked: Asked | None, is_stated:
         return False
     if not given.is_reduced and (asked.has_all(given.parts) or is_stated()):
         return False
-    if given.kind == "scientific" and kind != "scientific" and asked.has_all((given.parts[0], float(f"1e{given.parts[1]}"))):
+    if (
+        given.kind == "scientific"
+        and kind != "scientific"
+        and asked.has_all((given.parts[0], float(f"1e{given.parts[1]}")))
+    ):
         return False
     return kind == given.kind or not asked.has(given)
 

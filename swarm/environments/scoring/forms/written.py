@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Literal
 
 from msgspec import Struct
@@ -34,6 +35,8 @@ _NUMBER = re.compile(
 _EXPONENT = re.compile(r"\^\{?\s*[-+]?\Z")
 """What precedes an exponent, such as that of a unit, in the four characters before a number."""
 _REPEATING = re.compile(r"-?\d*\.\d*\\overline\{\d+\}")
+_IN_BRACKETS = re.compile(r"\A([-+]?)\((\d+)\)/\((\d+)\)\Z")
+"""A fraction of numbers in brackets."""
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅛": "1/8", "⅕": "1/5"}
 _SAME = {"−": "-", "{,}": ",", ",\\!": ",", "\\,": ""}
 
@@ -126,8 +129,11 @@ def last_written(text: str) -> Written | None:
 
 def read_number(text: str) -> Written | None:
     """The number that a normalised text is, and nothing else but brackets around it; None for any other text."""
-    while text[:1] + text[-1:] in ("()", "{}"):
+    text = _IN_BRACKETS.sub(r"\1\2/\3", text)
+    while _is_enclosed(text):
         text = text[1:-1]
+    if text[:1] in ("+", "-") and _is_enclosed(text[1:]) and text[2] not in "+-":
+        text = f"{text[0]}{text[2:-1]}"
     if _REPEATING.fullmatch(text) is not None:
         sign = -1 if text.startswith("-") else 1
         return Written("decimal", sign * float(repeating(text.removeprefix("-"))))
@@ -151,6 +157,14 @@ def _plain(text: str) -> str:
     for form, plain in _VULGAR.items():
         text = text.replace(form, f" {plain}") if form in text else text
     return _FRACTION.sub(_as_quotient, text)
+
+
+def _is_enclosed(text: str) -> bool:
+    """Whether one pair of brackets encloses a text."""
+    if text[:1] + text[-1:] not in ("()", "{}"):
+        return False
+    depths = accumulate((character in "({") - (character in ")}") for character in text[:-1])
+    return all(depth > 0 for depth in depths)
 
 
 def _as_quotient(found: re.Match[str]) -> str:
