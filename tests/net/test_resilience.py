@@ -39,12 +39,11 @@ LOST_FRACTION = 0.05
 
 
 def lose_gossip(node: HivemindTransport) -> None:
-    """Drop a part of the gossip that reaches a node, as a bad link does."""
+    """Drop a part of the records that a node reads in feeds, each whoever hands it over."""
     receive = node._member.records.receive_gossip
-    chance = random.Random(node.peer_id)
 
     def lossy(helper: str, record: bytes) -> None:
-        if chance.random() >= LOST_FRACTION:
+        if random.Random(node.peer_id.encode() + record).random() >= LOST_FRACTION:
             receive(helper, record)
 
     node._member.records.receive_gossip = lossy  # type: ignore[method-assign]
