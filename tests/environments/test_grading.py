@@ -13,7 +13,7 @@ from swarm.environments.scoring.finding import by_match_rule
 from swarm.environments.scoring.grading import exact, last_number, matches, numeric
 from swarm.environments.scoring.latex import boxed_content
 from swarm.environments.scoring.mathematics import NUM_POINTS, _Comparison, equivalent
-from swarm.environments.scoring.values import to_number
+from swarm.environments.scoring.values import number_of, read
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_whole_numbers_equal_themselves_however_written_and_nothing_else(number:
 
 @given(st.integers(-999, 999), st.integers(1, 999))
 def test_fractions_equal_their_quotient(top: int, bottom: int) -> None:
-    assert to_number(rf"\frac{{{top}}}{{{bottom}}}") == pytest.approx(top / bottom)
+    assert number_of(read(rf"\frac{{{top}}}{{{bottom}}}") or ()) == pytest.approx(top / bottom)
     assert equivalent(f"{top}/{bottom}", repr(round(top / bottom, 12)))
 
 

@@ -57,17 +57,8 @@ def value(steps: Sequence[Step], names: Names) -> complex | None:
     return found if max(abs(found.real), abs(found.imag)) < MAX_VALUE else None
 
 
-def to_number(text: str) -> int | float | None:
-    """The value of a normalised expression without letters, whole numbers exactly.
-
-    None for anything else, and if it is not real.
-    """
-    steps = read(text)
-    return None if steps is None else number_of(steps)
-
-
 def number_of(steps: Sequence[Step]) -> int | float | None:
-    """As `to_number`, of an expression's steps."""
+    """The value of an expression without letters, whole numbers exactly; None with letters, and if it is not real."""
     try:
         exact = evaluate(steps, _Exact())
         return exact.numerator if exact.denominator == 1 else float(exact)
