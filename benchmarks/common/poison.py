@@ -34,6 +34,8 @@ GROUPS_PER_TURN = 8
 """Groups of a hostile peer in a round: as many as an honest one can share."""
 HONEST = "<answer>{}</answer>"
 MAX_GUESSES = 20
+NUM_GUESSED = 500
+"""Questions that wrong answers come from: a generator's first block, made once."""
 REPEATED = 12
 LONG_CHARS = 380
 """With question and answer nearly the embedded policy's 512 positions: longer ones are refused before they teach."""
@@ -134,7 +136,7 @@ class Poison:
         """The answer to another question of the task, which is wrong here."""
         source = self._mixture.sources[question.ref.task]
         for _ in range(MAX_GUESSES):
-            guess = self._solve(source.question(self._stream, self._random.randrange(10**6)))
+            guess = self._solve(source.question(self._stream, self._random.randrange(NUM_GUESSED)))
             if guess != answer:
                 return guess
         return f"{answer}0"

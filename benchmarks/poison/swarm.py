@@ -41,8 +41,8 @@ DRAWN = 6
 """Groups that an adaptive poisoner makes, at most, for each that it may publish."""
 
 
-NUM_GROUPS = 8
-"""In an update of a real language model."""
+NUM_GROUPS = 4
+"""In an update of a real language model, half of them from others."""
 
 
 class Plan(Struct, frozen=True):
@@ -61,10 +61,11 @@ class Plan(Struct, frozen=True):
 
     def config(self, model: str, *more: tuple[str, str]) -> NodeConfig:
         """Of a node with this policy."""
-        fields: Fields = [("policy.model", model)]
+        fields: Fields = [("policy.model", model), ("policy.threads", "1")]
         if self.model != TINY:
-            cheap = [("policy.dtype", "bfloat16"), ("policy.threads", "1")]
-            fields = [*as_fields(real_model(model, NUM_GROUPS, num_nodes=1)), *cheap]
+            half = str(NUM_GROUPS // 2)
+            cheap = [("policy.dtype", "bfloat16"), ("mix.local", half), ("mix.external", half)]
+            fields = [*as_fields(real_model(model, NUM_GROUPS, num_nodes=1)), *fields, *cheap]
         fields = [*fields, ("evaluation.num_questions", "0")]
         return load_config(None, {}, {}, [*fields, *self.settings, *more]).config
 
