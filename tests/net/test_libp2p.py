@@ -115,7 +115,7 @@ def attack(target: Libp2pTransport, assault: Callable[..., Awaitable[None]]) -> 
     from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with open_host(secrets.token_bytes(32), (), (), Counters()) as host:
                 await host.connect(target.peer_id, [target.multiaddrs()[0].split("/p2p/")[0]])
                 await assault(host._host, ID.from_base58(target.peer_id))

@@ -480,7 +480,7 @@ def test_streams_that_a_peer_leaves_half_closed_are_forgotten(start: Start, monk
     a = start("founder")
 
     async def leave_open(host: Any, peer: Any) -> None:
-        for number in range(200):
+        for number in range(40):
             protocol = (MANIFEST_PROTOCOL, "/ipfs/id/1.0.0")[number % 2]
             stream = await host.new_stream(peer, [protocol])
             await stream.write(encode_request(b""))
