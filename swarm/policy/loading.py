@@ -305,7 +305,7 @@ def load_policy(
         adapters.load(weights)
     with needing_memory(f"{settings.model} does not fit in the memory of {device}; {SMALLER}"):
         ranks.place(model, torch.device("cpu") if only_handed_over else device)
-    with foreign_files(f"cannot load model {settings.model!r}"):
+    with foreign_files(settings.model):
         policy = _policy(settings, model, tokenizer, dtype, adapters, ranks)
     return policy
 

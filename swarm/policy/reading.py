@@ -45,8 +45,8 @@ content."""
 
 
 @contextmanager
-def foreign_files(doing: str) -> Iterator[None]:
-    """Whatever reading a stranger's model raises is a `PolicyError` of one line."""
+def foreign_files(source: str, part: str = "") -> Iterator[None]:
+    """Whatever reading a stranger's model, or this part of it, raises is a `PolicyError` of one line."""
     try:
         yield
     except SwarmError:
@@ -56,7 +56,10 @@ def foreign_files(doing: str) -> Iterator[None]:
             raise
         known = isinstance(error, (OSError, ValueError, ImportError, SafetensorError))
         text = str(error) if known else f"{type(error).__name__}: {error}"
-        raise PolicyError(f"{doing}: {clean(' '.join(text.split()), MAX_REASON_CHARS)}") from error
+        reason = clean(" ".join(text.split()), MAX_REASON_CHARS)
+        if part:
+            raise PolicyError(f"cannot read the {part} of model {source!r}: {reason}") from error
+        raise PolicyError(f"cannot load model {source!r}: {reason}") from error
 
 
 @contextmanager
@@ -84,7 +87,7 @@ def read_model(
     if Path(source).is_dir():
         _check_files(Path(source))
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with foreign_files(f"cannot load model {source!r}"), few_modules(source):
+    with foreign_files(source), few_modules(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         config = _read_config(source, revision, trust_remote_code)
         _check_files_hold(source, config, trust_remote_code)
@@ -124,13 +127,13 @@ def empty_model(config: PreTrainedConfig, **options: object) -> PreTrainedModel:
 def outline(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
     """The model by its `config.json`, on the device `meta`: names and shapes without memory. Raises `PolicyError`."""
     config = read_config(source, revision, trust_remote_code)
-    with foreign_files(f"cannot read the configuration of model {source!r}"), few_modules(source):
+    with foreign_files(source, "configuration"), few_modules(source):
         return _outline(config, trust_remote_code)
 
 
 def read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
     """The model's `config.json`. Raises `PolicyError`, also for a model that cannot be trained because of it."""
-    with foreign_files(f"cannot read the configuration of model {source!r}"):
+    with foreign_files(source, "configuration"):
         return _read_config(source, revision, trust_remote_code)
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from swarm.errors import PolicyError
 from swarm.foreign import clean
 from swarm.policy.media.ids import Kind, joined
-from swarm.policy.templates import RENDERER
+from swarm.policy.templates.renderer import RENDERER
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
 

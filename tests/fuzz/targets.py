@@ -21,6 +21,7 @@ from torch.nn import Linear, Sequential
 from nodes.roles.run import manifest_values
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import DatasetTask, ReasoningGymTask
+from swarm.environments.conversion.stated import UNREADABLE, stated_by
 from swarm.environments.scoring.antiderivatives import is_antiderivative
 from swarm.environments.scoring.bounded_json import read_json
 from swarm.environments.scoring.expressions import Unreadable, parse
@@ -32,7 +33,6 @@ from swarm.environments.scoring.latex import normalise
 from swarm.environments.scoring.mathematics import is_stated
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
-from swarm.environments.sources.stated import UNREADABLE, stated_by
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import (
     BackupError,
@@ -78,7 +78,7 @@ from swarm.page.node import NodeReader
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
 from swarm.policy.snapshot import pack
-from swarm.policy.templates import RENDERER
+from swarm.policy.templates.renderer import RENDERER
 from swarm.policy.tiny import tiny_config
 from swarm.policy.weights import check_weights, read_snapshot
 from swarm.telemetry.records import NoteEvent

@@ -16,6 +16,7 @@ from datasets.packaged_modules.csv.csv import Csv
 
 from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
+from swarm.environments.conversion.counting import Conversion
 from swarm.environments.digests import (
     check_options,
     check_question,
@@ -27,7 +28,6 @@ from swarm.environments.digests import (
 )
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
-from swarm.environments.sources.conversion import Conversion
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
+from swarm.environments.conversion.limits import Limits
 from swarm.environments.sandbox.confinement import PROTECTIONS
-from swarm.environments.sources.limits import Limits
 from swarm.environments.sources.stored import StoredRows
 from swarm.reasons import OF_GRADING
 from swarm.types import (

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from swarm.environments.config import DatasetTask, DataSettings, TaskConfig
+from swarm.environments.conversion.limits import UNFINISHED, Limits
 from swarm.environments.episodes.config import VerifiersTask
 from swarm.environments.sandbox.directories import caches
-from swarm.environments.sources.limits import UNFINISHED, Limits
 from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.process import START_LIMIT_S

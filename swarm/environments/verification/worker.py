@@ -63,7 +63,7 @@ from swarm.reasons import Reason
 from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
 if TYPE_CHECKING:
-    from swarm.environments.sources.conversion import Conversion
+    from swarm.environments.conversion.counting import Conversion
 
 ALARM_GRACE_S = 1.0
 """The pool kills a late worker at the time limit; the alarm ends workers whose pool is gone."""
@@ -99,7 +99,7 @@ def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
     confinement.enclose(map(Path, request.readable), writable, request.network)
     confinement.limit_files(request.limits.bytes)
     import swarm.environments.sources.hf_datasets  # noqa: F401  before memory is measured
-    from swarm.environments.sources.conversion import Conversion
+    from swarm.environments.conversion.counting import Conversion
 
     configs = TASK_LIST.validate_json(request.configs)
     send(Prepared())

@@ -180,7 +180,7 @@ def read_processor(source: str, config: PreTrainedConfig, **options: object) -> 
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     if name is None:
         raise PolicyError(f"there is no processor for models of the type {config.model_type}")
-    with foreign_files(f"cannot read the processor of {source!r}"):
+    with foreign_files(source, "processor"):
         try:
             made: ProcessorMixin = without_videos(getattr(transformers, name)).from_pretrained(
                 source, backend="pil", **options

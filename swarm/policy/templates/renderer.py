@@ -1,6 +1,6 @@
 """Chat templates are rendered in a process of little memory and time, one for all policies of a node.
 
-It starts with the first template and again after one that ended it; `template_process.py` is what it runs.
+It starts with the first template and again after one that ended it; `process.py` is what it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swarm.errors import PolicyError
 from swarm.foreign import clean
-from swarm.policy import template_process as process
+from swarm.policy.templates import process
 
 SCRIPT = Path(process.__file__)
 KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")

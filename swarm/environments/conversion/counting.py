@@ -14,8 +14,8 @@ import pyarrow
 from datasets.builder import Key
 from datasets.packaged_modules.parquet.parquet import Parquet
 
-from swarm.environments.sources.limits import UNFINISHED, Limits
-from swarm.environments.sources.stated import Stated, open_parquet, stated_by
+from swarm.environments.conversion.limits import UNFINISHED, Limits
+from swarm.environments.conversion.stated import Stated, open_parquet, stated_by
 from swarm.errors import TaskError
 
 ROWS_AT_A_TIME = 32
