@@ -19,6 +19,8 @@ from swarm.protocols import NEWCOMERS, Updater
 from swarm.sapo.appraisal import Reading, own_reading
 from swarm.types import GradedGroup
 
+RENEW_AFTER = 8
+"""Groups of a worker after which its fence is computed again."""
 MAX_AUTHORS = 64
 """Workers whose completions are remembered."""
 
@@ -31,17 +33,21 @@ class WorkerFence:
         self._settings = settings
         self._of: OrderedDict[str, Plausibility] = OrderedDict()
         self._fences: dict[str, float] = {}
-        """Of each, as of its last group."""
+        """Of each, as of one of its last groups."""
+        self._num_learned: dict[str, int] = {}
 
     def learn(self, graded: GradedGroup) -> None:
         """Add a group that was admitted."""
-        known = self._of.setdefault(graded.group.peer_id, Plausibility(self._settings))
+        author = graded.group.peer_id
+        known = self._of.setdefault(author, Plausibility(self._settings))
         known.learn([completion.logprobs for completion in graded.group.completions], graded.rewards)
-        self._fences[graded.group.peer_id] = known.fence
-        self._of.move_to_end(graded.group.peer_id)
+        self._num_learned[author] = self._num_learned.get(author, 0) + 1
+        if self._num_learned[author] % RENEW_AFTER <= 1:
+            self._fences[author] = known.fence
+        self._of.move_to_end(author)
         if len(self._of) > MAX_AUTHORS:
             forgotten, _ = self._of.popitem(last=False)
-            del self._fences[forgotten]
+            del self._fences[forgotten], self._num_learned[forgotten]
 
     def bound(self, author: str, established: Collection[str]) -> float:
         """Nats per token below which a rewarded completion of `author` is left out: the median of the established

@@ -14,6 +14,7 @@ Source: arXiv:2602.02192, algorithm 1; streaming: arXiv:2604.11554, section 3.3.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import Literal, Self
@@ -249,6 +250,8 @@ class Learner:
         """The part of an admitted group to learn from, None for none: whatever compares workers has its place here."""
         bound = self._fence.bound(graded.group.peer_id, self._exchange.established())
         self._fence.learn(graded)
+        if bound == -math.inf:
+            return graded
         appraisal = Appraisal(Claimed(self._updater), Bounded(bound), self._credit)
         (kept,) = appraisal.screen([Candidate(content_id="", content=graded)])
         if kept is None:
