@@ -68,7 +68,9 @@ class PeerNode:
         self._speed: float | None = None
         self._sampling = config.generation.sampling()
         found = self._store.newest()
-        self._coordinator = RankCoordinator(config, found, ranks or Ranks(), cancelled, progress, own)
+        self._ranks = ranks or Ranks()
+        self._num_unasked = 0
+        self._coordinator = RankCoordinator(config, found, self._ranks, cancelled, progress, own)
         self._open = ExitStack()
         self._open.callback(self._coordinator.close)
         self.policy = self._coordinator.policy
@@ -131,6 +133,7 @@ class PeerNode:
         self._shell.samples.begin(self._node.round + 1)
         report = self._node.run_round()
         self._record(report)
+        self._tell_unasked(report.num_unasked)
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
@@ -187,6 +190,18 @@ class PeerNode:
         self._node.rest()
         self.save()
 
+    def _tell_unasked(self, count: int) -> None:
+        """Say so when this machine begins to do less than the run asks for."""
+        if count and not self._num_unasked:
+            asked = self._config.num_questions(self.policy.device.type)
+            self.note(
+                f"of {asked} questions, {asked - count} were answered in {self._config.generation.round_minutes:g} "
+                "minutes (generation.round_minutes): the run asks for more than this machine can do, so rounds have "
+                "fewer groups, own ones and others'. A smaller --generation.group_size or --mix.local does so evenly",
+                "warning",
+            )
+        self._num_unasked = count
+
     def _go_back(self, alarm: Alarm) -> None:
         """Roll back to the policy before it learned from harmful groups."""
         good = self._store.good
@@ -227,6 +242,7 @@ class PeerNode:
             pool=Pool(config.pool, self._shell.samples.keep),
             ledger=Ledger(),
             max_staleness=config.generation.max_staleness,
+            max_generation_s=config.generation.round_s if self._ranks.size == 1 else math.inf,
             max_group_size=self._shell.max_group_size,
             credit=config.update.credit,
             plausibility=config.plausibility,

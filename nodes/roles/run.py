@@ -32,6 +32,7 @@ from swarm.environments.specs import (
     is_on_disk,
     lacks_code,
     to_specs,
+    why_invalid,
     why_left_out,
 )
 from swarm.errors import ConfigError, OtherRun, PeerUnreachable, Refusal, TaskError
@@ -167,28 +168,31 @@ def check_group_size(group_size: int, manifest: RunManifest | None) -> None:
 def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, follows: bool = False) -> Values:
     """The run's settings as a layer of its members' configuration, with the learner's sampling if it `follows` it.
 
-    `own` is the member's configuration without this layer: tasks that it lists replace the run's, and it may have
-    copies of the founder's local files and code. Raises `TaskError` if no task is left, or a copy differs.
+    `own` is the member's configuration without this layer: tasks that it lists replace the run's, it may have copies of
+    the founder's local files and code, and what it can hold or wants to ask bounds what the run sets. Raises
+    `TaskError` if no task is left, or a copy differs.
     """
+    own_config = own.config if own is not None else NodeConfig()
+    network, questions = own_config.network, own_config.generation.questions_per_round
     values: Values = {
         "generation": {"group_size": manifest.group_size, **(_sampling(manifest) if follows else {})},
-        "mix": {"local": manifest.local, "external": manifest.external},
+        "mix": {"local": min(manifest.local, questions or manifest.local), "external": manifest.external},
         "network": {
-            "max_record_bytes": manifest.max_record_bytes,
+            "max_record_bytes": min(manifest.max_record_bytes, network.inbox_bytes, network.shelf_bytes),
             "max_completion_chars": manifest.max_completion_chars,
         },
         "trusted": list(manifest.trusted),
     }
     if own is not None and "tasks" in own.origins:
         return values
-    files, code = (own.config.files, own.config.code) if own is not None else ({}, {})
+    files, code = own_config.files, own_config.code
     trusted = own.config.trusted if own is not None and "trusted" in own.origins else manifest.trusted
     _check_use("files", files, "on its founder's files", filter(is_founders_own, manifest.tasks), manifest)
     _check_use("code", code, "with code of its founder's own", filter(has_code, manifest.tasks), manifest)
-    tasks = from_specs(manifest.tasks, files, code, trusted)
+    left = left_out(manifest, files, code, trusted)
+    tasks = from_specs((spec for spec in manifest.tasks if spec.name not in left), files, code, trusted)
     if not tasks:
-        left = left_out(manifest, files, code, trusted).items()
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left) or NO_TASKS
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items()) or NO_TASKS
         raise TaskError(
             f"none of the tasks of run {manifest.run_id} can be set up here; use a configuration with your own tasks "
             f"({reasons})"
@@ -239,7 +243,7 @@ def left_out(
     trusted: Collection[str] = (),
 ) -> dict[str, str]:
     """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
-    reasons = {spec.name: why_left_out(spec, files, code, trusted) for spec in manifest.tasks}
+    reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec) for spec in manifest.tasks}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 

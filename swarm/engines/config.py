@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -91,6 +92,10 @@ class GenerationSettings(Settings):
     """Texts that end a completion and remain in it."""
     stop_tokens: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Names of tokens that end a completion, besides the model's own end tokens."""
+    round_minutes: float | None = Field(15.0, gt=0)
+    """Longest time to generate a round's groups; the round goes on with those that are finished, at least one, and with
+    the same part of others' groups. For runs whose founder asks for more than this machine can do. null: no limit. Not
+    with several processes (torchrun)."""
     max_batch_sequences: int = Field(256, ge=1)
     """Sequences decoded together; a new one starts as soon as one finishes."""
     max_batch_tokens: int | None = Field(None, ge=1)
@@ -109,6 +114,11 @@ class GenerationSettings(Settings):
     kv: Literal["keep", "recompute"] = "keep"
     """When weights change within a completion: keep the KV cache of the old weights, or recompute it. Source:
     arXiv:2509.19128."""
+
+    @property
+    def round_s(self) -> float:
+        """`round_minutes` in seconds; infinity without."""
+        return math.inf if self.round_minutes is None else 60 * self.round_minutes
 
     def records(self, device: str) -> bool:
         """Whether the engine `transformers` records decode steps on this type of torch device."""

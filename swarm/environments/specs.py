@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -93,6 +94,20 @@ def why_left_out(
         return "it is on local files of the run's founder, without their digest"
     if spec.name not in (files or {}):
         return f"it is on local files of the run's founder; if you have a copy, give its path: --files.{spec.name} PATH"
+    return None
+
+
+def why_invalid(spec: TaskSpec) -> str | None:
+    """Why a task of a run, for which `why_left_out` has no reason, is none that this version of swarm can set up.
+
+    A founder makes mistakes, or has a later version: that must not keep members from the run's other tasks.
+    """
+    try:
+        _config_of(spec)
+    except TaskError as error:
+        return str(error)
+    except Exception as error:  # validators on a stranger's values: whatever they raise, the task is left out
+        return f"its settings cannot be read: {type(error).__name__}"
     return None
 
 
@@ -213,27 +228,36 @@ def _data_files(folder: Path) -> list[Path]:
     return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
-def _from_spec(spec: TaskSpec, copy: Path | None, target: str | None) -> TaskConfig:
-    settings = {**spec.settings, "name": spec.name, "kind": spec.kind, "weight": spec.weight}
+def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})) -> TaskConfig:
+    """The settings of a specification, as strict as those of a public task, with this node's own `code`.
+
+    Raises `TaskError`.
+    """
+    settings = {**spec.settings, "name": spec.name, "kind": spec.kind, "weight": spec.weight, **code}
     if has_code(spec):
-        if target is not None and (problem := code_differs(spec, target)):
-            raise TaskError(problem)
-        offered = settings[CODE_FIELDS[spec.kind]]
-        settings[CODE_FIELDS[spec.kind]] = resolved(target or str(offered))
         settings.pop(CODE, None)
     if spec.kind == "dataset":
         settings["public"] = True
-    own = is_founders_own(spec)
-    if own:
-        del settings[DIGEST]
+    if is_founders_own(spec):
+        settings.pop(DIGEST, None)
         settings["path"] = _STAND_IN
     try:
-        config = _ADAPTER.validate_python(settings)
+        return _ADAPTER.validate_python(settings)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems}", MAX_PROBLEM_CHARS)
         raise TaskError(text) from error
-    if not own:
+
+
+def _from_spec(spec: TaskSpec, copy: Path | None, target: str | None) -> TaskConfig:
+    code: dict[str, object] = {}
+    if has_code(spec):
+        if target is not None and (problem := code_differs(spec, target)):
+            raise TaskError(problem)
+        offered = spec.settings[CODE_FIELDS[spec.kind]]
+        code[CODE_FIELDS[spec.kind]] = resolved(target or str(offered))
+    config = _config_of(spec, code)
+    if not is_founders_own(spec):
         return config
     assert copy is not None  # otherwise `why_left_out` has a reason
     if problem := differing_copy(spec, copy):

@@ -13,6 +13,8 @@ Batch n starts when update n - max_staleness is about to start, which bounds its
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +41,8 @@ class GradedBatch(Struct, frozen=True):
     """In the order of the questions."""
     failed: Counter[Reason]
     """Questions without answers or grades, by reason."""
+    num_unasked: int = 0
+    """Questions for which there was no time."""
 
 
 class Rollouts:
@@ -55,8 +59,10 @@ class Rollouts:
         group_size: int,
         sampling: Sampling,
         max_staleness: int,
+        limit_s: float = math.inf,
     ) -> None:
-        """`max_staleness`: batches that may be ahead of the last one taken.
+        """`max_staleness`: batches that may be ahead of the last one taken. After `limit_s` of generating a batch ends
+        with what is finished, at least one question.
 
         With 1 or more, another thread than the caller of `take` uses everything but the numbers. A group whose tokens
         name no policy version gets the `version` at which its batch started.
@@ -70,6 +76,7 @@ class Rollouts:
         self._group_size = group_size
         self._sampling = sampling
         self._max_staleness = max_staleness
+        self._limit_s = limit_s
         self._thread = ThreadPoolExecutor(1, "generation") if max_staleness else None
         self._ahead: dict[int, Future[GradedBatch]] = {}
         """Batches started and not taken, by the position of their first question."""
@@ -103,6 +110,7 @@ class Rollouts:
         seed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
         finished: dict[int, Played] = {}
         failed: Counter[Reason] = Counter()
+        ends_at = time.monotonic() + self._limit_s
         games = play(self._engine.stream, self._verifier, questions, self._group_size, self._sampling, seed)
         with stages("generate"), closing(games):
             for index, played in games:
@@ -110,6 +118,9 @@ class Rollouts:
                     failed[played.reason] += 1
                 else:
                     finished[index] = played
+                if finished and time.monotonic() >= ends_at:
+                    break
+        num_unasked = len(questions) - len(finished) - failed.total()
         groups = []
         with stages("grade"):
             for index, played in sorted(finished.items()):
@@ -119,4 +130,4 @@ class Rollouts:
                 else:
                     group = self._make_group(questions[index].ref, played.completions, verdict.rewards, version)
                     groups.append(with_grade(group, verdict))
-        return GradedBatch(groups, failed)
+        return GradedBatch(groups, failed, num_unasked)

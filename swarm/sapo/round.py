@@ -88,6 +88,8 @@ class RoundReport(Struct, frozen=True):
     """(sum of rewards, completions) of this round's own groups by task."""
     worth: SwarmWorth | None = None
     """What others' groups do for this node; None when it is not measured."""
+    num_unasked: int = 0
+    """Questions for which there was no time."""
     alarm: Alarm | None = None
     """Others' groups lowered this node's reward: it stops using them for a while, and the caller should roll back its
     policy."""
@@ -115,6 +117,7 @@ class SapoNode:
         pool: Pool,
         ledger: Ledger,
         max_staleness: int = 0,
+        max_generation_s: float = math.inf,
         max_group_size: Callable[[], int] | None = None,
         credit: Credit = "episode",
         plausibility: PlausibilitySettings | None = None,
@@ -128,6 +131,7 @@ class SapoNode:
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own.
 
+        What is not generated in `max_generation_s` is left out of a round, and of others' groups the same part.
         `max_group_size` says how many completions a received group may have; by default as many as its own groups.
         `credit` is that of the updates.
         `keep` is told what became of own and received groups; `pool` tells it of those that leave unused. Groups of
@@ -190,13 +194,17 @@ class SapoNode:
             group_size=group_size,
             sampling=sampling,
             max_staleness=max_staleness,
+            limit_s=max_generation_s,
         )
+        self._asked = 1.0
+        """Fraction of the last round's questions that there was time for."""
 
     def run_round(self) -> RoundReport:
         """Take own groups, share, receive, mix, update: one whole SAPO round."""
         stages = Stopwatch()
         rng = np.random.default_rng([self._seed, self.round])
         batch = self._rollouts.take(self.position, stages)
+        self._asked = 1 - batch.num_unasked / self._questions_per_round
         local, failed = self._trainable(batch)
         informative = [group for group in local if has_signal(group.rewards)]
         with stages("share"):
@@ -228,6 +236,7 @@ class SapoNode:
             | (self._worth.figures() if self._worth else {}),
             tasks=this.tasks,
             worth=self._worth.worth if self._worth else None,
+            num_unasked=batch.num_unasked,
             alarm=self._look_back(this.reward, mixed) if this.reward is not None else None,
         )
 
@@ -262,7 +271,7 @@ class SapoNode:
         return Situation(
             waiting=ungraded,
             weights=None if weights is None else weights[len(pooled) :],
-            num_external=math.ceil(self.watch.share * wishes.num_external),
+            num_external=math.ceil(self._share_of_others * wishes.num_external),
             num_choice=wishes.num_choice,
             # What is never drawn must not keep others from being graded.
             pooled=pooled if weights is None else list(compress(pooled, weights)),
@@ -271,6 +280,11 @@ class SapoNode:
             author_of=self._author_of(),
             rng=np.random.default_rng([self._seed, self.round]),
         )
+
+    @property
+    def _share_of_others(self) -> float:
+        """The part of the mix's J that an update may take."""
+        return self.watch.share * self._asked
 
     def _claimed(self, received: Received) -> Candidate:
         """A group as its author describes it."""
@@ -326,7 +340,7 @@ class SapoNode:
             self._candidates(),
             self._appraisal(),
             rng,
-            share=self.watch.share,
+            share=self._share_of_others,
             author_of=self._author_of(),
         )
 

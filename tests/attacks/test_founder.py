@@ -153,6 +153,35 @@ def test_a_data_set_is_never_a_file_of_the_victim(tmp_path: Path, founder: Found
     assert SECRET not in outcome.text and not (tmp_path / "hf").exists()
 
 
+def test_a_founder_locks_no_member_out_with_a_task_that_it_cannot_set_up(tmp_path: Path, founder: Founder) -> None:
+    """At the first start, and at one without the founder, with the manifest that the member has stored."""
+    bad = (
+        TaskSpec("later-kind", "telepathy", 1.0, {}),
+        TaskSpec("later-field", "reasoning_gym", 1.0, {"dataset": "gcd", "clairvoyance": 3}),
+        TaskSpec("pattern", "reasoning_gym", 1.0, {"dataset": "gcd", "find": "regex", "find_pattern": "("}),
+        TaskSpec("game", "textarena", 1.0, {"game": "../../etc"}),
+        TaskSpec("rows", "dataset", 1.0, {"path": "csv"}),
+    )
+    founder.tell(founder.manifest(GCD, *bad))
+    for addresses in ((founder.address,), ()):
+        outcome = _join(tmp_path, *addresses)
+        assert outcome.code == 0, outcome.text
+        assert outcome.text.count("omitting the run's task") == len(bad), outcome.text
+        assert _run_of(tmp_path) == make_run_id("trap", founder.stranger.peer_id)
+
+
+def test_a_round_that_a_founder_makes_endless_ends_in_the_member_s_time(tmp_path: Path, founder: Founder) -> None:
+    founder.tell(founder.manifest(GCD, group_size=256, local=1_024, external=1_024))
+    own = ("--rounds=2", "--evaluation.num_questions=0", "--generation.round_minutes=0.05")
+    outcome = _victim(tmp_path, "join", f"--bootstrap={founder.address}", *own)
+    assert outcome.code == 0, outcome.text
+    assert "the run asks for more than this machine can do" in outcome.text
+    events = [json.loads(line) for line in (tmp_path / "peer" / "metrics.jsonl").read_text().splitlines()]
+    rounds = [event for event in events if event["event"] == "round"]
+    assert [each["round"] for each in rounds] == [1, 2]
+    assert all(0 < each["groups"]["generated"] < 1_024 for each in rounds)
+
+
 def test_an_older_manifest_does_not_replace_the_newer_one(tmp_path: Path, founder: Founder) -> None:
     newer = founder.manifest(GCD, local=2)
     (tmp_path / "peer").mkdir()

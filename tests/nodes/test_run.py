@@ -430,6 +430,51 @@ def test_a_node_without_a_judge_goes_without_the_run_s_tasks_that_need_one(tmp_p
     assert "task gcd: its judge is wise, but judge.model is cheap" in shown.getvalue()
 
 
+BAD = (
+    TaskSpec("later-kind", "telepathy", 1.0, {}),
+    TaskSpec("later-field", "reasoning_gym", 1.0, {"dataset": "gcd", "clairvoyance": 3}),
+    TaskSpec("bad-number", "dataset", 1.0, {"path": "owner/name", "shuffle": 2**40}),
+    TaskSpec("bad-pattern", "reasoning_gym", 1.0, {"dataset": "gcd", "find": "regex", "find_pattern": "("}),
+    TaskSpec("bad-find", "reasoning_gym", 1.0, {"dataset": "gcd", "find": "json", "find_pattern": "x"}),
+    TaskSpec("bad-game", "textarena", 1.0, {"game": "../../etc"}),
+    TaskSpec("bad-type", "dataset", 1.0, {"path": ["owner/name"]}),
+    TaskSpec("no-path", "dataset", 1.0, {}),
+)
+GOOD = TaskSpec("gcd", "reasoning_gym", 1.0, {})
+
+
+def run_with(*tasks: TaskSpec, **changes: object) -> RunManifest:
+    founder = Identity.generate()
+    manifest = open_manifest(found_run(NodeConfig(), founder))
+    return open_manifest(seal_manifest(founder, replace(manifest, tasks=tasks, **changes)))
+
+
+def test_tasks_of_a_later_version_and_bad_ones_are_left_out_and_the_others_stay() -> None:
+    manifest = run_with(*BAD[:4], GOOD, *BAD[4:])
+    config = load_config(manifest=manifest_values(manifest)).config
+    assert [task.name for task in config.tasks] == ["gcd"]
+    reasons = left_out(manifest)
+    assert reasons.keys() == {spec.name for spec in BAD}
+    assert all(len(reason) < 1_100 and "\n" not in reason for reason in reasons.values())
+    assert "clairvoyance" in reasons["later-field"] and "a later one may" in reasons["later-kind"]
+
+
+def test_a_run_of_bad_tasks_alone_is_a_clear_error() -> None:
+    with pytest.raises(
+        TaskError, match="none of the tasks of run swarm-.* can be set up here; .*own tasks .*telepathy"
+    ):
+        manifest_values(run_with(*BAD))
+
+
+def test_what_a_member_can_hold_and_wants_to_ask_bounds_what_its_run_sets() -> None:
+    manifest = run_with(GOOD, local=1_024, external=1_024, group_size=256, max_record_bytes=64 * 2**20)
+    own = {"SWARM_GENERATION__QUESTIONS_PER_ROUND": "8", "SWARM_NETWORK__INBOX_BYTES": str(2**21)}
+    loaded = load_config(manifest=manifest_values(manifest, load_config(environment=own)), environment=own)
+    assert loaded.config.mix.local == 8 == loaded.config.num_questions("cpu")
+    assert loaded.config.network.max_record_bytes == 2**21
+    assert load_config(manifest=manifest_values(manifest)).config.mix.local == 1_024
+
+
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
 

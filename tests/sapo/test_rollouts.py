@@ -253,3 +253,26 @@ def test_an_error_of_the_thread_ends_the_round_that_needs_its_batch(error: type[
         with pytest.raises(error, match="the third batch"):
             node.run_round()
         assert (node.round, node.position) == (2, 12)
+
+
+def test_a_round_goes_on_with_what_is_finished_when_its_time_is_over() -> None:
+    ended: list[int] = []
+
+    class Endless(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            try:
+                for index, answers in super().stream(prompts, num_completions, sampling, seed):
+                    yield index, Rejection(Reason.PROMPT_TOO_LONG) if index < 3 else answers
+            finally:
+                ended.append(len(prompts))
+
+    swarm, updater = Swarm(), FakeUpdater()
+    swarm.node(2).run_round()
+    node = swarm.node(1, engine=Endless(), updater=updater, max_generation_s=0.0)
+    report = node.run_round()
+    assert ended == [6] and report.num_unasked == 2, "questions without an answer are not enough"
+    assert (len(report.mix.local), len(report.mix.external)) == (1, 1), "of two and two"
+    assert node.ledger.snapshot()["local"] == {"prompt_too_long": 3}
+    assert node.position == 6, "the stream goes on as in a whole round"
