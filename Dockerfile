@@ -4,7 +4,7 @@
 #   docker build -t swarm:cuda --build-arg TORCH=cuda .        for NVIDIA GPUs
 #
 # The classic builder and BuildKit both take it. BASE_IMAGE is any Debian-like image with Python 3.11 or newer and venv.
-ARG BASE_IMAGE=python:3.11-slim
+ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
 ARG TORCH=cpu
 
@@ -20,14 +20,13 @@ ARG TORCH
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
 ARG PIP_FIND_LINKS=
-ARG PIP_TRUSTED_HOST=
 ARG PIP_NO_CACHE_DIR=1
 WORKDIR /opt/swarm
 
 # Dependencies, before the code: a layer that edits of the code leave alone. Empty packages stand in for it; an editable
 # installation finds the real ones in their place later. What only developers need goes: headers, tests, installers.
 COPY pyproject.toml ./
-COPY .ci/constraints.txt .ci/install .ci/
+COPY .ci/constraints.txt .ci/hashes.txt .ci/install .ci/
 RUN mkdir swarm nodes && touch README.md swarm/__init__.py nodes/__init__.py && python3 -m venv /opt/venv \
     && if [ "$TORCH" = cuda ]; then /opt/venv/bin/pip install --constraint .ci/constraints.txt torch; fi \
     && bash .ci/install /opt/venv \
@@ -48,7 +47,7 @@ RUN /opt/venv/bin/python -m compileall -q nodes swarm \
 FROM compiler AS final-cuda
 FROM ${BASE_IMAGE} AS final-cpu
 FROM final-${TORCH}
-RUN useradd --uid 1000 --create-home swarm && install -d -o swarm -g swarm /data /data/runs /data/hub
+RUN useradd --uid 1000 --create-home swarm && install -d -o swarm -g swarm /data /data/runs /data/addresses /data/hub
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/swarm /opt/swarm
 COPY --from=build --chown=swarm:swarm /opt/cache /home/swarm/.cache
@@ -59,7 +58,8 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER swarm
-# Nodes keep identity, checkpoints and metrics under ./runs, models of the hub go to /data/hub: volumes, both.
+# Nodes keep identity, checkpoints and metrics under ./runs, models of the hub go to /data/hub, addresses for others to
+# /data/addresses: volumes, all three.
 WORKDIR /data
 HEALTHCHECK --interval=15s --timeout=15s --start-period=3m --retries=3 CMD ["swarm", "health"]
 ENTRYPOINT ["swarm"]

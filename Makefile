@@ -55,7 +55,7 @@ install: $(VENV)/.installed
 
 install-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: pyproject.toml .ci/constraints.txt .ci/install
+$(VENV)/.installed: pyproject.toml .ci/constraints.txt .ci/hashes.txt .ci/install
 	@PYTHON=$(PYTHON) bash .ci/install $(VENV)
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -71,6 +71,43 @@ def test_every_container_has_limits_a_small_log_and_outlives_a_reboot() -> None:
         assert (service["mem_limit"], service["cpus"]) == (0, 0), name
 
 
+def test_every_container_has_a_volume_of_its_own_for_its_identity() -> None:
+    """Also every replica of a service: a volume without a name is a container's."""
+    homes = {}
+    for name in NODES:
+        mounted = {each["target"]: each for each in _services()[name]["volumes"]}
+        homes[name] = mounted.pop("/data/runs").get("source")
+        assert set(mounted) <= {"/data/hub", "/data/addresses"}
+        serves = name in ("bootstrap", "learner")
+        assert mounted["/data/addresses"].get("read_only", False) != serves, "who serves writes its address there"
+        assert _environment(name).get("SWARM_NETWORK__ADDRESS_FILE") == (f"addresses/{name}" if serves else None)
+    named = [name for name, source in homes.items() if source is not None]
+    assert {name: homes[name] for name in named} == {"bootstrap": "bootstrap", "learner": "learner"}
+    assert not any("deploy" in _services()[name] for name in named), "one container each"
+
+
+def test_nobody_can_log_in_to_grafana() -> None:
+    told = _services()["grafana"]["environment"]
+    assert told["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == told["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert (told["GF_AUTH_BASIC_ENABLED"], told["GF_AUTH_ANONYMOUS_ORG_ROLE"]) == ("false", "Viewer")
+
+
+def test_images_are_named_by_exact_versions() -> None:
+    for name in ("BASE_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"):
+        assert re.search(r":v?\d+\.\d+\.\d+", _settings()[name]), name
+
+
+def test_every_pinned_package_has_its_digests_and_no_index_is_trusted_without_a_certificate() -> None:
+    pins = set((ROOT / ".ci" / "constraints.txt").read_text().split())
+    hashes = (ROOT / ".ci" / "hashes.txt").read_text()
+    found = dict(re.findall(r"^(\S+==\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", hashes, re.MULTILINE))
+    plain = [{re.sub(r"[-_.]+(?=.*==)", "-", each.lower()) for each in those} for those in (pins, found)]
+    assert plain[0] - plain[1] == {"torch==2.13.0"} and plain[1] < plain[0]
+    assert "--require-hashes" in (install := (ROOT / ".ci" / "install").read_text()) and "install_checked uv" in install
+    for name in ("Dockerfile", "docker-compose.yml", ".env", ".ci/install", ".ci/compose/image.py"):
+        assert "trusted" not in (ROOT / name).read_text().lower(), name
+
+
 def test_the_image_is_built_from_arguments_it_knows() -> None:
     declared = dict(re.findall(r"^ARG (\w+)=(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
     arguments = yaml.safe_load(COMPOSE)["x-build"]["args"]

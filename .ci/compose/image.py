@@ -112,7 +112,7 @@ class FolderHandler(http.server.SimpleHTTPRequestHandler):
 def package_sources() -> Iterator[dict[str, str]]:
     """pip's configuration on this machine as build arguments; folders become addresses on loopback."""
     settings = {}
-    for name in ("index-url", "extra-index-url", "find-links", "trusted-host"):
+    for name in ("index-url", "extra-index-url", "find-links"):
         variable = f"PIP_{name.replace('-', '_').upper()}"
         configured = subprocess.run(
             [sys.executable, "-m", "pip", "config", "get", f"global.{name}"], capture_output=True, text=True

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 from commands import ROOT, Failed, run, step, wait_until
 
@@ -16,15 +15,16 @@ WORKERS = 2
 MIXES = {"mix-8-0": (8, 0), "mix-6-2": (6, 2), "mix-4-4": (4, 4), "mix-2-6": (2, 6)}
 MEMORY_MB, CPUS = 3_000, 1.5
 
-# Run in one node's container: every peer's directory, and what its metrics say.
+# Run in a node's container: what its metrics say. It has one node, and finds no other's.
 LOOK = """
 import json, pathlib
 found = {}
-for file in sorted(pathlib.Path('runs').glob('*/metrics.jsonl')):
+for file in pathlib.Path('runs').glob('*/metrics.jsonl'):
     lines = [json.loads(line) for line in file.read_text().splitlines(True) if line.endswith('\\n')]
     starts = [line for line in lines if line['event'] == 'start']
     rounds = [line for line in lines if line['event'] == 'round']
-    found[file.parent.name] = {
+    assert not found, 'the directory of another node is here'
+    found = {
         'name': starts[-1]['name'], 'mix': starts[-1]['config']['mix'],
         'following': bool(rounds and rounds[-1].get('following')),
         'peer_id': starts[-1]['peer_id'], 'starts': len(starts), 'resumed_from': starts[-1].get('resumed_from'),
@@ -62,27 +62,20 @@ class Swarm:
         filters = ("--filter", f"{label}.project={PROJECT}", "--filter", f"{label}.service={service}")
         return run("docker", "ps", "--quiet", *filters).split()
 
-    def look(self, service: str = "bootstrap") -> dict[str, dict[str, int]]:
-        """What the nodes' metrics say, by directory, read in a container of this service."""
-        try:
-            found: dict[str, dict[str, int]] = json.loads(
-                run("docker", "exec", *self.containers(service)[:1], "python3", "-c", LOOK, quiet=True)
-            )
-        except (Failed, json.JSONDecodeError):  # the bootstrap is being restarted
-            return {}
+    def look(self, *services: str) -> dict[str, dict[str, int]]:
+        """What the nodes' metrics say, by container of these services, or of `peer`."""
+        found: dict[str, dict[str, int]] = {}
+        for container in (each for service in services or ("peer",) for each in self.containers(service)):
+            try:
+                if said := json.loads(run("docker", "exec", container, "python3", "-c", LOOK, quiet=True)):
+                    found[container] = said
+            except (Failed, json.JSONDecodeError):  # it is being restarted
+                continue
         return found
 
     def health(self, container: str) -> str:
         """What Docker thinks of a container."""
         return run("docker", "inspect", "-f", "{{.State.Status}} {{.State.Health.Status}}", container).strip()
-
-    def home(self, container: str) -> str:
-        """The directory of the node in a container; empty while none runs there."""
-        try:
-            nodes = json.loads(run("docker", "exec", container, "swarm", "health", "--json", quiet=True))
-        except (Failed, json.JSONDecodeError):
-            return ""
-        return Path(nodes[0]["out"]).name if nodes else ""
 
 
 def exercise(swarm: Swarm) -> None:
@@ -96,8 +89,8 @@ def exercise(swarm: Swarm) -> None:
             300,
         )
     before = swarm.look()
-    ids = {folder: peer["peer_id"] for folder, peer in before.items()}
-    print("  " + "\n  ".join(f"{folder}: {json.dumps(peer)}" for folder, peer in before.items()))
+    ids = {container: peer["peer_id"] for container, peer in before.items()}
+    print("  " + "\n  ".join(f"{container}: {json.dumps(peer)}" for container, peer in before.items()))
     if len(set(ids.values())) != PEERS:
         raise Failed(f"the peers must have different ids, got {ids}")
     containers = swarm.containers("peer")
@@ -116,7 +109,7 @@ def exercise(swarm: Swarm) -> None:
         if bootstrap_address(swarm) != address:
             raise Failed(f"the bootstrap's address was {address}, and is now {bootstrap_address(swarm)}")
     after = swarm.look()
-    if {folder: peer["peer_id"] for folder, peer in after.items()} != ids:
+    if {container: peer["peer_id"] for container, peer in after.items()} != ids:
         raise Failed(f"the peers were {ids}, and are now {after}")
 
 
@@ -139,8 +132,8 @@ def compare_mixes(swarm: Swarm) -> None:
     def trained() -> dict[str, tuple[int, int]]:
         return {
             peer["name"]: (peer["mix"]["local"], peer["mix"]["external"])
-            for peer in swarm.look().values()
-            if peer["name"] in MIXES and peer["round"] > 3 and (peer["used_external"] or not peer["mix"]["external"])
+            for peer in swarm.look(*MIXES).values()
+            if peer["round"] > 3 and (peer["used_external"] or not peer["mix"]["external"])
         }
 
     with step("each trains with its own mix"):
@@ -155,9 +148,8 @@ def learn(swarm: Swarm) -> None:
         wait_until(
             f"steps of the learner, and {WORKERS} workers with its snapshots",
             lambda: (
-                (found := swarm.look("learner"))
-                and found.get("learner", {}).get("round", 0) > 2
-                and sum(node["following"] for node in found.values()) == WORKERS
+                any(node["round"] > 2 for node in swarm.look("learner").values())
+                and sum(node["following"] for node in swarm.look("worker").values()) == WORKERS
             ),
             300,
         )
@@ -175,24 +167,21 @@ def kill_and_start(swarm: Swarm, container: str) -> None:
 
 
 def come_back(swarm: Swarm, ids: dict[str, str], container: str, kill: Callable[[], object]) -> None:
-    """After `kill`, the node in `container` has its directory and peer id again, and trains on from a checkpoint."""
-    home = swarm.home(container)
-    if home not in ids:
-        raise Failed(f"no peer in container {container}: {home!r}")
-    wait_until("a checkpoint", lambda: swarm.look()[home]["round"] > 12, 300)
-    starts = swarm.look()[home]["starts"]
+    """After `kill`, the node in `container` has its peer id again, and trains on from a checkpoint."""
+    wait_until("a checkpoint", lambda: swarm.look()[container]["round"] > 12, 300)
+    starts = swarm.look()[container]["starts"]
     kill()
     wait_until(
-        f"{home} in its container, training again",
-        lambda: (peer := swarm.look().get(home)) and peer["starts"] > starts and peer["since_start"] > 1,
+        f"{container} training again",
+        lambda: (peer := swarm.look().get(container)) and peer["starts"] > starts and peer["since_start"] > 1,
         300,
     )
-    peer = swarm.look()[home]
-    if swarm.home(container) != home or peer["peer_id"] != ids[home] or not peer["resumed_from"]:
-        raise Failed(f"{container} was {home} {ids[home]}, and is now {swarm.home(container)} {peer}")
-    print(f"  {home}, {peer['peer_id']}, resumed from round {peer['resumed_from']}")
+    peer = swarm.look()[container]
+    if peer["peer_id"] != ids[container] or not peer["resumed_from"]:
+        raise Failed(f"{container} was {ids[container]}, and is now {peer}")
+    print(f"  {container}, {peer['peer_id']}, resumed from round {peer['resumed_from']}")
 
 
 def bootstrap_address(swarm: Swarm) -> str:
     """The first address that the bootstrap gave out."""
-    return run("docker", "exec", *swarm.containers("bootstrap"), "head", "-n", "1", "runs/bootstrap/multiaddrs")
+    return run("docker", "exec", *swarm.containers("bootstrap"), "head", "-n", "1", "addresses/bootstrap")

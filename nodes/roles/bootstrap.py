@@ -26,7 +26,7 @@ from nodes.roles.run import (
     write_addresses,
 )
 from nodes.stop import StopRequest
-from swarm.config import load_config
+from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.net.backends import open_transport
 from swarm.net.membership.own_entry import Profile
@@ -59,7 +59,7 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     try:
         serve_diagnosis(transport)
         transport.start()
-        _announce(transport, config.out, console)
+        _announce(transport, config, console)
         _serve(transport, stop, console)
     finally:
         transport.close()
@@ -67,9 +67,9 @@ def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: 
     return exits.INTERRUPTED
 
 
-def _announce(transport: Transport, out: Path, console: Console) -> None:
+def _announce(transport: Transport, config: NodeConfig, console: Console) -> None:
     addresses = transport.multiaddrs()
-    write_addresses(out, addresses)
+    write_addresses(config.out, addresses, config.network.address_file)
     console.print(f"run {transport.status().run_id} is open; others join with", highlight=False)
     console.print(f"    swarm join {best_address(addresses)}", highlight=False, soft_wrap=True)
     for address in addresses:

@@ -337,7 +337,7 @@ def _open(
     with policy_progress(console, config.policy.model) as progress:
         node = role.make(config, home.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
-    write_addresses(config.out, transport.multiaddrs())
+    write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
     console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
     return Running(config, node, transport, role.alone)

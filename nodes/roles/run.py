@@ -389,11 +389,17 @@ def shown_address(network: NetworkSettings, multiaddrs: Sequence[str]) -> str | 
     )
 
 
-def write_addresses(out: Path, multiaddrs: Sequence[str]) -> None:
-    """Write this node's addresses into its directory, the best first."""
+def write_addresses(out: Path, multiaddrs: Sequence[str], for_others: Path | None = None) -> None:
+    """Write this node's addresses into its directory and `for_others`, the best first."""
     best = best_address(multiaddrs)
     best_first = sorted(multiaddrs, key=lambda each: each != best)
-    replace_file(out / ADDRESS_FILE, "".join(f"{address}\n" for address in best_first).encode())
+    lines = "".join(f"{address}\n" for address in best_first).encode()
+    replace_file(out / ADDRESS_FILE, lines)
+    if for_others is not None:
+        try:
+            replace_file(for_others, lines, mode=0o644)
+        except OSError as error:
+            raise ConfigError(f"network.address_file: cannot write {for_others}: {error.strerror or error}") from error
 
 
 def best_address(multiaddrs: Sequence[str]) -> str:

@@ -32,6 +32,8 @@ class NetworkSettings(Settings):
     announce: tuple[str, ...] = ()
     """Multiaddrs to announce to others, if they differ from those listened on. Members of a public run publish only
     public ones."""
+    address_file: Path | None = None
+    """Also write this node's addresses to this file, the best first, for others' `file:PATH`."""
     identity: Path | None = None
     """Ed25519 key file, created on first use with mode 0600; default `OUT/identity.key`."""
     remember: Path | None = None
