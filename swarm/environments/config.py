@@ -225,5 +225,8 @@ class VerificationSettings(Settings):
     memory_limit_bytes: int = Field(4 * 2**30, ge=2**31)
     """Memory limit of one worker. A completion that makes a scorer exceed it gets reward 0, or its group is counted as
     `verifier_crash`. Memory-mapped rows of data sets are not counted."""
+    tasks_bytes: int = Field(2**29, ge=2**26)
+    """Memory of one worker for a run's tasks together: those beyond it are left out, and what a worker keeps of earlier
+    questions is dropped. Tasks of your own are set up in any case. Only on Linux."""
     queue_groups: int = Field(256, ge=1)
     """Most received groups that wait for grading; beyond it the oldest group of the sender with the most is dropped."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+
+from msgspec import Struct
 
 from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, is_asked, rewards_of
 from swarm.environments.digests import draw
@@ -34,6 +38,28 @@ from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRe
 Source = TaskSource | EnvironmentSource | ToolSource
 
 _RESOLUTION = 2**53
+MAX_SETUP_S = 300.0
+"""For all tasks that somebody else has chosen."""
+MB = 10**6
+
+
+class Bounds(Struct, frozen=True):
+    """What the tasks that somebody else has chosen may take together."""
+
+    used: Callable[[], int] = lambda: 0
+    """Bytes of memory that tasks take now."""
+    max_bytes: int = 2**63
+    max_seconds: float = MAX_SETUP_S
+
+    def check(self, began: float) -> None:
+        """Raises `TaskError` if the tasks since `began` have taken too much."""
+        if (used := self.used()) > self.max_bytes:
+            raise TaskError(
+                f"the run's tasks up to this one take {used // MB} MB of memory, at most {self.max_bytes // MB} "
+                "(verification.tasks_bytes)"
+            )
+        if (seconds := time.monotonic() - began) > self.max_seconds:
+            raise TaskError(f"it took {seconds:.0f} s to set up the run's tasks up to this one")
 
 
 def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> Source:
@@ -111,11 +137,13 @@ class TaskMixture:
         configs: Sequence[TaskConfig],
         lenient: bool = False,
         make: Callable[[TaskConfig, Counter[str]], Source] = make_source,
+        bounds: Bounds | None = None,
     ) -> None:
         """Set up every source and import its library.
 
         Raises `TaskError` when there is none, none can be asked here, two share a name, or one cannot be set up; with
-        `lenient`, the latter is left out and listed in `skipped`, as long as another remains.
+        `lenient`, the latter is left out and listed in `skipped`, as long as another remains, and so is one for which
+        the `bounds` leave no room.
         """
         if not configs:
             raise TaskError("a run needs at least one task, got none")
@@ -125,17 +153,22 @@ class TaskMixture:
         """`question_failures`: times that a task could not make its question; and the sources' counts."""
         self.sources: dict[str, Source] = {}
         self._combinations: dict[str, Combination] = {}
+        within = bounds if lenient and bounds is not None else Bounds(max_seconds=math.inf)
+        began = time.monotonic()
         for config in configs:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
             try:
                 combination = Combination(rewards) if (rewards := rewards_of(config)) else None
+                within.check(began)
                 self.sources[config.name] = make(config, self.counts)
+                within.check(began)
                 if combination is not None:
                     self._combinations[config.name] = combination
             except TaskError as error:
                 if not lenient:
                     raise
+                self.sources.pop(config.name, None)
                 self.skipped[config.name] = str(error)
         if not self.sources:
             raise TaskError(f"none of the tasks can be set up here: {'; '.join(self.skipped.values())}")

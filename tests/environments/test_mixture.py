@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from swarm.environments.answering import RewardSettings
-from swarm.environments.config import DatasetTask, ReasoningGymTask
-from swarm.environments.mixture import TaskMixture
+from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig
+from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
+from swarm.environments.sources.lru import LruCache
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.memory import TaskMemory
 from swarm.errors import Refusal, TaskError
 from swarm.types import Question, TaskRef, TaskSpec
 
@@ -135,3 +137,33 @@ def test_configuration_and_pool_import_no_task_library() -> None:
         "print({'reasoning_gym', 'datasets', 'torch', 'numpy'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_tasks_of_a_run_that_take_too_much_memory_or_time_are_left_out() -> None:
+    taken = [0]
+
+    def make(config: TaskConfig, counts: Counter[str]) -> Source:
+        taken[0] += 300 if config.name == "gcd" else 40
+        return make_source(config, counts)
+
+    tasks = [ReasoningGymTask(name=name) for name in ("lcm", "gcd", "basic_arithmetic")]
+    mixture = TaskMixture(tasks, True, make, Bounds(lambda: taken[0], 200))
+    assert list(mixture.sources) == ["lcm"] and taken[0] == 340, "what is full is not filled further"
+    assert "verification.tasks_bytes" in mixture.skipped["gcd"] and "basic_arithmetic" in mixture.skipped
+    assert mixture.question(1, 0).ref.task == "lcm"
+    with pytest.raises(TaskError, match="none of the tasks can be set up here: it took"):
+        TaskMixture(tasks, True, make, Bounds(max_seconds=-1.0))
+    assert len(TaskMixture(tasks, False, make, Bounds(lambda: 999, 200)).sources) == 3, "one's own tasks"
+
+
+def test_a_worker_forgets_what_it_can_make_again_when_its_memory_is_full() -> None:
+    memory, cache = TaskMemory(2**24), LruCache[int, bytes](1_000)
+    memory.begin()
+    cache.put(0, b"x" * 2**20)
+    memory.forget_if_full()
+    assert len(cache) == 1 and (sys.platform != "linux" or memory.used() >= 2**20 // 2)
+    for number in range(32):
+        cache.put(number, bytes([number]) * 2**20)
+    memory.forget_if_full()
+    if sys.platform == "linux":
+        assert len(cache) == 0 and memory.used() < 2**24

@@ -526,6 +526,20 @@ def test_a_worker_finds_the_same_files_from_another_directory(tmp_path: Path, mo
         assert len(pool.draw(1, 0, 1)) == 1
 
 
+def test_a_run_of_many_costly_tasks_leaves_a_worker_its_memory() -> None:
+    if sys.platform != "linux":
+        pytest.skip("no process can be asked for its memory in its sandbox here")
+    costly = [ReasoningGymTask(name=f"arc-{number}", dataset="arc_agi") for number in range(48)]
+    settings = VerificationSettings(tasks_bytes=2**26)
+    with closing(VerificationPool([TINY_TASKS[0], *costly], settings, lenient=True)) as pool:
+        skipped = pool.wait_until_ready()
+        assert TINY_TASKS[0].name not in skipped and len(costly) > len(skipped) > len(costly) // 2
+        assert all("verification.tasks_bytes" in reason for reason in skipped.values())
+        (pid,) = pool.worker_pids()
+        memory = psutil.Process(pid).memory_info()
+        assert memory.rss - memory.shared < 2**26 + 200e6
+
+
 def test_a_lenient_pool_goes_without_what_it_cannot_set_up() -> None:
     unknown = ReasoningGymTask(name="of-a-later-version")
     pool = VerificationPool([TINY_TASKS[0], unknown], VerificationSettings(), lenient=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 NUM_WITH_MEDIA = 16
 """Questions with pictures, sounds or clips that a source keeps: each is asked for again with every completion of its
@@ -20,6 +21,7 @@ class LruCache(Generic[Key, Value]):
         """An empty cache."""
         self._capacity = capacity
         self._values: OrderedDict[Key, Value] = OrderedDict()
+        _of_this_process.add(self)
 
     def get(self, key: Key) -> Value | None:
         """The value, which becomes the most recent, or None."""
@@ -35,6 +37,19 @@ class LruCache(Generic[Key, Value]):
         if len(self._values) > self._capacity:
             self._values.popitem(last=False)
 
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.clear()
+
     def __len__(self) -> int:
         """Values held."""
         return len(self._values)
+
+
+_of_this_process: WeakSet[LruCache[Any, Any]] = WeakSet()
+
+
+def forget_all() -> None:
+    """Empty every cache of this process."""
+    for cache in tuple(_of_this_process):
+        cache.clear()

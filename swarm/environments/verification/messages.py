@@ -58,6 +58,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     """JSON list of task configurations."""
     time_limit_s: float
     memory_limit_bytes: int
+    tasks_bytes: int
+    """Memory for all tasks."""
     elsewhere: str
     """A file that the worker must not reach; it tests whether it can."""
     lenient: bool = False

@@ -54,6 +54,7 @@ class WorkerStarter:
             configs=TASK_LIST.dump_json(self._configs),
             time_limit_s=settings.time_limit_s,
             memory_limit_bytes=settings.memory_limit_bytes,
+            tasks_bytes=settings.tasks_bytes,
             elsewhere=str(self._directories.lock),
             lenient=lenient,
             folders=self._folders(),

@@ -26,11 +26,12 @@ from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, 
 from swarm.environments.decoding.choice import decoders
 from swarm.environments.episodes.config import MazeTask, TextArenaTask, VerifiersTask
 from swarm.environments.generated.config import DigitsTask, GeneratedTask
-from swarm.environments.mixture import Source, TaskMixture, make_source
+from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
 from swarm.environments.rewards import FormatReward
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
+from swarm.environments.verification.memory import TaskMemory
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
     Draw,
@@ -101,6 +102,7 @@ def _stored(config: TaskConfig, cache: Path) -> StoredRows | None:
 
 
 def _serve(descriptor: int, setup: Setup) -> None:
+    memory = TaskMemory(setup.tasks_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     configs = TASK_LIST.validate_json(setup.configs)
     rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
@@ -114,7 +116,8 @@ def _serve(descriptor: int, setup: Setup) -> None:
             load(target)
     confinement.seal()
     try:
-        mixture = TaskMixture(configs, setup.lenient, partial(_source, setup))
+        memory.begin()
+        mixture = TaskMixture(configs, setup.lenient, partial(_source, setup), Bounds(memory.used, memory.max_bytes))
     except TaskError as error:
         write_message(descriptor, encode(Failed(_cut(error))))
         return
@@ -127,6 +130,7 @@ def _serve(descriptor: int, setup: Setup) -> None:
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
         reply = _answer(mixture, request)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        memory.forget_if_full()
         write_message(descriptor, encode(reply))
 
 
