@@ -172,14 +172,15 @@ def test_a_founder_locks_no_member_out_with_a_task_that_it_cannot_set_up(tmp_pat
 
 def test_a_round_that_a_founder_makes_endless_ends_in_the_member_s_time(tmp_path: Path, founder: Founder) -> None:
     founder.tell(founder.manifest(GCD, group_size=256, local=1_024, external=1_024))
-    own = ("--rounds=2", "--evaluation.num_questions=0", "--generation.round_minutes=0.05")
+    short = ("--generation.round_minutes=0.02", "--generation.max_new_tokens=4")
+    own = ("--rounds=1", "--evaluation.num_questions=0", *short)
     outcome = _victim(tmp_path, "join", f"--bootstrap={founder.address}", *own)
     assert outcome.code == 0, outcome.text
     assert "the run asks for more than this machine can do" in outcome.text
     events = [json.loads(line) for line in (tmp_path / "peer" / "metrics.jsonl").read_text().splitlines()]
     rounds = [event for event in events if event["event"] == "round"]
-    assert [each["round"] for each in rounds] == [1, 2]
-    assert all(0 < each["groups"]["generated"] < 1_024 for each in rounds)
+    assert [each["round"] for each in rounds] == [1]
+    assert 0 < rounds[0]["groups"]["generated"] < 1_024
 
 
 def test_an_older_manifest_does_not_replace_the_newer_one(tmp_path: Path, founder: Founder) -> None:
