@@ -107,6 +107,7 @@ def test_what_files_state_of_themselves(tmp_path: Path) -> None:
     assert len(VALUE) <= stated.content < 2 * len(VALUE), "the text once: what the rows make of it is not stated"
 
 
+@pytest.mark.slow
 def test_a_pool_leaves_out_what_takes_too_much_and_serves_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
