@@ -245,9 +245,6 @@ class VerificationSettings(Settings):
     tasks_bytes: int = Field(2**29, ge=2**26)
     """Memory of one worker for a run's tasks together: those beyond it are left out, and what a worker keeps of earlier
     questions is dropped. Tasks of your own are set up in any case. Only on Linux."""
-<<<<<<< HEAD
     data: DataSettings = DataSettings()
-=======
->>>>>>> small
     queue_groups: int = Field(256, ge=1)
     """Most received groups that wait for grading; beyond it the oldest group of the sender with the most is dropped."""
