@@ -106,7 +106,7 @@ class Doubled:
     def __init__(self, own: swarm.Updater) -> None:
         self.own = own
         self.taken: list[int] = []
-        self.fits, self.logprobs, self.advantages = own.fits, own.logprobs, own.advantages
+        self.fits, self.read, self.advantages = own.fits, own.read, own.advantages
 
     @property
     def version(self) -> int:
