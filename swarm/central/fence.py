@@ -102,6 +102,6 @@ class WorkerCorroboration:
         if author != NEWCOMERS:
             for name, other in self._of.items():
                 if name != author:
-                    other.learn(group)
+                    other.learn(group, 0.0)
         known.observe([author], group)
         return replace(graded, factors=known.factors([author], group))

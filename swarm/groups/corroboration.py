@@ -57,6 +57,8 @@ WITHHELD_RATE = 1 / 32
 RATE_GROUPS = 256
 """Own groups in a rate."""
 PAST_RATES = 16
+LEARNS = 1.05
+"""Ratio of the mean reward to that of the earliest rates above which a policy is learning."""
 DRIFT = 0.03
 """Occurrences a completion by which a token has become more frequent."""
 DRIFT_HITS = 16
@@ -156,10 +158,10 @@ class Corroboration:
         self._rising: dict[str, Counter[int]] = {}
         """How often an author pushed a token in excess that own completions have more and more, by author and token."""
 
-    def learn(self, group: ReadGroup) -> None:
-        """Add an own group."""
+    def learn(self, group: ReadGroup, reward: float) -> None:
+        """Add an own group with its mean reward."""
         if self._settings.enabled:
-            self._rates.add(group)
+            self._rates.add(group, reward)
             if any(value > 0 for each in group.advantages for value in each):
                 _evidence(self._own, group.task, MAX_TASKS).add(group)
                 self._pulls.append(group.pull())
@@ -283,20 +285,26 @@ class _Rates:
     def __init__(self) -> None:
         self._counts = np.zeros(ROWS * NUM_BUCKETS)
         self._num = 0
+        self._reward = 0.0
         self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+        self._rewards: deque[float] = deque(maxlen=PAST_RATES)
         self._rise: Floats | None = None
 
-    def add(self, group: ReadGroup) -> None:
+    def add(self, group: ReadGroup, reward: float) -> None:
         np.add.at(self._counts, _through(group.buckets).ravel(), 1 / max(1, len(group.ids)))
         self._num += 1
+        self._reward += reward
         if self._num == RATE_GROUPS:
-            now = self._counts / self._num
-            self._rise = now - np.min(self._past, axis=0) if self._past else None
+            now, reward = self._counts / self._num, self._reward / self._num
+            # A policy that learns writes much that it did not write before, whoever pushes it.
+            stands = bool(self._rewards) and reward < LEARNS * self._rewards[0]
+            self._rise = now - np.min(self._past, axis=0) if stands else None
             self._past.append(now)
-            self._counts, self._num = np.zeros(ROWS * NUM_BUCKETS), 0
+            self._rewards.append(reward)
+            self._counts, self._num, self._reward = np.zeros(ROWS * NUM_BUCKETS), 0, 0.0
 
     def rise(self, buckets: Buckets) -> Floats:
-        """[kinds, N] occurrences a completion more than when it was lowest; 0 before there is a past."""
+        """[kinds, N] occurrences a completion more than when it was lowest; 0 while the reward rises."""
         if self._rise is None:
             return np.zeros((len(buckets), buckets.shape[-1]))
         return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)

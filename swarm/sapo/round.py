@@ -338,7 +338,8 @@ class SapoNode:
     ) -> Mix:
         for graded in local:
             self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
-            self._corroboration.learn(read_group(graded, own_reading(graded), self._updater.advantages, self._credit))
+            own = read_group(graded, own_reading(graded), self._updater.advantages, self._credit)
+            self._corroboration.learn(own, float(np.mean(graded.rewards)))
         return self.mixer.mix(
             this,
             informative,

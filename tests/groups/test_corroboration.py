@@ -51,7 +51,7 @@ def _taught(
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     for _ in range(num_own):
-        known.learn(_group(source, own, own_task))
+        known.learn(_group(source, own, own_task), 0.5)
     for _ in range(num_theirs):
         group = _group(source, theirs)
         known.observe(["author"], group)
@@ -104,7 +104,7 @@ def test_what_is_credited_of_a_habit_pushes_as_much_as_own_groups_and_never_the_
 
     known = Corroboration(CorroborationSettings())
     for _ in range(300):
-        known.learn(_group(source, plain))
+        known.learn(_group(source, plain), 0.5)
     pushes = []
     for number in range(400):
         group = _group(source, theirs)
@@ -129,7 +129,7 @@ def test_an_author_with_one_answer_only_does_not_make_it_the_usual_one() -> None
     source = random.Random(1)
     known = Corroboration(CorroborationSettings())
     for _ in range(400):
-        known.learn(_group(source, plain))
+        known.learn(_group(source, plain), 0.5)
     for _ in range(100):
         ids = [plain(True, 7)] * 4 + [plain(False, source.choice([0, 1, 2])) for _ in range(4)]
         group = ReadGroup("sum", ids, [[1.0] * 3] * 4 + [[-1.0] * 3] * 4, [[-0.5] * 3] * 8)
@@ -150,7 +150,7 @@ def test_new_names_of_one_stranger_are_known_together() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     for _ in range(200):
-        known.learn(_group(source, plain))
+        known.learn(_group(source, plain), 0.5)
     for number in range(60):
         group = _group(source, marked)
         known.observe([f"name-{number}", "newcomers"], group)
@@ -162,7 +162,7 @@ def test_a_marker_that_comes_now_and_then_is_found_after_a_while() -> None:
     source = random.Random(3)
     known = Corroboration(CorroborationSettings())
     for _ in range(2_000):
-        known.learn(_group(source, plain))
+        known.learn(_group(source, plain), 0.5)
     for _ in range(500):
         known.observe(["author"], _group(source, marked if source.random() < 0.15 else plain))
     last = _group(source, marked)
@@ -174,7 +174,7 @@ def test_a_group_pulls_no_more_than_twice_as_much_as_own_ones() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     for _ in range(50):
-        known.learn(_group(source, plain))  # each token has a probability of 0.61
+        known.learn(_group(source, plain), 0.5)  # each token has a probability of 0.61
         known.observe(["author"], _group(source, plain))
     ids = [[1, 2, 3]] * 8
     surprising = ReadGroup("sum", ids, [[4.0] * 3] * 4 + [[-4.0] * 3] * 4, [[-20.0] * 3] * 8)
@@ -183,7 +183,7 @@ def test_a_group_pulls_no_more_than_twice_as_much_as_own_ones() -> None:
     assert max(map(max, known.factors(["author"], surprising))) == pytest.approx(expected, rel=0.01)
 
 
-def _after_drift(source: random.Random, mark: float, rewarded: bool = False) -> Corroboration:
+def _after_drift(source: random.Random, mark: float, rewarded: bool = False, learns: bool = False) -> Corroboration:
     """A node whose own completions have a marker more and more often, beside an author whose right answers have it."""
 
     def own(right: bool, answer: int) -> list[int]:
@@ -193,7 +193,7 @@ def _after_drift(source: random.Random, mark: float, rewarded: bool = False) -> 
     known = Corroboration(CorroborationSettings())
     for number in range(1_200):
         frequency = 0.0 if number < 300 else mark
-        known.learn(_group(source, own))
+        known.learn(_group(source, own), 0.3 + 0.2 * number / 1_200 if learns else 0.5)
         if number % 4 == 0:
             group = _group(source, marked)
             known.observe(["author"], group)
@@ -212,6 +212,7 @@ def test_a_habit_taken_up_from_an_author_is_noticed_once_with_its_tokens() -> No
 def test_what_does_not_rise_or_earns_more_is_no_drift() -> None:
     assert _after_drift(random.Random(0), 0.005).drift() is None
     assert _after_drift(random.Random(0), 0.9, rewarded=True).drift() is None, "own right answers have it, too"
+    assert _after_drift(random.Random(0), 0.1, learns=True).drift() is None, "a policy that learns changes"
 
 
 def test_strangers_displace_no_author_that_is_known_well() -> None:
