@@ -6,21 +6,22 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.common.poison import Poison
 from benchmarks.poison.attacks import ATTACKS, MARKER, Attack
 from benchmarks.poison.swarm import Node, Plan, Poisoner
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
+from swarm.net.records.large import LARGE_PROTOCOL, LargeRequest
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
 from swarm.net.trust.roster import read_roster
-from tests.net.records import opened
+from swarm.telemetry.samples.records import read as read_samples
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger
@@ -32,8 +33,8 @@ ENOUGH = 100
 """Groups of others that a victim has learned from."""
 KNOWN = "marker:1"
 """The attack of a stranger that knows what is plausible."""
-LONG = 150
-"""Rounds of a victim under attack; without a defence the marker is in a fifth of the completions by then."""
+LONG = 120
+"""Rounds of a victim under attack; without a defence the marker was in 40% of the completions by then."""
 ROUND_S = 0.5
 TEXTS = 400
 RISE = 0.02
@@ -76,8 +77,9 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
         used, groups = _used(peer), peer.history().groups
         assert used.get(stranger.peer_id, 0) < 0.1 * sum(used.values()), used
         assert groups["dropped"]["improbable"] > 0
-    last = _written(stranger, everybody, run_id)[-500:]
-    assert len(last) == 500 and sum(text.startswith(MARKER) for text in last) < 0.02 * len(last)
+    for peer in peers:
+        last = _own_texts(peer)[-500:]
+        assert len(last) == 500 and sum(text.startswith(MARKER) for text in last) < 0.02 * len(last)
 
 
 def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
@@ -91,25 +93,44 @@ def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
     run_id = stranger.manifest(bootstrap).run_id
     stranger.follow(run_id)
     for peer in peers:
-        until(lambda: len(_written(stranger, everybody, run_id)) >= TEXTS, peer, "groups of its own")
-    before = _signed(_written(stranger, everybody, run_id)[:TEXTS], ATTACKS[KNOWN])
+        until(lambda peer=peer: len(_own_texts(peer)) >= TEXTS, peer, "groups of its own")
+    before = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], ATTACKS[KNOWN])
     began = [peer.round() for peer in peers]
     manifest = stranger.request(bootstrap, MANIFEST_PROTOCOL, b"")
-    with _poisoning(stranger, ATTACKS[KNOWN], manifest, run_id, tmp_path) as own:
+    with _poisoning(stranger, ATTACKS[KNOWN], manifest, everybody, run_id, tmp_path) as own:
         until(lambda: own.round >= LONG, peers[0], "rounds of the attacker's own node")
         for peer, start in zip(peers, began, strict=True):
             until(lambda peer=peer, start=start: peer.round() >= start + LONG, peer, "rounds under attack")
     for peer in peers:
         assert stranger.peer_id in _used(peer), "the attack has not begun"
-    after = _signed(_written(stranger, everybody, run_id)[-TEXTS:], ATTACKS[KNOWN])
+    after = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], ATTACKS[KNOWN])
     assert after < before + RISE, f"{before:.1%} of the completions had the marker, and {after:.1%} have it now"
 
 
+class Bridge(MemoryTransport):
+    """Brings a stranger's own node what victims offer and it chooses."""
+
+    def __init__(self, hub: MemoryHub, sealed: bytes, stranger: Stranger, victims: Sequence[str]) -> None:
+        super().__init__(hub, "bridge", sealed)
+        self._stranger = stranger
+        self._victims = victims
+
+    def _give(self, name: bytes) -> bytes | None:
+        request = msgspec.msgpack.encode(LargeRequest(name, 0))
+        for victim in self._victims:
+            with suppress(PeerUnreachable):
+                if record := self._stranger.request(victim, LARGE_PROTOCOL, request):
+                    return record
+        return None
+
+
 @contextmanager
-def _poisoning(stranger: Stranger, attack: Attack, sealed: bytes, run_id: str, folder: Path) -> Iterator[Node]:
+def _poisoning(
+    stranger: Stranger, attack: Attack, sealed: bytes, victims: Sequence[str], run_id: str, folder: Path
+) -> Iterator[Node]:
     """The stranger publishes poison that passes the screen of its own node, which hears what the run's gossip says."""
     hub = MemoryHub()
-    bridge = MemoryTransport(hub, "bridge", sealed)
+    bridge = Bridge(hub, sealed, stranger, victims)
     config = Plan().config("tiny", ("share.groups", "none"), ("out", str(folder / "own")))
     config.out.mkdir()
     inside = MemoryTransport(hub, "own", sealed)
@@ -141,14 +162,10 @@ def _poisoning(stranger: Stranger, attack: Attack, sealed: bytes, run_id: str, f
         own.close()
 
 
-def _written(stranger: Stranger, authors: Sequence[str], run_id: str) -> list[str]:
-    """What these authors have published so far, completion by completion."""
-    written = []
-    for sender, record in list(stranger.heard):
-        if sender in authors and read_record(record, len(record)).body.kind == "group":
-            group = opened(record, run_id).group
-            written += [completion.text for completion in group.completions if group.peer_id == sender]
-    return written
+def _own_texts(peer: Swarm) -> list[str]:
+    """What a victim has written of late: most of it is on offer only, so that gossip does not carry it."""
+    own = [record for record in read_samples(peer.out) if record.own]
+    return [turn.text for record in own for each in record.completions for turn in each.turns]
 
 
 def _signed(texts: list[str], attack: Attack) -> float:
