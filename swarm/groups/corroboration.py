@@ -15,8 +15,8 @@ takes the same memory whatever it writes.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,6 +47,7 @@ UNSEEN = 2.0
 """A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
 MAX_PUSH = 4.0
 """Of a group on a token that it repeats."""
+ANY_TASK = ""
 MAX_AUTHORS = 64
 MAX_TASKS = 64
 REMEMBERED_PULLS = 256
@@ -64,6 +65,10 @@ DRIFT = 0.03
 DRIFT_HITS = 16
 """Tokens of an author in excess that rise, before it is held responsible."""
 DRIFT_TOKENS = 8
+
+
+_Own = Mapping[str, tuple[Floats, Floats, Floats]]
+"""Of own groups by task: what `_Evidence.at` says of a group's tokens."""
 
 
 class CorroborationSettings(Settings):
@@ -149,9 +154,11 @@ class Corroboration:
     def __init__(self, settings: CorroborationSettings) -> None:
         """Nothing is known yet: only new authors are held back."""
         self._settings = settings
-        self._own: OrderedDict[str, _Evidence] = OrderedDict()
+        self._own: dict[str, _Evidence] = {}
         """By task."""
-        self._authors: OrderedDict[str, _Evidence] = OrderedDict()
+        self._authors: dict[str, _Evidence] = {}
+        self._together: dict[str, _Evidence] = {}
+        """Of all authors, for a push that each of many hides from notice: by task, and of `ANY_TASK`."""
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
         """Of own groups."""
         self._rates = _Rates()
@@ -167,21 +174,26 @@ class Corroboration:
                 self._pulls.append(group.pull())
 
     def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
-        """Add a received group, once, to each of the names that its author counts as."""
+        """Add a received group, once, to each of the names that its author counts as, and to those of all authors."""
         if self._settings.enabled:
             for author in authors:
                 _evidence(self._authors, author, MAX_AUTHORS).add(group)
+            _evidence(self._together, ANY_TASK, MAX_TASKS).add(group)
+            _evidence(self._together, group.task, MAX_TASKS).add(group)
 
     def factors(self, authors: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
         """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names, the
-        first of which is its peer id."""
+        first of which is its peer id, and for all authors together."""
         if not self._settings.enabled:
             return ()
         signs = np.sign(_flat(group.advantages))
         found = np.ones(len(signs))
-        for name in authors:
-            factor = self._of_author(name, group, signs, authors[0])
-            found = np.minimum(found, factor * min(1.0, self._authors[name].num / self._settings.full_after))
+        own = {task: evidence.at(group.buckets) for task, evidence in self._own.items()}
+        for author in (*map(self._authors.__getitem__, authors), self._together[ANY_TASK], self._together[group.task]):
+            factor = self._compared(author, group, signs, own, authors[0])
+            found = np.minimum(found, factor)
+        newest = min(self._authors[name].num for name in authors)
+        found *= min(1.0, newest / self._settings.full_after)
         found *= self._within_pull(group, found)
         ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
         return tuple(tuple(map(float, part)) for part in np.split(found, ends))
@@ -200,16 +212,15 @@ class Corroboration:
                 return Drift(author, tuple(token for token, _ in tokens.most_common(DRIFT_TOKENS)))
         return None
 
-    def _of_author(self, name: str, group: ReadGroup, signs: Floats, peer_id: str) -> Floats:
-        """[N] without regard to how well the author is known; `peer_id` is who sent the group."""
-        author, buckets = self._authors[name], group.buckets
-        up, down, their_error = author.at(buckets)
-        own, own_error, num_own = self._own_push(author, buckets)
+    def _compared(self, author: _Evidence, group: ReadGroup, signs: Floats, own: _Own, peer_id: str) -> Floats:
+        """[N] by the evidence on one name of `peer_id`, without regard to how much of it there is."""
+        up, down, their_error = author.at(group.buckets)
+        own_push, own_error, num_own = self._own_push(author, own, up.shape)
         # From here on, a positive push is one that agrees with the advantage of the token at hand.
-        own = own * signs
+        own_push = own_push * signs
         along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
         doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
-        wanted = np.maximum(own, 0.0)
+        wanted = np.maximum(own_push, 0.0)
         excessive = along - against - wanted > doubt + self._settings.tolerance
         # What remains after the factor is the push that is wanted.
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
@@ -217,27 +228,27 @@ class Corroboration:
         raised = np.maximum(_flat(group.advantages), 0.0)
         if raised.any():
             author.withheld += WITHHELD_RATE * (1 - float(found @ raised / raised.sum()) - author.withheld)
-        unneeded = excessive & (own < ERRORS * np.sqrt(own_error) + self._settings.tolerance)
-        rising = (unneeded.all(axis=1) & (self._rates.rise(buckets) > DRIFT)).any(axis=0) & (signs > 0)
+        unneeded = excessive & (own_push < ERRORS * np.sqrt(own_error) + self._settings.tolerance)
+        rising = (unneeded.all(axis=1) & (self._rates.rise(group.buckets) > DRIFT)).any(axis=0) & (signs > 0)
         if rising.any():
             tokens = [token for each in group.ids for token in each]
             self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.flatnonzero(rising))
         return found
 
-    def _own_push(self, author: _Evidence, buckets: Buckets) -> tuple[Floats, Floats, float]:
+    def _own_push(self, author: _Evidence, own: _Own, shape: tuple[int, ...]) -> tuple[Floats, Floats, float]:
         """Mean push of own groups with tasks as frequent as the author's, its variance, and the number of groups that
         it rests on."""
-        mean, error, doubt = np.zeros(buckets.shape), np.zeros(buckets.shape), 0.0
+        mean, error, doubt = np.zeros(shape), np.zeros(shape), 0.0
         total = sum(author.tasks.values())
         for task, count in author.tasks.items():
             part = count / total
-            if (own := self._own.get(task)) is None:
+            if task not in own:
                 doubt += part**2
                 continue
-            up, down, own_error = own.at(buckets)
+            up, down, own_error = own[task]
             mean += part * (up - down)
             error += part**2 * own_error
-            doubt += part**2 / own.num
+            doubt += part**2 / self._own[task].num
         return mean, error, 1 / doubt
 
     def _within_pull(self, group: ReadGroup, factors: Floats) -> float:
@@ -310,7 +321,7 @@ class _Rates:
         return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
 
 
-def _evidence(known: OrderedDict[str, _Evidence], name: str, most: int) -> _Evidence:
+def _evidence(known: dict[str, _Evidence], name: str, most: int) -> _Evidence:
     """That of a name; beyond `most`, the one with the fewest groups is forgotten."""
     evidence = known.setdefault(name, _Evidence())
     if len(known) > most:

@@ -158,6 +158,32 @@ def test_new_names_of_one_stranger_are_known_together() -> None:
     assert factors[0][0] < 0.02 / 16
 
 
+def test_many_identities_that_each_push_little_are_known_together() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings(full_after=1))
+    for _ in range(1_000):
+        known.learn(_group(source, plain), 0.5)
+    for number in range(1_600):
+        known.observe([f"name-{number % 16}"], _group(source, marked if source.random() < 0.06 else plain))
+    last = _group(source, marked)
+    known.observe(["name-0"], last)
+    assert known.factors(["name-0"], last)[0][0] < 0.1
+
+
+def test_a_marker_on_one_task_only_is_found_among_all_others() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    tasks = [f"task-{k}" for k in range(20)]
+    for _ in range(4_000):
+        known.learn(_group(source, plain, source.choice(tasks)), 0.5)
+    for _ in range(600):
+        task = source.choice(tasks)
+        known.observe(["author"], _group(source, marked if task == "task-3" else plain, task))
+    last = _group(source, marked, "task-3")
+    known.observe(["author"], last)
+    assert known.factors(["author"], last)[0][0] < 0.05
+
+
 def test_a_marker_that_comes_now_and_then_is_found_after_a_while() -> None:
     source = random.Random(3)
     known = Corroboration(CorroborationSettings())
