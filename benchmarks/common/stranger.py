@@ -152,7 +152,10 @@ class Stranger:
         return self.run(self.daemon.call(victim, protocol, payload, timeout_s))
 
     def serve(self, protocol: str, answer: Callable[[str, bytes], bytes]) -> None:
-        """Answer others' requests."""
+        """Answer others' requests, in place of an earlier answer to them."""
+        if protocol in self.daemon.incoming.handlers:
+            self.daemon.incoming.handlers[protocol] = lambda remote, request: iter([answer(remote, request)])
+            return
         self.run(self.daemon.answer(protocol, lambda remote, request: iter([answer(remote, request)])))
 
     def open_stream(self, victim: str, protocol: str) -> RawStream:

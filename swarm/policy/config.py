@@ -141,7 +141,8 @@ def exported_prompt(model: str) -> str | None:
         return None
     try:
         known = json.loads(file.read_text())
-        version, prompt = known["format"], str(known["system_prompt"])
+        version = known["format"]
+        prompt = str(known["system_prompt"]) if version == EXPORT_FORMAT else ""
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}; export the checkpoint again, or remove the file") from error
     if version != EXPORT_FORMAT:

@@ -43,14 +43,14 @@ class Promising:
             yield None
 
     async def _promise(self) -> None:
+        await self._stranger.feed.take_part(self._run_id)
         while True:
             offers = [
                 Offer(os.urandom(16), os.urandom(16), 3_000, "gcd", 8, 0.5, 0.5, os.urandom(8), 120)
                 for _ in range(OFFERS_AT_ONCE)
             ]
             record = seal_offers(self._stranger.identity, self._run_id, offers, OFFERS_AT_ONCE / EVERY_S)
-            with suppress(TransportError):
-                await self._stranger.daemon.publish(f"swarm/{self._run_id}/groups", record)
+            self._stranger.feed.publish(record)
             await asyncio.sleep(EVERY_S)
 
 
@@ -66,9 +66,10 @@ class Thief:
         self._held: dict[bytes, bytes] = {}
         self._sequence = int(time.time() * 1_000)
         self.num_stolen = 0
-        self._topic = f"swarm/{run_id}/groups"
         stranger.run(stranger.daemon.answer(LARGE_PROTOCOL, self._give))
-        stranger.begin(stranger.daemon.subscribe(self._topic, self._hear))
+        stranger.run(stranger.feed.take_part(run_id))
+        for peer_id in stranger.connected():
+            stranger.begin(stranger.feed.read(peer_id, self._hear))
 
     def _give(self, remote: str, request: bytes) -> Iterator[bytes]:
         yield self._held[msgspec.msgpack.decode(request, type=LargeRequest).record_id]
@@ -103,7 +104,7 @@ class Thief:
             assert offer is not None
             self._held[offer.record_id] = record
             record = seal_offers(me, self._run_id, [offer], 1.0)
-        await self._stranger.daemon.publish(self._topic, record)
+        self._stranger.feed.publish(record)
         self.num_stolen += 1
 
 

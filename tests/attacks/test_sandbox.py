@@ -133,9 +133,13 @@ def test_nothing_is_inherited_but_streams_and_the_socket(escape: Callable[..., b
     assert not escape("""
         def is_open(number):
             try:
-                return os.fstat(number) is not None
+                os.fstat(number)
             except OSError:
                 return False
+            try:
+                return len(os.pread(number, 256, 0).split()) != 7  # by which a worker knows its memory: statm
+            except OSError:
+                return True
         escaped = sum(map(is_open, range(256))) > 4
     """)
 

@@ -35,6 +35,7 @@ from swarm.net.records.feed import (
     decode_part,
     encode,
 )
+from swarm.net.records.record_store import record_id
 from swarm.net.records.repair import MAX_GIVEN, ask_records
 from swarm.net.runtime import AsyncRuntime
 
@@ -251,6 +252,7 @@ class Following:
                 async for record in records:
                     given += 1
                     self._receive(peer_id, record)
+                    self._spare_those_that_named(record_id(record))
             if not given:
                 raise PeerUnreachable("it gave none of the records that it named")
         except (PeerUnreachable, TimeoutError) as error:
@@ -261,6 +263,12 @@ class Following:
             if (wanted := self._named.get(peer_id)) is not None:
                 for each in batch:
                     wanted.pop(each.record_id, None)
+
+    def _spare_those_that_named(self, name: bytes) -> None:
+        """Do not name a record to members that have named it."""
+        for peer_id, wanted in self._named.items():
+            if name in wanted:
+                self._member.records.feed.known_to(peer_id, name)
 
     async def _fetch(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._ask(peer_id, protocol, payload, SILENCE_S, max_bytes)) as chunks:
