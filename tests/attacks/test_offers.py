@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 ROUNDS = 40
 LEAST = 0.4
 """Of the groups that a node uses in a round without an attack: 0.12 to 0.17 remained under promises before they were
-bounded. On a busy machine rounds and what comes in them differ by more than half; the bar of 0.9 is for measurements."""
+bounded. On a busy machine rounds and what comes in them differ by more than half; 0.9 is for measurements."""
 
 
 @dataclass
