@@ -61,9 +61,9 @@ def newer_wire() -> Iterator[None]:
 class NewerMemoryTransport(MemoryTransport):
     """Opens what arrives as the later version does; the others in this process do not."""
 
-    def _opened(self, read: Read) -> Arrival:
+    def _opened(self, read: Read, heard_at: float) -> Arrival:
         with newer_wire():
-            return super()._opened(read)
+            return super()._opened(read, heard_at)
 
 
 class NewerExchange(Exchange):

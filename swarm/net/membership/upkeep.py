@@ -187,7 +187,7 @@ class Upkeep:
         settled, had_asked, began = False, download.asked, time.monotonic()
         try:
             settled = await self._download(download)
-            if download.asked and not had_asked:
+            if download.offered is not None and download.asked and not had_asked:
                 give_up_at = began + download.patience_s
             if not settled and time.monotonic() > give_up_at:
                 self._gave_up(download)
