@@ -28,6 +28,8 @@ from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Pro
 
 KINDS = ("forged", "replayed", "oversize", "malformed", "wrong")
 """Kinds that must never be trained on."""
+NOBODY_HOLDS = frozenset({"forged", "replayed", "oversize", "malformed"})
+"""Kinds of which no honest node hands on every variant: a follower leaves the feed that has such a record."""
 LYING = "lying"
 """Right and wrong answers under false rewards: may be trained on, with the receiver's rewards."""
 LABEL = "hostile "

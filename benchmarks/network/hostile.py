@@ -24,7 +24,7 @@ from benchmarks.common.children import commands, emit
 from benchmarks.common.own_feed import OwnFeed
 from benchmarks.common.service_attacks import PEER_ATTACKS, ServiceAttacks
 from benchmarks.common.stranger import UNBOUNDED
-from benchmarks.network.attacks import LYING, Attacker, Attacks
+from benchmarks.network.attacks import LYING, NOBODY_HOLDS, Attacker, Attacks
 from benchmarks.network.node import LISTEN
 from swarm.environments.mixture import TaskMixture
 from swarm.errors import PeerUnreachable, Refusal, TransportError
@@ -134,9 +134,11 @@ class Hostile:
             await self._spares.put(front)
 
     async def flood(self, each: int, lying: int, per_s: float) -> None:
-        """Publish `each` records of every kind in random order, under the next identity once banned."""
+        """Publish `each` records of every kind, under the next identity once banned."""
         kinds = [kind for kind in self._attacks.kinds for _ in range(lying if kind == LYING else each)]
         self._random.shuffle(kinds)
+        # First what the feed can contain for long: followers leave it at the first of the others.
+        kinds.sort(key=NOBODY_HOLDS.__contains__)
         loop = asyncio.get_running_loop()
         front = await self._spares.get()
         attack = asyncio.create_task(self._attack_services())
