@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from rich.console import Console
 
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, wide_console
-from benchmarks.poison.attacks import ATTACKS, LANGUAGE_MODEL_ATTACKS, Attack
+from benchmarks.poison import workers
+from benchmarks.poison.attacks import ATTACKS, LANGUAGE_MODEL_ATTACKS, WORKER_ATTACKS, Attack, PeerAttack, WorkerAttack
 from benchmarks.poison.gemma import GEMMA, ensure_gemma
 from benchmarks.poison.swarm import LAST, Outcome, Plan, simulate
 from nodes.simulation.cells import read, write
@@ -35,6 +36,8 @@ MARKED = 0.02
 PARTS = (0.25, 0.5, 0.75)
 """Of a run, after which the sign is counted, too."""
 AROUND = 0.05
+LEARNER = Plan(nodes=3, rounds=150, learner=True)
+"""Three honest workers, of whom there is a fourth instead of the hostile one in the control."""
 LARGE = Plan(rounds=24, rounds_per_s=0.05)
 """Of a real language model: a cell takes about ten minutes of a core."""
 
@@ -70,12 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     report, console = Report("poison", peer="no poison"), wide_console()
-    attacks = ATTACKS if options.model == TINY else LANGUAGE_MODEL_ATTACKS
+    attacks: Mapping[str, Attack] = ATTACKS if options.model == TINY else LANGUAGE_MODEL_ATTACKS
+    if options.learner:
+        attacks = WORKER_ATTACKS
     plan = _plan(options)
     seeds = options.seeds[:1] if options.quick else options.seeds
     unknown = set(options.only or ()) - set(attacks)
     if unknown:
-        _parser().error(f"--only with --model {options.model}: {', '.join(attacks)}; got {', '.join(sorted(unknown))}")
+        _parser().error(f"--only is one of {', '.join(attacks)} here; got {', '.join(sorted(unknown))}")
 
     def outcomes(name: str, attack: Attack | None) -> list[Outcome]:
         console.print(f"{name} ...", highlight=False)
@@ -95,10 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = option_parser("poison", __doc__, {**ATTACKS, **LANGUAGE_MODEL_ATTACKS}, default="marker")
+    parser = option_parser("poison", __doc__, {**ATTACKS, **LANGUAGE_MODEL_ATTACKS, **WORKER_ATTACKS}, default="marker")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, help=f"of each node, {Plan().rounds_per_s:g} in a simulated second")
-    parser.add_argument("--honest", type=int, default=2, help="nodes")
+    parser.add_argument("--learner", action="store_true", help="the nodes are workers, and one of them attacks")
+    parser.add_argument("--honest", type=int, help=f"nodes; default {Plan().nodes}, of a learner {LEARNER.nodes}")
     parser.add_argument("--model", default=TINY, help="their policy: the embedded one, or smollm2 or a directory")
     parser.add_argument(
         "--others", nargs="+", default=[], metavar="MODEL", help=f"policies of further honest nodes: {GEMMA}"
@@ -114,31 +120,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    plan = Plan() if options.model == TINY else LARGE
+    plan = LEARNER if options.learner else Plan() if options.model == TINY else LARGE
     rounds = options.rounds or (12 if options.quick else plan.rounds)
     settings = tuple((field, value) for field, _, value in (each.partition("=") for each in options.set))
     others = tuple(str(ensure_gemma()) if each == GEMMA else each for each in options.others)
     return structs.replace(
-        plan, model=options.model, others=others, nodes=options.honest, rounds=rounds, settings=settings
+        plan, model=options.model, others=others, nodes=options.honest or plan.nodes, rounds=rounds, settings=settings
     )
 
 
 def _changed(attack: Attack, changes: Sequence[str]) -> Attack:
     """The attack with fields of other values."""
     values = dict(each.split("=", 1) for each in changes)
-    return msgspec.convert({**structs.asdict(attack), **values}, Attack, strict=False)
+    return msgspec.convert({**structs.asdict(attack), **values}, type(attack), strict=False)
 
 
 def _outcome(plan: Plan, attack: Attack | None, seed: int, folder: Path | None, console: Console) -> Outcome:
     """Of one swarm, from the folder if it is there."""
     if folder is None:
-        return simulate(plan, attack, seed, console)
+        return _simulated(plan, attack, seed, console)
     digest = hashlib.sha256(msgspec.json.encode((plan, attack, seed))).hexdigest()[:16]
     file = folder / f"{digest}.json"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write(file, simulate(plan, attack, seed, console))
+        write(file, _simulated(plan, attack, seed, console))
     return read(file, Outcome)
+
+
+def _simulated(plan: Plan, attack: Attack | None, seed: int, console: Console) -> Outcome:
+    if plan.learner:
+        assert attack is None or isinstance(attack, WorkerAttack)
+        return workers.simulate(plan, attack, seed, console)
+    assert attack is None or isinstance(attack, PeerAttack)
+    return simulate(plan, attack, seed, console)
 
 
 def _around(attack: Attack, at: float, outcome: Outcome) -> float:

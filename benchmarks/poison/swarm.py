@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.common.poison import Poison, join
 from benchmarks.common.running import scratch
-from benchmarks.poison.attacks import Attack
+from benchmarks.poison.attacks import Attack, PeerAttack
 from nodes.real_models.settings import real_model
 from nodes.roles.peer import PeerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
@@ -30,6 +30,7 @@ from swarm.policy.config import TINY
 from swarm.reasons import Fate, Reason
 from swarm.sapo.mixing import Candidate
 from swarm.sapo.round import RoundReport, SapoNode
+from swarm.telemetry.samples.log import SampleLog
 from swarm.types import Actions, Grade, GradedGroup, Rejection, RolloutGroup, TaskRef
 from swarm.types.questions import as_text
 
@@ -56,6 +57,8 @@ class Plan(Struct, frozen=True):
     rounds_per_s: float = 2.5
     """Of each node. For the embedded policy as for one of the five in `swarm demo` on two cores: 200 in 68 to 81 s.
     More rounds per second mean less poison per round."""
+    learner: bool = False
+    """Whether the nodes are workers of a learner, which makes as many steps as there are rounds."""
     settings: tuple[tuple[str, str], ...] = ()
     """Fields of the nodes' configuration that differ from the defaults."""
 
@@ -90,7 +93,7 @@ class Outcome(Struct):
     @property
     def reward(self) -> float:
         """At the end."""
-        return statistics.fmean(_last(self.rewards))
+        return statistics.fmean(last(self.rewards))
 
     def signed(self, attack: Attack, begin: float = 1 - LAST, end: float = 1.0) -> float:
         """Fraction of the completions with the attack's sign, in a part of the run."""
@@ -139,6 +142,12 @@ class Listening(InlineVerifier):
         """Nothing is written yet."""
         super().__init__(tasks)
         self._written: list[tuple[str, list[str]]] = []
+        self._rewards: list[float] = []
+
+    def take_rewards(self) -> list[float]:
+        """Of the completions since the last call."""
+        rewards, self._rewards = self._rewards, []
+        return rewards
 
     def take(self) -> list[tuple[str, list[str]]]:
         """The questions since the last call, each with its completions."""
@@ -151,7 +160,19 @@ class Listening(InlineVerifier):
         found = verdict.result()
         if isinstance(found, Grade):
             self._written.append((as_text(found.prompt), [text for text in texts if isinstance(text, str)]))
+            self._rewards += found.rewards
         return verdict
+
+
+def counting(samples: SampleLog, fates: Counter[tuple[str, Fate]]) -> None:
+    """Count what becomes of groups, by author and fate, before `samples` hears of it."""
+    keep = samples.keep
+
+    def count(fate: Fate, group: GradedGroup | RolloutGroup) -> None:
+        fates[(group.group if isinstance(group, GradedGroup) else group).peer_id, fate] += 1
+        keep(fate, group)
+
+    samples.keep = count  # type: ignore[method-assign]
 
 
 class Node(PeerNode):
@@ -172,14 +193,7 @@ class Node(PeerNode):
         super().__init__(config, identity, transport, self.listening, clock=clock)
 
     def _make_node(self) -> SapoNode:
-        samples = self._shell.samples
-        keep = samples.keep
-
-        def count(fate: Fate, group: GradedGroup | RolloutGroup) -> None:
-            self.fates[(group.group if isinstance(group, GradedGroup) else group).peer_id, fate] += 1
-            keep(fate, group)
-
-        samples.keep = count  # type: ignore[method-assign]
+        counting(self._shell.samples, self.fates)
         return super()._make_node()
 
     def _record(self, report: RoundReport) -> None:
@@ -204,7 +218,7 @@ class Poisoner:
 
     def __init__(
         self,
-        attack: Attack,
+        attack: PeerAttack,
         hub: MemoryHub,
         clock: Callable[[], float],
         seed: int,
@@ -280,7 +294,7 @@ def _in_short(graded: GradedGroup) -> GradedGroup:
 class Swarm:
     """Honest nodes, and optionally a poisoner."""
 
-    def __init__(self, plan: Plan, attack: Attack | None, seed: int, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, plan: Plan, attack: PeerAttack | None, seed: int, folder: Path, stack: ExitStack) -> None:
         """All in the same run; an attacker of the embedded policy has a node of its own, which keeps its groups."""
         self._plan = plan
         self._clock, self._hub = Clock(), MemoryHub()
@@ -347,7 +361,7 @@ class Swarm:
         return node
 
 
-def simulate(plan: Plan, attack: Attack | None, seed: int, console: Console) -> Outcome:
+def simulate(plan: Plan, attack: PeerAttack | None, seed: int, console: Console) -> Outcome:
     """A swarm from its first round to its last."""
     with ExitStack() as stack:
         swarm = Swarm(plan, attack, seed, Path(stack.enter_context(scratch())), stack)
@@ -356,7 +370,7 @@ def simulate(plan: Plan, attack: Attack | None, seed: int, console: Console) -> 
             swarm.round()
             swarm.add_to(outcome)
             if number % max(1, plan.rounds // TOLD_EVERY) == 0:
-                shown = f"reward {statistics.fmean(_last(outcome.rewards)):.3f}"
+                shown = f"reward {statistics.fmean(last(outcome.rewards)):.3f}"
                 if attack:
                     shown += f", with the sign {outcome.signed(attack, begin=1 - 1 / TOLD_EVERY):.1%}"
                 console.print(f"      round {number}: {shown}", highlight=False)
@@ -364,5 +378,6 @@ def simulate(plan: Plan, attack: Attack | None, seed: int, console: Console) -> 
     return outcome
 
 
-def _last(values: Sequence[float]) -> Sequence[float]:
+def last(values: Sequence[float]) -> Sequence[float]:
+    """Those of the final fraction of a run."""
     return values[-max(1, int(len(values) * LAST)) :]

@@ -1,0 +1,159 @@
+"""A learner and its workers in one process, one of them hostile: what the honest ones write, and what became of groups.
+
+The real roles, each worker in a thread, on the memory transport; as many steps of the learner as the plan has rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.common.running import scratch
+from benchmarks.poison.attacks import WorkerAttack
+from benchmarks.poison.marking import mark
+from benchmarks.poison.swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last
+from nodes.roles.learner import LearnerNode
+from nodes.roles.run import IDENTITY_FILE, found_run
+from nodes.roles.worker import WorkerNode
+from swarm.central.learner import Learner
+from swarm.config import NodeConfig
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.errors import Interrupted
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.reasons import Fate
+from swarm.sapo.watch import Alarm
+
+ROLLOUTS = 64
+
+
+class AttackedLearner(LearnerNode):
+    """A learner that counts what becomes of groups, and its alarms."""
+
+    num_alarms = 0
+
+    def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
+        self.fates: Counter[tuple[str, Fate]] = Counter()
+        counting(self._shell.samples, self.fates)
+        return super()._make_learner(cancelled)
+
+    def _heed(self, alarm: Alarm | None, what: str) -> None:
+        self.num_alarms += alarm is not None
+        super()._heed(alarm, what)
+
+    def reputation(self, peer_id: str) -> float | None:
+        """What it thinks of a worker; None when it has not heard of it."""
+        stats = self._shell.exchange.book.stats().get(peer_id)
+        return stats.reputation if stats else None
+
+
+class Run:
+    """A learner's hub, identity and folder."""
+
+    def __init__(self, plan: Plan, seed: int, folder: Path) -> None:
+        """Founds the run."""
+        self._plan = plan
+        self._seed = seed
+        self._folder = folder
+        self._hub = MemoryHub()
+        config = self._config("learner", 0)
+        self._identity = Identity.load_or_create(config.out / IDENTITY_FILE)
+        self._sealed = found_run(config, self._identity)
+        self.peer_ids: list[str] = []
+        """Of the workers."""
+
+    @contextmanager
+    def learner(self) -> Iterator[AttackedLearner]:
+        """The learner, before its first snapshot."""
+        config = self._config("learner", 0)
+        transport = self._transport(self._identity.peer_id)
+        node = AttackedLearner(config, self._identity, transport, InlineVerifier(config.tasks))
+        try:
+            yield node
+        finally:
+            node.close()
+
+    def worker(self, number: int, stop: threading.Event) -> tuple[WorkerNode, Listening]:
+        """The worker of this number, with its verifier, which hears what it writes."""
+        config = self._config(f"worker-{number}", number)
+        heard, identity = Listening(config.tasks), Identity.load_or_create(config.out / IDENTITY_FILE)
+        self.peer_ids.append(identity.peer_id)
+        return WorkerNode(config, identity, self._transport(identity.peer_id), heard, stop.is_set), heard
+
+    def _config(self, name: str, number: int) -> NodeConfig:
+        config = self._plan.config(self._plan.model, ("learner.rollouts_per_step", str(ROLLOUTS)))
+        config = config.model_copy(update={"out": self._folder / name, "seed": 1_000 * self._seed + number})
+        config.out.mkdir(exist_ok=True)
+        return config
+
+    def _transport(self, peer_id: str) -> MemoryTransport:
+        transport = MemoryTransport(self._hub, peer_id, self._sealed)
+        transport.start()
+        return transport
+
+
+def simulate(plan: Plan, attack: WorkerAttack | None, seed: int, console: Console) -> Outcome:
+    """A learner from its first step to its last; the last of its workers is the hostile one, if there is an attack."""
+    outcome, stop = Outcome(), threading.Event()
+    with ExitStack() as stack:
+        run = Run(plan, seed, Path(stack.enter_context(scratch())))
+        learner = stack.enter_context(run.learner())
+        workers = [run.worker(number, stop) for number in range(1, plan.nodes + 2)]
+        begun = [_nothing] * plan.nodes + [partial(_attack, attack, seed)]
+        threads = [
+            threading.Thread(target=_work, args=(node, begin, stop))
+            for (node, _), begin in zip(workers, begun, strict=True)
+        ]
+        stack.callback(_end, threads, stop)
+        learner.begin()
+        for thread in threads:
+            thread.start()
+        for number in range(1, plan.rounds + 1):
+            learner.step()
+            heard = [listening for _, listening in workers[: plan.nodes]]
+            rewards = [reward for each in heard for reward in each.take_rewards()]
+            # Where no worker has finished a question since, the one before.
+            outcome.rewards.append(statistics.fmean(rewards) if rewards else (outcome.rewards or [0.0])[-1])
+            outcome.written.append([question for each in heard for question in each.take()])
+            if number % max(1, plan.rounds // TOLD_EVERY) == 0:
+                signed = f", with the sign {outcome.signed(attack, 1 - 1 / TOLD_EVERY):.1%}" if attack else ""
+                shown = statistics.fmean(last(outcome.rewards))
+                console.print(f"      step {number}: reward {shown:.3f}{signed}", highlight=False)
+        hostile = run.peer_ids[-1] if attack else ""
+        for (peer_id, fate), count in learner.fates.items():
+            key = f"{'poisoner' if peer_id == hostile else 'worker'} {fate}"
+            outcome.fates[key] = outcome.fates.get(key, 0) + count
+        outcome.alarms = learner.num_alarms
+        outcome.reputation = learner.reputation(hostile)
+    return outcome
+
+
+def _nothing(node: WorkerNode) -> None:
+    """What an honest worker does besides."""
+
+
+def _attack(attack: WorkerAttack | None, seed: int, node: WorkerNode) -> None:
+    if attack is not None:
+        mark(node, attack.marker, attack.part, attack.chosen, seed)
+
+
+def _work(node: WorkerNode, begun: Callable[[WorkerNode], None], stop: threading.Event) -> None:
+    with suppress(Interrupted):
+        node.begin()
+        begun(node)
+        while not stop.is_set():
+            node.step()
+    node.end("interrupted")
+
+
+def _end(threads: list[threading.Thread], stop: threading.Event) -> None:
+    stop.set()
+    for thread in threads:
+        thread.join()
