@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,7 @@ SYSTEM_PROMPT_OF_FORMS = "Answer the question in the form that it asks for."
 
 EXPORTED = "swarm.json"
 EXPORT_FORMAT = 1
+MAX_EXPORTED_BYTES = 2**20
 
 BatchingName = Literal["auto", "packed", "padded"]
 FrozenDtype = Literal["compute", "float32", "int8", "nf4"]
@@ -136,23 +138,31 @@ def default_prompt(model: str) -> str | None:
 
 def exported_prompt(model: str) -> str | None:
     """The system prompt that `swarm export` wrote beside a model; None without one. Raises `ConfigError`."""
+    known = read_exported(model)
+    return None if known is None else str(known["system_prompt"])
+
+
+def read_exported(model: str) -> dict[str, object] | None:
+    """What `swarm export` wrote beside a model; None without it. Raises `ConfigError`."""
     file = Path(model) / EXPORTED
     if not file.is_file():
         return None
     try:
-        known = json.loads(file.read_text())
-        version = known["format"]
-        prompt = str(known["system_prompt"]) if version == EXPORT_FORMAT else ""
+        if file.stat().st_size > MAX_EXPORTED_BYTES:
+            raise ValueError(f"it is larger than {MAX_EXPORTED_BYTES} bytes")
+        known: dict[str, object] = json.loads(file.read_text())
+        version, _ = known["format"], known["system_prompt"] if known["format"] == EXPORT_FORMAT else ""
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}; export the checkpoint again, or remove the file") from error
     if version != EXPORT_FORMAT:
         raise ConfigError(f"{file} has format {version}, this version reads {EXPORT_FORMAT}: update swarm")
-    return prompt
+    return known
 
 
-def write_exported(directory: Path, prompt: str | None) -> None:
-    """Write beside a model what `from_pretrained` does not keep."""
-    (directory / EXPORTED).write_text(json.dumps({"format": EXPORT_FORMAT, "system_prompt": prompt or ""}) + "\n")
+def write_exported(directory: Path, prompt: str | None, trained: Mapping[str, object]) -> None:
+    """Write beside a model what `from_pretrained` does not keep: `trained` is the rest of it, as JSON values."""
+    known = {"format": EXPORT_FORMAT, "system_prompt": prompt or "", **trained}
+    (directory / EXPORTED).write_text(json.dumps(known, indent=1) + "\n")
 
 
 def check_model_path(settings: PolicySettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nodes.commands.measuring.checkpoints import export_checkpoint
+from nodes.commands.measuring.evaluate import Asked, evaluate
 from swarm.config import NodeConfig, load_config
-from swarm.errors import CheckpointError, ConfigError
+from swarm.errors import CheckpointError, ConfigError, TaskError
 from swarm.policy.config import SYSTEM_PROMPT, LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixSettings
@@ -84,3 +86,67 @@ def test_a_full_disk_is_said_and_leaves_no_part_of_a_model(
     with pytest.raises(CheckpointError, match="No space left on device"):
         export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
     assert not (tmp_path / "model").exists()
+
+
+def saved(out: Path, *fields: tuple[str, str]) -> None:
+    """A node's checkpoint of an untrained policy, with the configuration that a command line gives."""
+    config = load_config(command_line=fields).config
+    policy = load_policy(config.policy)
+    updater = PolicyUpdater(policy, config.update, MixSettings(), 1.0)
+    state = TrainingState("12D3", policy.name, 1, 1, 8, [], Ledger().snapshot(), 99)
+    CheckpointStore(out).save(policy, updater, state, config.model_dump_json())
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], model: Path, *overrides: tuple[str, str]) -> dict[str, object]:
+    assert evaluate(Asked(str(model), None, overrides, (), 60), True, Console(quiet=True)) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    del found["weights"]
+    return found
+
+
+@pytest.mark.parametrize("fields", [("tiny",), ("tiny", "--lora"), ("tiny-sees",)], ids=" ".join)
+def test_what_is_exported_is_evaluated_as_it_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: tuple[str, ...]
+) -> None:
+    lora = [("policy.lora.rank", "4")] if "--lora" in fields else []
+    saved(tmp_path / "run", ("policy.model", fields[0]), ("generation.temperature", "0.7"), *lora)
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    before, after = (evaluated(capsys, tmp_path / name) for name in ("run", "model"))
+    assert before == after, "the same questions, sampled in the same way from the same policy"
+    assert after["all"]["correct"] > 0 or fields == ("tiny-sees",), "which hardly ever answers in the right form yet"  # type: ignore[index]
+
+
+def test_own_rows_are_asked_of_an_exported_model_once_they_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "sums.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"1 + {n}?", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    task = {"kind": "dataset", "name": "sums", "path": str(rows), "find": "whole"}
+    saved(tmp_path / "run", ("policy.model", "tiny"), ("tasks", json.dumps([task])))
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    assert str(tmp_path) not in (tmp_path / "model" / "swarm.json").read_text(), "paths are nobody's business"
+    with pytest.raises(TaskError, match="--files.sums PATH"):
+        evaluated(capsys, tmp_path / "model")
+    assert list(evaluated(capsys, tmp_path / "model", ("files.sums", str(rows)))) == ["sums", "all"]
+    rows.write_text("")
+    with pytest.raises(TaskError, match="has the digest"):
+        evaluated(capsys, tmp_path / "model", ("files.sums", str(rows)))
+
+
+def test_a_model_cannot_bring_code_or_read_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "run", ("policy.model", "tiny"))
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    file = tmp_path / "model" / "swarm.json"
+    for settings in (
+        {"path": "/etc/passwd"},
+        {"path": "a/b", "scorer": "os:system"},
+        {"path": "a/b", "scorer": "x.py:f"},
+    ):
+        spec = {"name": "evil", "kind": "dataset", "weight": 1.0, "settings": settings}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "tasks": [spec]}))
+        with pytest.raises(TaskError, match="task evil is left out"):
+            evaluated(capsys, tmp_path / "model")
+    for tasks in ("x", [1], [{"name": "a"}]):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "tasks": tasks}))
+        with pytest.raises(ConfigError, match="cannot be read"):
+            evaluated(capsys, tmp_path / "model")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from nodes.commands.measuring.exported import trained_as
 from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, ConfigError
@@ -24,7 +25,8 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
     checkpoint = find_checkpoint(path)
     if directory.exists():
         raise ConfigError(f"{directory} already exists; choose a new directory")
-    trained = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes()).policy
+    config = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes())
+    trained = config.policy
     prompt = default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt
     with written("model", directory, "export elsewhere") as staging:
         if is_adapter_directory(checkpoint / MODEL):
@@ -33,7 +35,7 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
             policy.save(staging)
         else:
             shutil.copytree(checkpoint / MODEL, staging)
-        write_exported(staging, prompt)
+        write_exported(staging, prompt, trained_as(config))
     console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from nodes import exits
 from nodes.commands.measuring.checkpoints import find_checkpoint
+from nodes.commands.measuring.exported import exported_values
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
@@ -38,6 +39,7 @@ from swarm.training.checkpoint import CONFIG, MODEL
 EVERY_SUITE = "all"
 NUM_QUESTIONS = 900
 """Of the mixture, by default."""
+FILTERS = ("top_p", "top_k", "min_p")
 
 
 class Asked(Struct, frozen=True):
@@ -72,8 +74,7 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     loading a policy and generating raise.
     """
     source = _find(asked.model)
-    saved = None if asked.file else source.saved
-    config = load_config(asked.file, saved, os.environ, [*source.fields, *asked.overrides]).config
+    config, remarks = _configured(asked, source)
     _check_names(asked.suites, config)
     check_model_path(config.policy)
     stop = StopRequest()
@@ -83,8 +84,8 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     engine = open_engine(choice, policy, config.policy, config.generation, stop)
     if not as_json:
         console.print(str(choice), highlight=False, soft_wrap=True)
-        prompt = f"system prompt: {policy.system_prompt or 'none'}"
-        console.print(prompt, markup=False, highlight=False, soft_wrap=True)
+        for line in (*remarks, f"system prompt: {policy.system_prompt or 'none'}"):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     try:
         if chosen:
             _evaluate_suites(asked.model, chosen, engine, config, stop, as_json, console)
@@ -97,6 +98,27 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     finally:
         engine.close()
     return exits.INTERRUPTED if stop() else exits.DONE
+
+
+def _configured(asked: Asked, source: _Source) -> tuple[NodeConfig, list[str]]:
+    """The configuration, and what to say of it. Raises `ConfigError` and `TaskError`."""
+    fields = [*source.fields, *asked.overrides]
+    saved, remarks = None if asked.file else source.saved, list[str]()
+    if source.weights is not None and source.saved is None:
+        saved, remarks = exported_values(source.weights, load_config(asked.file, None, os.environ, fields))
+    config = load_config(asked.file, saved, os.environ, fields).config
+    if not asked.suites:
+        sampling = config.generation.sampling()
+        names = ", ".join(task.name for task in config.tasks)
+        filters = "".join(
+            f", {name} {getattr(sampling, name):g}" for name in FILTERS if getattr(sampling, name) not in (0, 1)
+        )
+        remarks += [
+            f"tasks{' as trained' if saved else ''}: {names}",
+            f"sampling{' as trained' if saved else ''}: temperature {sampling.temperature:g}{filters}, at most "
+            f"{sampling.max_new_tokens} new tokens",
+        ]
+    return config, remarks
 
 
 def _check_names(names: Sequence[str], config: NodeConfig) -> None:
