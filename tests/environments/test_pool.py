@@ -243,7 +243,9 @@ def test_submitting_never_waits_for_a_worker() -> None:
         pool.submit("blocks", POISON, ["x"])
         for number in range(100):
             pool.submit(str(number), ref, ["x"])
-        assert pool.counters()["overflows"] >= 80 and len(pool.collect()) == pool.counters()["overflows"]
+        assert eventually(lambda: pool.counters()["overflows"] >= 80)
+        dropped = len(pool.collect())
+        assert dropped <= pool.counters()["overflows"] <= dropped + len(pool.collect())
 
 
 @pytest.mark.usefixtures("plain_workers")
