@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.listening import with_port
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.daemon.process import Daemon
@@ -25,8 +27,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 DIALS_OR_KEEPS = (
     *("/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0", "/ipfs/kad/1.0.0", "/libp2p/fetch/0.0.1"),
-    *("/libp2p/circuit/relay/0.1.0", "/libp2p/autonat/2/dial-request"),
+    *("/libp2p/circuit/relay/0.1.0", "/libp2p/autonat/2/dial-request", "/libp2p/autonat/1.0.0", "/libp2p/dcutr"),
 )
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a node watch what its daemon dials")
+LIAR = (with_port("/ip4/127.0.0.1/tcp/0"),)
 NAT = nat_arguments(NetworkSettings(nat_port_map=False))
 
 
@@ -37,9 +41,10 @@ def victim(tmp_path_factory: pytest.TempPathFactory, victims: Callable[..., Swar
 
 @contextmanager
 def third_party() -> Iterator[tuple[int, list[str]]]:
-    """A port at every address of this machine, and the addresses at which somebody has connected to it."""
+    """A port at every address of this machine, and the addresses at which somebody has connected or sent to it."""
     hits: list[str] = []
-    with socket.create_server(("0.0.0.0", 0)) as listening:
+    with socket.create_server(("0.0.0.0", 0)) as listening, socket.socket(type=socket.SOCK_DGRAM) as taking:
+        taking.bind(listening.getsockname())
 
         def accept() -> None:
             with suppress(OSError):
@@ -48,7 +53,14 @@ def third_party() -> Iterator[tuple[int, list[str]]]:
                     hits.append(link.getsockname()[0])
                     link.close()
 
-        threading.Thread(target=accept, daemon=True).start()
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    taking.recv(1)
+                    hits.append("by datagram")
+
+        for each in (accept, take):
+            threading.Thread(target=each, daemon=True).start()
         yield listening.getsockname()[1], hits
         listening.shutdown(socket.SHUT_RDWR)
 
@@ -82,6 +94,40 @@ def test_a_peer_that_has_left_is_not_dialled_where_it_claimed_to_be() -> None:
                 with pytest.raises(PeerUnreachable, match="not connected"):
                     await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
             assert hits == []
+        finally:
+            await liar.stop()
+            await victim.stop()
+
+    with third_party() as (port, hits):
+        asyncio.run(run(port, hits))
+
+
+@ON_LINUX
+def test_a_peer_is_dialled_where_the_node_wants_and_nowhere_else() -> None:
+    """One dial made 100 connections: to the address that the node chose, and to all those that the peer had claimed."""
+
+    async def run(port: int, hits: list[str]) -> None:
+        claimed = (
+            *(f"/ip4/127.0.1.{number}/tcp/{port}" for number in range(1, 100)),
+            *(f"/ip4/127.0.1.{number}/udp/{port}/quic-v1" for number in range(1, 100)),
+        )
+        victim = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), nat=NAT)
+        liar = await Daemon.start(listen=LIAR, announce=claimed, nat=NAT)
+        refused: list[None] = []
+        victim.gate.on_refused = lambda: refused.append(None)
+        try:
+            await liar.connect(victim.peer_id, await victim.addresses())
+            with pytest.raises(PeerUnreachable, match="not supported"):
+                await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
+            for _ in range(2):
+                await liar.disconnect(victim.peer_id)
+                async with asyncio.timeout(30.0):
+                    while liar.peer_id in await victim.connected():
+                        await asyncio.sleep(0.01)
+                await victim.connect(liar.peer_id, LIAR)
+            assert await victim.connected() == {liar.peer_id}
+            assert hits == []
+            assert victim.gate.problem or len(refused) >= 99
         finally:
             await liar.stop()
             await victim.stop()
