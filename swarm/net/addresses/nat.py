@@ -1,7 +1,8 @@
 """NAT traversal: the daemon's arguments, reservations at relays, and reachability as judged by addresses.
 
-The daemon asks the router for a port (UPnP), and carries and accepts relayed connections. This module makes the relay reservations instead of the daemon's autorelay, which waits up
-to three minutes before the first request, and an hour after a relay's restart.
+The daemon asks the router for a port (UPnP), and carries and accepts relayed connections. This module makes the relay
+reservations instead of the daemon's autorelay, which waits up to three minutes before the first request, and an hour
+after a relay's restart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_RETRY_UPGRADE_S = 3_600.0
 
 def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
     """The daemon's arguments for NAT traversal."""
-    # Without -relay the daemon cannot dial through relays; with -autonat it dials whoever asks, at ports of their choice.
+    # Without -relay the daemon cannot dial through relays; with -autonat it dials whoever asks, at any port.
     arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=0", "-relay=1")
     if not settings.serve_relay:
         return (*arguments, "-relayService=0")

@@ -73,15 +73,18 @@ def quiet_hivemind() -> None:
     logging.addLevelName(logging.WARNING, "WARNING")
 
 
-def trial_start(timeout_s: float = 15.0) -> float:
-    """Seconds until a daemon that listens on loopback only starts and answers. Raises `TransportError`."""
+def trial_start(timeout_s: float = 15.0) -> tuple[float, str]:
+    """Seconds until a daemon that listens on loopback only starts and answers, and why its gate is open, if it is.
 
-    async def start() -> float:
+    Raises `TransportError`.
+    """
+
+    async def start() -> tuple[float, str]:
         began = time.monotonic()
         daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), timeout_s=timeout_s)
         try:
             await daemon.addresses()
-            return time.monotonic() - began
+            return time.monotonic() - began, daemon.gate.problem
         finally:
             await daemon.stop()
 
