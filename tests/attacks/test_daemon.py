@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
@@ -18,7 +20,10 @@ from swarm.net.addresses.listening import with_port
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.services import stream_admission
 from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.stream_admission import StreamAdmission
+from swarm.reasons import Reason
 from tests.nodes.processes import Swarm, address_of
 
 from .stranger import Stranger
@@ -134,6 +139,41 @@ def test_a_peer_is_dialled_where_the_node_wants_and_nowhere_else() -> None:
 
     with third_party() as (port, hits):
         asyncio.run(run(port, hits))
+
+
+def test_what_a_peer_pushes_of_itself_is_not_kept_and_counts_as_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 messages of 8 KB, full of names of protocols, took the daemon 100 MB, kept when the peer had left."""
+    monkeypatch.setattr(stream_admission, "REQUESTS_AT_ONCE", 100.0)
+    monkeypatch.setattr(stream_admission, "REQUESTS_PER_S", 1.0)
+
+    async def run() -> None:
+        victim, liar = [await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), nat=NAT) for _ in range(2)]
+        charged: list[tuple[str, Reason]] = []
+        victim.incoming.admission = StreamAdmission(lambda peer_id, reason: charged.append((peer_id, reason)))
+        process = psutil.Process(victim.pid)
+        turns = asyncio.Semaphore(32)
+
+        async def push() -> None:
+            names = b"".join(b"\x1a\x19/" + random.randbytes(12).hex().encode() for _ in range(290))
+            async with turns:
+                reader, writer = await liar.open_stream(victim.peer_id, "/ipfs/id/push/1.0.0")
+                writer.write(bytes([len(names) % 128 + 128, len(names) // 128]) + names)
+                with suppress(ConnectionError):
+                    writer.write_eof()
+                    await reader.read(1)
+                writer.close()
+
+        try:
+            await liar.connect(victim.peer_id, await victim.addresses())
+            before = process.memory_info().rss
+            await asyncio.gather(*(push() for _ in range(1_000)))
+            assert process.memory_info().rss - before < 60e6
+            assert (liar.peer_id, Reason.FLOOD) in charged
+        finally:
+            await liar.stop()
+            await victim.stop()
+
+    asyncio.run(run())
 
 
 def test_strangers_who_come_claim_others_addresses_and_go_send_a_node_nowhere(victim: Swarm, tmp_path: Path) -> None:

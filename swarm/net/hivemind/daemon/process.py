@@ -31,7 +31,7 @@ from swarm.net.hivemind.daemon.circuit import HOP_PROTOCOL, RESERVE, CircuitLimi
 from swarm.net.hivemind.daemon.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.hivemind.daemon.control import TIMEOUT_S, Control, base58, packed, readable
 from swarm.net.hivemind.daemon.gate import Gate
-from swarm.net.hivemind.daemon.incoming import IncomingStreams
+from swarm.net.hivemind.daemon.incoming import SELF_DESCRIPTION, IncomingStreams
 from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.records.framing import MAX_REPLY_BYTES, encode_request, read_answer
 from swarm.net.socket_folders import make_folder
@@ -180,6 +180,7 @@ class Daemon:
         self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
         await self.incoming.start(self._folder / STREAMS)
+        await self._take(SELF_DESCRIPTION)
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
     async def _read_output(self, output: asyncio.StreamReader) -> None:
@@ -363,6 +364,10 @@ class Daemon:
     async def answer(self, protocol: str, handler: StreamHandler) -> None:
         """Answer other peers' requests for `protocol`. Raises `TransportError`."""
         self.incoming.handlers[protocol] = handler
+        await self._take(protocol)
+
+    async def _take(self, protocol: str) -> None:
+        """Have streams of `protocol` come to this process, also if the daemon serves it by itself."""
         target = p2pd_pb2.StreamHandlerRequest(
             addr=Multiaddr(f"/unix{self._folder}/{STREAMS}").to_bytes(), proto=[protocol], balanced=False
         )
