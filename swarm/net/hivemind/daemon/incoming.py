@@ -32,8 +32,8 @@ with light_import.without_the_rest():
 logger = logging.getLogger(__name__)
 
 SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
-"""What a peer pushes to say of itself. The daemon would dial the addresses, and keep the names of protocols for good: 75 KB
-for a message of 8 KB. So such streams come here, count as requests, and are not read."""
+"""What a peer pushes to say of itself. The daemon would dial the addresses, and keep the names of protocols for good:
+75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
 
 
 class IncomingStreams:
