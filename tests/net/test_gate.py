@@ -51,7 +51,8 @@ NAT = nat_arguments(NetworkSettings(nat_port_map=False))
 
 def sent(gate: Gate, *what: str, to: Sequence[Destination] = ()) -> str:
     async def run() -> str:
-        process = await Child.of(await gate.spawn([sys.executable, "-c", SENDS, *what], os.environ))
+        process = Child(gate.spawn([sys.executable, "-c", SENDS, *what], os.environ))
+        await process.attach()
         with gate.to(to):
             answer = (await process.output.read()).decode().strip()
         await process.wait()

@@ -158,5 +158,5 @@ def check_daemon(trial: probes.DaemonTrial) -> Finding:
     seen = f"started and answered in {trial.start_s:.1f} s"
     if trial.unwatched:
         seen += f"; strangers may have it dial addresses that they claim, as it cannot be watched: {trial.unwatched}"
-        return Finding("daemon", "warn", seen, "use Linux 5.0 or newer, outside of containers that forbid it")
+        return Finding("daemon", "warn", seen, "use Linux 5.5 or newer, outside of containers that forbid it")
     return Finding("daemon", "ok", f"{seen}; dials only whom its node dials")

@@ -63,8 +63,13 @@ def tcp_end(address: str) -> tuple[str, int] | None:
     parts = address.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
         return None
-    ip = ip_address(parts[2])
-    return str((ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip), int(parts[4])
+    return plain_ip(parts[2]), int(parts[4])
+
+
+def plain_ip(ip: str | bytes) -> str:
+    """An IP in the one way that it is written, of IPv4 within IPv6 that of IPv4. Raises `ValueError`."""
+    found = ip_address(ip)
+    return str((found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found)
 
 
 async def probe(address: str) -> str | None:

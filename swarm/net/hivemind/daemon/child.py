@@ -1,4 +1,4 @@
-"""A child process on an asyncio loop, started by any thread; asyncio's own are started by the loop's."""
+"""A child process on an asyncio loop that any thread may have started; asyncio's own are started by the loop's."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from contextlib import suppress
 class Child:
     """A started process: its output, and when it ends."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: asyncio.StreamReader, pipe: asyncio.ReadTransport):
-        """Use `of` instead."""
-        self.output = output
-        """What it prints, to be read."""
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        """Wrap a process whose output is a pipe, on the running loop; it is read from `attach` on."""
+        self.output = asyncio.StreamReader()
+        """What it prints."""
         self._process = process
-        self._pipe = pipe
+        self._pipe: asyncio.ReadTransport | None = None
         self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
         threading.Thread(target=self._reap, name="daemon-end", daemon=True).start()
 
-    @classmethod
-    async def of(cls, process: subprocess.Popen[bytes]) -> Child:
-        """Wrap a process whose output is a pipe."""
-        output = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), process.stdout
+    async def attach(self) -> None:
+        """Begin to read its output."""
+        self._pipe, _ = await self._loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self.output), self._process.stdout
         )
-        return cls(process, output, pipe)
 
     @property
     def pid(self) -> int:
@@ -41,12 +38,13 @@ class Child:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait until it has ended."""
+        """Wait until it has ended; returns how."""
         return await asyncio.shield(self._ended)
 
     def close(self) -> None:
         """Read nothing more."""
-        self._pipe.close()
+        if self._pipe is not None:
+            self._pipe.close()
 
     def _reap(self) -> None:
         code = self._process.wait()

@@ -2,7 +2,7 @@
 
 The daemon dials whatever its protocols say: addresses that peers claim in `identify`, requests to dial back. A seccomp
 filter on its process stops every `connect`, and every datagram to a named address, until this process has read the
-address and let it pass, or refused it with `EACCES`. Needs no privileges, but Linux 5.0 or newer on x86_64 or aarch64.
+address and let it pass, or refused it with `EACCES`. Needs no privileges, but Linux 5.5 or newer on x86_64 or aarch64.
 
 Datagrams of a daemon that listens on QUIC pass: answers to those who connected cannot be told from dials.
 
@@ -17,6 +17,8 @@ import errno
 import fcntl
 import logging
 import os
+import platform
+import re
 import select
 import socket
 import struct
@@ -26,16 +28,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm.kernel import calls, filters
+from swarm.net.addresses.dial import plain_ip
 
 logger = logging.getLogger(__name__)
 
 Destination = tuple[str, int]
-"""An IP, as `ip_address` writes it, and a port."""
+"""An IP, as `plain_ip` writes it, and a port."""
 
 _CONNECT, _SENDTO, _SENDMSG, _SENDMMSG, _IO_URING_SETUP = (42, 203), (44, 206), (46, 211), (307, 269), (425, 425)
 """Numbers of calls on x86_64 and aarch64."""
@@ -52,6 +54,8 @@ _MESSAGE = struct.Struct("=QI")
 
 _DISCOVERY = ("239.255.255.250", 1900)
 """Where routers are asked for (UPnP)."""
+OLDEST = (5, 5)
+"""Linux before could refuse a call for its caller, but not let it go on."""
 ROUTES = Path("/proc/net/route")
 _IS_GATEWAY = 2
 
@@ -72,14 +76,13 @@ class Gate:
         self._listener = -1
         self._memory = -1
 
-    async def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start the daemon in a session of its own, its output in a pipe. Raises `OSError` if it cannot run."""
         # A filter binds the thread that installs it, for good, and what that thread starts.
         with ThreadPoolExecutor(1, "daemon-start") as thread:
-            loop = asyncio.get_running_loop()
-            process = await loop.run_in_executor(thread, self._spawn, command, environment)
+            process = thread.submit(self._spawn, command, environment).result()
         if self._listener >= 0:
-            loop.add_reader(self._listener, self._decide)
+            asyncio.get_running_loop().add_reader(self._listener, self._decide)
         return process
 
     def _spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -177,9 +180,9 @@ class Gate:
         content = self._read(at, min(num_bytes, _LONGEST))
         family, port = struct.unpack_from("=H", content)[0], struct.unpack_from(">H", content, 2)[0]
         if family == socket.AF_INET:
-            return written(content[4:8]), port
+            return plain_ip(content[4:8]), port
         if family == socket.AF_INET6:
-            return written(content[8:24]), port
+            return plain_ip(content[8:24]), port
         return None
 
     def _read(self, at: int, num_bytes: int) -> bytes:
@@ -219,8 +222,8 @@ def _program(datagrams: bool) -> bytes:
 
 def _listen(datagrams: bool) -> int:
     """Install a filter for this thread; returns its listener. Raises `OSError`."""
-    if sys.platform != "linux":
-        raise OSError("this needs Linux")
+    if sys.platform != "linux" or _version() < OLDEST:
+        raise OSError(f"this needs Linux {'.'.join(map(str, OLDEST))}")
     program = _program(datagrams)
     calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
     try:
@@ -231,10 +234,8 @@ def _listen(datagrams: bool) -> int:
         return filters.install(program, filters.NEW_LISTENER)  # before Linux 5.19
 
 
-def written(packed: bytes) -> str:
-    """An IP of 4 or 16 bytes as `ip_address` writes it; one of IPv4 within IPv6 as the former."""
-    ip = ip_address(packed)
-    return str((ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip)
+def _version() -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
 
 
 def routers() -> frozenset[str]:
@@ -244,5 +245,5 @@ def routers() -> frozenset[str]:
         for line in ROUTES.read_text().splitlines()[1:]:
             fields = line.split()
             if int(fields[3], 16) & _IS_GATEWAY:
-                found.add(written(int(fields[2], 16).to_bytes(4, sys.byteorder)))
+                found.add(plain_ip(int(fields[2], 16).to_bytes(4, sys.byteorder)))
     return frozenset(found)

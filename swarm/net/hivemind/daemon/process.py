@@ -149,7 +149,7 @@ class Daemon:
         }
         gate = Gate(datagrams=not listen or any(map(is_quic, listen)), maps_ports="-natPortMap=1" in nat)
         try:
-            process = await Child.of(await gate.spawn([str(binary_path()), *arguments], environment))
+            process = Child(gate.spawn([str(binary_path()), *arguments], environment))
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise TransportError(
@@ -169,6 +169,7 @@ class Daemon:
         return daemon
 
     async def _attach(self) -> None:
+        await self._process.attach()
         output = self._process.output
         while True:
             line = (await output.readline()).decode(errors="replace").rstrip()
