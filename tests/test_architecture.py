@@ -26,6 +26,7 @@ PURE = {
     "swarm.telemetry.intervals",
     "swarm.stopwatch",
     "swarm.inherited",
+    "swarm.kernel",
     "swarm.machine",
     "swarm.torchao",
 }

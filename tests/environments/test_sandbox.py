@@ -32,10 +32,10 @@ platform.machine = lambda: "riscv64"
 """
 NO_NAMESPACES = """
 from errno import EPERM
-from swarm.environments.sandbox import kernel
+from swarm.kernel import calls
 def refuse(*arguments):
     raise OSError(EPERM, "?")
-kernel.unshare = refuse
+calls.unshare = refuse
 """
 NO_SIGNALS_HELD = "import os\nos.kill = lambda *arguments: None\n"
 

@@ -120,6 +120,7 @@ OUTCOMES = {
     "port taken by someone": (machine.check_port(Port("a", "it is taken", True)), "fail", "another process"),
     "forbidden port": (machine.check_port(Port("a", "permission denied")), "fail", "permission denied"),
     "daemon": (machine.check_daemon(DaemonTrial("p", start_s=0.21)), "ok", "answered in 0.2 s"),
+    "unwatched daemon": (machine.check_daemon(DaemonTrial("p", start_s=0.2, unwatched="needs Linux")), "warn", "Linux"),
     "no daemon": (machine.check_daemon(DaemonTrial("", problem="none found")), "fail", "none found"),
     "daemon not executable": (machine.check_daemon(DaemonTrial("p", executable=False)), "fail", "may not be executed"),
     "broken daemon": (machine.check_daemon(DaemonTrial("p", problem="it exited")), "fail", "it exited"),

@@ -155,4 +155,8 @@ def check_daemon(trial: probes.DaemonTrial) -> Finding:
     if trial.problem:
         fix = "check that /tmp is not mounted noexec and that this is a 64-bit Linux or macOS; reinstall hivemind"
         return Finding("daemon", "fail", trial.problem, fix)
-    return Finding("daemon", "ok", f"started and answered in {trial.start_s:.1f} s")
+    seen = f"started and answered in {trial.start_s:.1f} s"
+    if trial.unwatched:
+        seen += f"; strangers may have it dial addresses that they claim, as it cannot be watched: {trial.unwatched}"
+        return Finding("daemon", "warn", seen, "use Linux 5.5 or newer, outside of containers that forbid it")
+    return Finding("daemon", "ok", f"{seen}; dials only whom its node dials")

@@ -113,6 +113,8 @@ class DaemonTrial(Struct, frozen=True):
     executable: bool = True
     start_s: float = 0.0
     problem: str = ""
+    unwatched: str = ""
+    """Why a node could not watch whom it dials."""
 
 
 class KeyFile(Struct, frozen=True):
@@ -287,7 +289,8 @@ def try_daemon() -> DaemonTrial:
     if not os.access(path, os.X_OK):
         return DaemonTrial(str(path), executable=False)
     try:
-        return DaemonTrial(str(path), start_s=trial_start())
+        start_s, unwatched = trial_start()
+        return DaemonTrial(str(path), start_s=start_s, unwatched=unwatched)
     except TransportError as error:
         return DaemonTrial(str(path), problem=str(error))
 

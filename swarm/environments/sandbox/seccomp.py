@@ -7,26 +7,14 @@ kernel without them, for which libraries have a fallback.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
-import platform
-import struct
 from typing import NamedTuple
 
-from swarm.environments.sandbox import kernel
+from swarm.kernel import filters
 
-_SET_MODE_FILTER = 1
-_ON_ALL_THREADS = 1
-_ALLOW = 0x7FFF_0000
-_ERRNO = 0x0005_0000
-
-# classic BPF: load a word, bitwise and with a constant, compare with a constant, return
-_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-_INSTRUCTION = struct.Struct("=HBBI")
 _FIRST_UNKNOWN = 463
 """Kernels up to 6.10 use call numbers below this."""
 
@@ -139,46 +127,30 @@ _CONDITIONALLY = {
     "prlimit64": _Conditional((302, 261), tuple(_Check(half, _ALL_BITS, (0,)) for half in (0, 4, 5))),
 }
 
-_MACHINES = {"x86_64": (0, 0xC000_003E, 317), "aarch64": (1, 0xC000_00B7, 277)}
-"""Column of the tables above, the kernel's constant for the architecture, and its number of `seccomp`."""
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
 
 def seal() -> None:
     """Restrict all threads of this process to the calls listed here.
 
     Requires `PR_SET_NO_NEW_PRIVS`. Raises `OSError` when the kernel refuses or the architecture is unknown.
     """
-    if platform.machine() not in _MACHINES:
-        raise OSError(f"no numbers of system calls for {platform.machine()}")
-    column, architecture, number = _MACHINES[platform.machine()]
-    content = _program(column, architecture)
-    instructions = ctypes.create_string_buffer(content, len(content))
-    program = _Program(len(content) // _INSTRUCTION.size, ctypes.addressof(instructions))
-    if kernel.syscall(number, _SET_MODE_FILTER, _ON_ALL_THREADS, kernel.pointer(program)):
+    if filters.install(_program(filters.column()), filters.ON_ALL_THREADS):
         raise OSError("a thread could not be bound")
 
 
-def _program(column: int, architecture: int) -> bytes:
+def _program(column: int) -> bytes:
     code = [
-        _instruction(_LOAD, _ARCHITECTURE_AT),
-        _instruction(_EQUAL, architecture, 1, 0),
-        _refuse(errno.ENOSYS),  # calls of 32-bit programs have other numbers
-        _instruction(_LOAD, _NUMBER_AT),
-        _instruction(_AT_LEAST, _FIRST_UNKNOWN, 0, 1),
-        _refuse(errno.ENOSYS),
+        filters.number_of_call(filters.refuse(errno.ENOSYS)),  # calls of 32-bit programs have other numbers
+        filters.instruction(filters.AT_LEAST, _FIRST_UNKNOWN, 0, 1),
+        filters.refuse(errno.ENOSYS),
     ]
     for numbers in _FREELY.values():
         if (number := numbers[column]) is not None:
-            code += [_instruction(_EQUAL, number, 0, 1), _allow()]
+            code += [filters.instruction(filters.EQUAL, number, 0, 1), filters.allow()]
     for call in _CONDITIONALLY.values():
         if (number := call.numbers[column]) is not None:
-            checks = b"".join(map(_require, call.checks)) + _allow()
-            code += [_instruction(_EQUAL, number, 0, len(checks) // _INSTRUCTION.size), checks]
-    return b"".join([*code, _refuse(errno.EPERM)])
+            checks = b"".join(map(_require, call.checks)) + filters.allow()
+            code += [filters.instruction(filters.EQUAL, number, 0, filters.length(checks)), checks]
+    return b"".join([*code, filters.refuse(errno.EPERM)])
 
 
 def _require(check: _Check) -> bytes:
@@ -186,21 +158,12 @@ def _require(check: _Check) -> bytes:
     num_values = len(check.values)
     return b"".join(
         [
-            _instruction(_LOAD, _ARGUMENTS_AT + 4 * check.half),
-            _instruction(_AND, check.mask),
-            *(_instruction(_EQUAL, value, num_values - place) for place, value in enumerate(check.values)),
-            _refuse(errno.EPERM),
+            filters.half_of_argument(check.half),
+            filters.instruction(filters.AND, check.mask),
+            *(
+                filters.instruction(filters.EQUAL, value, num_values - place)
+                for place, value in enumerate(check.values)
+            ),
+            filters.refuse(errno.EPERM),
         ]
     )
-
-
-def _instruction(code: int, constant: int, when_true: int = 0, when_false: int = 0) -> bytes:
-    return _INSTRUCTION.pack(code, when_true, when_false, constant)
-
-
-def _allow() -> bytes:
-    return _instruction(_RETURN, _ALLOW)
-
-
-def _refuse(error: int) -> bytes:
-    return _instruction(_RETURN, _ERRNO | error)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterable
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 
 from swarm.errors import ConfigError, IdentityError
 from swarm.net.records.identity import public_key_of
@@ -48,6 +48,28 @@ def host_of(address: str) -> str:
     except ValueError:
         return host
     return str(ip_network(f"{host}/64", strict=False)) if version == 6 else host
+
+
+def is_quic(address: str) -> bool:
+    """Whether a direct `address` takes datagrams."""
+    return address.split("/")[3:4] == ["udp"] and "p2p-circuit" not in address
+
+
+def tcp_end(address: str) -> tuple[str, int] | None:
+    """IP and port to which the first hop of a multiaddr connects; None for one by name or without TCP.
+
+    Raises `ValueError` for an invalid one.
+    """
+    parts = address.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        return None
+    return plain_ip(parts[2]), int(parts[4])
+
+
+def plain_ip(ip: str | bytes) -> str:
+    """An IP in the one way that it is written, of IPv4 within IPv6 that of IPv4. Raises `ValueError`."""
+    found = ip_address(ip)
+    return str((found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found)
 
 
 async def probe(address: str) -> str | None:

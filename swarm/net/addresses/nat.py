@@ -1,8 +1,8 @@
 """NAT traversal: the daemon's arguments, reservations at relays, and reachability as judged by addresses.
 
-The daemon asks the router for a port (UPnP), tells other nodes whether they can be dialled (AutoNAT), and carries and
-accepts relayed connections. This module makes the relay reservations instead of the daemon's autorelay, which waits up
-to three minutes before the first request, and an hour after a relay's restart.
+The daemon asks the router for a port (UPnP), and carries and accepts relayed connections. This module makes the relay
+reservations instead of the daemon's autorelay, which waits up to three minutes before the first request, and an hour
+after a relay's restart.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_RETRY_UPGRADE_S = 3_600.0
 
 def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
     """The daemon's arguments for NAT traversal."""
-    # Without -relay the daemon cannot dial through relays.
-    arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=1", "-relay=1")
+    # Without -relay the daemon cannot dial through relays; with -autonat it dials whoever asks, at any port.
+    arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=0", "-relay=1")
     if not settings.serve_relay:
         return (*arguments, "-relayService=0")
     return (
         *arguments,
-        # A relay serves, and answers AutoNAT, only if it believes that it is public; the first one cannot ask anybody.
+        # A relay serves only if it believes that it is public, and nobody tells it.
         "-forceReachabilityPublic=1",
         "-relayService=1",
         f"-relayMaxReservations={settings.relay_reservations}",

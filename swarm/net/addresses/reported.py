@@ -7,7 +7,7 @@ private run, on this machine or local network, all reported addresses are used. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import islice
 
@@ -81,12 +81,24 @@ def is_name(address: str) -> bool:
     return len(parts) > 2 and parts[1] in ("dns", "dns4", "dns6") and parts[2] != ""
 
 
-def with_ips(address: str, ips: Iterable[str]) -> list[str]:
-    """A multiaddr that begins with a name, rewritten for each of its public `ips`."""
+def _is_global(host: str) -> bool:
+    try:
+        ip: IPv4Address | IPv6Address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(ip, IPv6Address):
+        if ip in TRANSLATED or ip.teredo or ip.sixtofour:
+            return False
+        ip = ip.ipv4_mapped or ip
+    return ip.is_global and not ip.is_multicast
+
+
+def with_ips(address: str, ips: Iterable[str], allowed: Callable[[str], bool] = _is_global) -> list[str]:
+    """A multiaddr that begins with a name, rewritten for each of its `ips` that is allowed."""
     kind, rest = address.split("/")[1], address.split("/")[3:]
-    allowed = {"dns4": (4,), "dns6": (6,)}.get(kind, (4, 6))
-    public = [ip_address(ip) for ip in ips if _is_global(ip)]
-    return ["/".join(["", f"ip{ip.version}", str(ip), *rest]) for ip in public if ip.version in allowed]
+    versions = {"dns4": (4,), "dns6": (6,)}.get(kind, (4, 6))
+    found = map(ip_address, filter(allowed, ips))
+    return ["/".join(["", f"ip{ip.version}", str(ip), *rest]) for ip in found if ip.version in versions]
 
 
 def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[str, Sequence[str]]) -> bool:
@@ -101,15 +113,3 @@ def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[s
         return not any(map(_is_global, named))
     seen = [*own, *(end for ends in observed.values() for end in ends)]
     return not any(may_be_public(address) and not is_name(address) for address in seen)
-
-
-def _is_global(host: str) -> bool:
-    try:
-        ip: IPv4Address | IPv6Address = ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(ip, IPv6Address):
-        if ip in TRANSLATED or ip.teredo or ip.sixtofour:
-            return False
-        ip = ip.ipv4_mapped or ip
-    return ip.is_global and not ip.is_multicast

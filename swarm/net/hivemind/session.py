@@ -39,7 +39,14 @@ class Session(MemberSession):
     def __init__(self, member: Member, daemon: Daemon) -> None:
         """Run `member` on a started daemon."""
         runtime = AsyncioRuntime()
-        dialling = Dialling(member, daemon.connect, runtime, relays=lambda: member.peers.relays)
+        gate = daemon.gate
+        dialling = Dialling(
+            member,
+            daemon.connect,
+            runtime,
+            relays=lambda: member.peers.relays,
+            dials_claims=gate.datagrams or bool(gate.problem),
+        )
         super().__init__(member, daemon, runtime, dialling)
         self._daemon = daemon
         self._reservations = Reservations(lambda: member.peers.relays)
@@ -109,6 +116,7 @@ class Session(MemberSession):
         incoming.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
         incoming.admits = answering.admits
         incoming.pace = answering.uploads.spend
+        self._daemon.gate.on_refused = partial(self._member.counters.add, "dials_refused")
         answering.on_banned = self._member.greetings.on_change = self.refresh_soon
         await self.serve()
 

@@ -38,6 +38,8 @@ STEADY_AFTER_S = 60.0
 """A daemon that ran for this time resets the count of restarts."""
 CLOSE_TIMEOUT_S = 5.0
 
+UNWATCHED = "strangers may have the network daemon dial addresses that they claim, as it cannot be watched here"
+
 
 class HivemindTransport(MemberTransport):
     """`Transport` over hivemind's daemon and DHT."""
@@ -204,6 +206,8 @@ class HivemindTransport(MemberTransport):
         except TransportError as error:
             self._listen = ()
             return str(error)
+        if self._daemon.gate.problem and not self._settled.is_set():
+            logger.warning("%s: %s", UNWATCHED, self._daemon.gate.problem)
         try:
             if self._daemon.peer_id != self.peer_id:
                 return f"the daemon has the peer id {self._daemon.peer_id} instead of {self.peer_id}"

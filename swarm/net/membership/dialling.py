@@ -34,8 +34,8 @@ HUNG_UP_PAUSE_S = 1.0
 """A peer that disconnects within `STEADY_AFTER_S` is paused for `HUNG_UP_PAUSE_S`, twice as long each time."""
 
 AGAIN_PER_S, AGAIN_AT_ONCE = 1 / 60, 3.0
-"""Dials, in a public run, of peers that strangers reported and that were connected before, all together: the go daemon
-then also dials every address that such a peer claimed while it was connected."""
+"""Dials, in a public run, of peers that strangers reported and that were connected before, all together, where such a
+dial also goes to every address that the peer claimed while it was connected: by a go daemon without a closed gate."""
 MAX_MET = 4_096
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
@@ -53,14 +53,19 @@ class Dialling:
         *,
         relays: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         can_dial: Callable[[str], bool] = lambda address: True,
+        dials_claims: bool = False,
     ) -> None:
-        """The current `relays()` are dialled like bootstraps; addresses that `can_dial` rejects are skipped."""
+        """The current `relays()` are dialled like bootstraps; addresses that `can_dial` rejects are skipped.
+
+        `dials_claims`: `connect` may dial what a peer claimed while it was connected, too.
+        """
         self._member = member
         self._peers = member.peers
         self._connect = connect
         self._runtime = runtime
         self._relays = relays
         self._can_dial = can_dial
+        self._dials_claims = dials_claims
         self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._crowded = CrowdedBootstraps()
@@ -134,7 +139,7 @@ class Dialling:
         )
 
     def _may_dial_again(self, peer_id: str, now: float) -> bool:
-        if peer_id not in self._met or self._member.records.is_proven(peer_id):
+        if not self._dials_claims or peer_id not in self._met or self._member.records.is_proven(peer_id):
             return True
         return self._again.take("", now)
 

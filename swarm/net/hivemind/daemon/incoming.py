@@ -31,6 +31,10 @@ with light_import.without_the_rest():
 
 logger = logging.getLogger(__name__)
 
+SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
+"""What a peer pushes to say of itself. The daemon would dial the addresses, and keep the names of protocols for good:
+75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
+
 
 class IncomingStreams:
     """Serves one request per stream; the daemon connects to a socket of ours for each stream that a peer opens."""
@@ -85,7 +89,8 @@ class IncomingStreams:
         if stream is None:
             return
         try:
-            await self._attend(stream, info.proto, reader, writer)
+            if info.proto != SELF_DESCRIPTION:
+                await self._attend(stream, info.proto, reader, writer)
         finally:
             self.admission.release(stream)
 

@@ -23,12 +23,16 @@ import psutil
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.inherited import inherited
-from swarm.net.addresses.dial import probe
+from swarm.net.addresses.dial import is_quic, probe, tcp_end
+from swarm.net.addresses.reported import is_name, with_ips
 from swarm.net.hivemind import light_import
+from swarm.net.hivemind.daemon.child import Child
 from swarm.net.hivemind.daemon.circuit import HOP_PROTOCOL, RESERVE, CircuitLimits, read_limits
 from swarm.net.hivemind.daemon.circuit import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.hivemind.daemon.control import TIMEOUT_S, Control, base58, packed, readable
-from swarm.net.hivemind.daemon.incoming import IncomingStreams
+from swarm.net.hivemind.daemon.gate import Gate
+from swarm.net.hivemind.daemon.incoming import SELF_DESCRIPTION, IncomingStreams
+from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.records.framing import MAX_REPLY_BYTES, encode_request, read_answer
 from swarm.net.socket_folders import make_folder
 from swarm.protocols import StreamHandler
@@ -69,15 +73,18 @@ def quiet_hivemind() -> None:
     logging.addLevelName(logging.WARNING, "WARNING")
 
 
-def trial_start(timeout_s: float = 15.0) -> float:
-    """Seconds until a daemon that listens on loopback only starts and answers. Raises `TransportError`."""
+def trial_start(timeout_s: float = 15.0) -> tuple[float, str]:
+    """Seconds until a daemon that listens on loopback only starts and answers, and why its gate is open, if it is.
 
-    async def start() -> float:
+    Raises `TransportError`.
+    """
+
+    async def start() -> tuple[float, str]:
         began = time.monotonic()
         daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), timeout_s=timeout_s)
         try:
             await daemon.addresses()
-            return time.monotonic() - began
+            return time.monotonic() - began, daemon.gate.problem
         finally:
             await daemon.stop()
 
@@ -92,8 +99,10 @@ class DaemonTooLarge(TransportError):
 class Daemon:
     """A running daemon and the connections to it; create it with `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path, max_bytes: int) -> None:
+    def __init__(self, process: Child, gate: Gate, folder: Path, max_bytes: int) -> None:
         """Wrap a process with a control socket in `folder`; use `start` instead."""
+        self.gate = gate
+        """Decides whom the process may send to."""
         self._process = process
         self._max_bytes = max_bytes
         self._folder = folder
@@ -131,28 +140,22 @@ class Daemon:
             # Neither -pubsub nor -dht...: they dial whom strangers name, and keep what strangers say.
             *("-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
+        environment = {
+            **inherited("base"),
+            "GOLOG_LOG_LEVEL": "error",
+            "GOGC": GARBAGE_PERCENT,
+            "GOMAXPROCS": str(processors),
+            "GOMEMLIMIT": str(max_bytes // 2),
+        }
+        gate = Gate(datagrams=not listen or any(map(is_quic, listen)), maps_ports="-natPortMap=1" in nat)
         try:
-            process = await asyncio.create_subprocess_exec(
-                str(binary_path()),
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                env={
-                    **inherited("base"),
-                    "GOLOG_LOG_LEVEL": "error",
-                    "GOGC": GARBAGE_PERCENT,
-                    "GOMAXPROCS": str(processors),
-                    "GOMEMLIMIT": str(max_bytes // 2),
-                },
-            )
+            process = Child(gate.spawn([str(binary_path()), *arguments], environment))
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise TransportError(
                 f"the network daemon cannot run on this platform, try network.transport libp2p: {error}"
             ) from error
-        daemon = cls(process, folder, max_bytes)
+        daemon = cls(process, gate, folder, max_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 await daemon._attach()
@@ -166,8 +169,8 @@ class Daemon:
         return daemon
 
     async def _attach(self) -> None:
-        output = self._process.stdout
-        assert output is not None
+        await self._process.attach()
+        output = self._process.output
         while True:
             line = (await output.readline()).decode(errors="replace").rstrip()
             if not line:
@@ -178,6 +181,7 @@ class Daemon:
         self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
         await self.incoming.start(self._folder / STREAMS)
+        await self._take(SELF_DESCRIPTION)
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
     async def _read_output(self, output: asyncio.StreamReader) -> None:
@@ -254,24 +258,36 @@ class Daemon:
                     break
         if self._reader is not None:
             self._reader.cancel()
+        self._process.close()
+        self.gate.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Dial a peer at any of its addresses. Raises `PeerUnreachable` with the reason for each."""
-        problems = dict(zip(addresses, await asyncio.gather(*map(probe, addresses)), strict=True))
+        """Dial a peer at any of its addresses. Raises `PeerUnreachable` with the reason for each.
+
+        Names are looked up here, not by the daemon, which is let through to the IPs.
+        """
+        problems = dict(zip(addresses, await asyncio.gather(*map(self._problem, addresses)), strict=True))
         reachable = [address for address, problem in problems.items() if problem is None]
         try:
             if not reachable:
                 raise PeerUnreachable(", ".join(f"{address}: {problem}" for address, problem in problems.items()))
+            numbers = [each for found in await asyncio.gather(*map(_by_number, reachable)) for each in found]
             target = p2pd_pb2.ConnectRequest(
                 peer=PeerID.from_base58(peer_id).to_bytes(),
-                addrs=[packed(address) for address in reachable],
+                addrs=[packed(address) for address in numbers],
             )
-            await self._control.ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
+            with self.gate.to(filter(None, map(tcp_end, numbers))):
+                await self._control.ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=target))
         except PeerUnreachable:
             raise
         except (ValueError, LookupError, TransportError) as error:
             raise PeerUnreachable(f"{', '.join(reachable)}: {error}") from error
+
+    async def _problem(self, address: str) -> str | None:
+        if is_quic(address) and not self.gate.datagrams:
+            return "no address of QUIC in network.listen, thus dialled by TCP only"
+        return await probe(address)
 
     async def connected(self) -> frozenset[str]:
         """Peer ids with an open connection."""
@@ -349,6 +365,10 @@ class Daemon:
     async def answer(self, protocol: str, handler: StreamHandler) -> None:
         """Answer other peers' requests for `protocol`. Raises `TransportError`."""
         self.incoming.handlers[protocol] = handler
+        await self._take(protocol)
+
+    async def _take(self, protocol: str) -> None:
+        """Have streams of `protocol` come to this process, also if the daemon serves it by itself."""
         target = p2pd_pb2.StreamHandlerRequest(
             addr=Multiaddr(f"/unix{self._folder}/{STREAMS}").to_bytes(), proto=[protocol], balanced=False
         )
@@ -371,3 +391,9 @@ class Daemon:
             raise PeerUnreachable(
                 f"the relay {relay_id} granted no reservation: {str(error) or repr(error)}"
             ) from error
+
+
+async def _by_number(address: str) -> list[str]:
+    if not is_name(address):
+        return [address]
+    return with_ips(address, await AsyncioRuntime().look_up(address.split("/")[2]), lambda ip: "%" not in ip)
