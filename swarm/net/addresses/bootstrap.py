@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.files import replace_file
+from swarm.files import at_home, replace_file
 from swarm.net.addresses.dial import by_peer, split_multiaddr
 from swarm.net.addresses.dnsaddr import DNSADDR, check_name, look_up
 
@@ -94,7 +94,7 @@ class Bootstraps:
 
 class _File:
     def __init__(self, path: Path) -> None:
-        self._path = path.expanduser()
+        self._path = at_home(path)
         self._read_at: tuple[int, int] | None = None
         self._multiaddrs: tuple[str, ...] = ()
 
