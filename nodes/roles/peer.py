@@ -158,6 +158,7 @@ class PeerNode:
         state = TrainingState(
             peer_id=self._identity.peer_id,
             model=self.policy.name,
+            origin=self.policy.origin,
             round=self._node.round,
             version=self._coordinator.version,
             position=self._node.position,
@@ -263,7 +264,7 @@ class PeerNode:
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         node = self._node
-        self._shell.resume(checkpoint, state, self.policy.name, node.pool, node.ledger)
+        self._shell.resume(checkpoint, state, self._config.policy, node.pool, node.ledger)
         node.round, node.position = state.round, state.position
         if state.mix is not None:
             node.mixer.restore(state.mix)
