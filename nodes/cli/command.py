@@ -7,11 +7,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
 from nodes.cli.arguments import rewrite
+from nodes.console import literal_console, open_streams
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
@@ -52,6 +52,7 @@ def swarm(
 
 def main() -> None:
     """Entry point: turns typed errors into one message and an exit code."""
+    open_streams()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
@@ -73,5 +74,5 @@ def main() -> None:
 
 def _fail(error: SwarmError | str, code: int) -> None:
     text = f"error: {clean_lines(str(error))}"
-    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    literal_console(stderr=True).print(text, style="red", highlight=False, soft_wrap=True)
     sys.exit(code)
