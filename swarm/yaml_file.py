@@ -20,7 +20,7 @@ class YamlFile:
     def __init__(self, file: Path) -> None:
         """Raises `ConfigError` when it cannot be read, is not a mapping, or gives a field twice."""
         try:
-            text = file.read_text()
+            text = file.read_text(encoding="utf-8")
             self._root = yaml.compose(text, yaml.SafeLoader)
             values = yaml.safe_load(text)
         except OSError as error:

@@ -15,6 +15,7 @@ from nodes.console import literal_console, open_streams
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
+from swarm.inherited import spare_loopback
 from swarm.types import SCHEMA_VERSION
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ def swarm(
 def main() -> None:
     """Entry point: turns typed errors into one message and an exit code."""
     open_streams()
+    spare_loopback()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:

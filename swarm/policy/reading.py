@@ -161,7 +161,13 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
 
 def _found(source: str, name: str, revision: str | None) -> str | None:
     """The path of one of the model's files; None if it has none of this name."""
-    found: str | None = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    found: str | None = cached_file(
+        source,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,  # what is loaded next says it
+    )
     return found
 
 
