@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 
-from rich.console import Console
-
+from nodes.console import literal_console
 from nodes.refusals import check_start
 from nodes.roles.coordinator import OwnParts
 from nodes.roles.join import PEER, make_peer
@@ -75,7 +74,7 @@ class Node:
         """How it ends; None after a failure that may have left a round half done."""
         role = replace(PEER, make=partial(make_peer, own=OwnParts(engine, updater)))
         self._open = contextlib.ExitStack()
-        console = Console(quiet=quiet)
+        console = literal_console(quiet=quiet)
         self._running = self._open.enter_context(opened(role, source, pairs, console, self._stopped, Ranks()))
         assert isinstance(self._running.node, PeerNode)  # as `make_peer` says
         self._peer = self._running.node

@@ -7,10 +7,11 @@ Layers, in rising priority: defaults, defaults for the chosen model, the run's m
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
-from typing import Annotated, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
@@ -55,6 +56,9 @@ TEST_PREFIX = "SWARM_TEST_"
 
 CONFIG_VERSION = 1
 """Rises when a field is renamed, removed or gets another meaning; a configuration of another version is refused."""
+
+_SERVICE = re.compile(r"SWARM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_PORT = re.compile(r"SWARM_(\w+_)?PORT")
 
 Values = dict[str, JsonValue]
 
@@ -196,9 +200,36 @@ def load_config(
         _merge(merged, values, origin, origins, "")
     _ask_for_other_forms(merged, origins)
     try:
-        return LoadedConfig(config=NodeConfig.model_validate(merged), origins=origins)
+        try:
+            config = NodeConfig.model_validate(merged)
+        except ValidationError as error:
+            if yaml_file is None or not _write_out(merged, error, yaml_file):
+                raise
+            config = NodeConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_describe(error, origins, str(file), yaml_file)) from error
+    return LoadedConfig(config=config, origins=origins)
+
+
+def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> bool:
+    """Put the text that stands in the file where YAML made something else of what must be text: of `off` False, of 007
+    a number. Whether there was any."""
+    found = False
+    for item in error.errors():
+        place: Any = None
+        key: Any = None
+        value: Any = merged
+        part: Any
+        for part in item["loc"]:  # some are names of kinds and types
+            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and part in range(len(value))):
+                place, key, value = value, part, value[part]
+        text = yaml_file.text(item["loc"])
+        if text is None or place is None or isinstance(value, str | dict | list) or value is not item["input"]:
+            continue
+        if item["type"] in ("string_type", "literal_error", "path_type"):
+            place[key] = text
+            found = True
+    return found
 
 
 def _check_version(origin: str, values: Values) -> None:
@@ -283,9 +314,14 @@ def _named_fields(environment: Mapping[str, str]) -> Iterator[tuple[str, str, st
     Those for tests are none of a node's.
     """
     for name, value in environment.items():
-        if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(TEST_PREFIX):
+        if name.startswith(ENVIRONMENT_PREFIX) and not (name.startswith(TEST_PREFIX) or _is_of_a_service(name, value)):
             path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
             yield path, value, f"the variable {name}"
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    """Whether Kubernetes or Docker tells every container about a service that is called `swarm` or `swarm-...`."""
+    return _SERVICE.fullmatch(name) is not None or (_SERVICE_PORT.fullmatch(name) is not None and "://" in value)
 
 
 def _nest(fields: Iterable[tuple[str, str, str]]) -> Values:
@@ -390,9 +426,17 @@ def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
 
 def _problem(item: ErrorDetails) -> str:
     if item["type"] == "extra_forbidden":
-        return f"there is no such field{_did_you_mean(item['loc'])}"
+        return f"there is no such field{_nested(item) or _did_you_mean(item['loc'])}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
     return f"{item['msg'].removeprefix('Value error, ')}{seen}"
+
+
+def _nested(item: ErrorDetails) -> str:
+    """How to write a dotted name in a file."""
+    above, (*groups, field) = item["loc"][:-1], str(item["loc"][-1]).split(".")
+    if not groups or _did_you_mean((*above, groups[0])) != f"; did you mean {'.'.join(map(str, (*above, groups[0])))}?":
+        return ""
+    return f"; in a file it is written {': {'.join((*groups, field))}: ...{'}' * len(groups)}"
 
 
 def _did_you_mean(path: Sequence[str | int]) -> str:

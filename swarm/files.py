@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -10,11 +11,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
+NUM_SAMPLES, SAMPLE_BYTES = 16, 2**16
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 OF_OTHERS = 0o077
 """What other users of the machine may do."""
 FLAGS = {"ab": os.O_WRONLY | os.O_APPEND, "a+b": os.O_RDWR | os.O_APPEND, "wb": os.O_WRONLY | os.O_TRUNC}
+
+
+def at_home(path: Path | str) -> Path:
+    """The path with a leading `~` replaced by the user's home, or as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def sampled_digest(path: Path) -> str:
+    """Digest of parts of a file from its beginning to its end, and of no more than 1 MiB. Raises `OSError`."""
+    size, found = path.stat().st_size, hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        for number in range(NUM_SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))
+            found.update(file.read(SAMPLE_BYTES))
+    return found.hexdigest()
 
 
 def private_directory(path: Path) -> bool:

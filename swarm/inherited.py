@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 GROUPS: dict[str, re.Pattern[str]] = {
     "base": re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|(DY)?LD_(FALLBACK_)?LIBRARY_PATH|PYTHONHOME"),
@@ -33,6 +33,9 @@ SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL
 """Names that no group includes, whatever they begin with."""
 
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 def inherited(*groups: str, names: tuple[str, ...] = (), told: Mapping[str, str] = os.environ) -> dict[str, str]:
     """This process's variables that a child of it needs: those of the groups and with these names."""
     wanted = [GROUPS[group] for group in groups if group != "tokens"]
@@ -42,6 +45,15 @@ def inherited(*groups: str, names: tuple[str, ...] = (), told: Mapping[str, str]
         for name, value in told.items()
         if name in names or (not SECRET.search(name) and any(pattern.fullmatch(name) for pattern in wanted))
     }
+
+
+def spare_loopback(told: MutableMapping[str, str] = os.environ) -> None:
+    """Have no library use a proxy for this machine itself, where variables name one."""
+    known = told.get("no_proxy") or told.get("NO_PROXY") or ""
+    if "*" in known or not any(name.lower().endswith("_proxy") for name in told):
+        return
+    hosts = [host.strip() for host in known.split(",") if host.strip()]
+    told["no_proxy"] = told["NO_PROXY"] = ",".join(dict.fromkeys((*hosts, *LOOPBACK)))
 
 
 def python_path() -> dict[str, str]:

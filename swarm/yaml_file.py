@@ -20,7 +20,7 @@ class YamlFile:
     def __init__(self, file: Path) -> None:
         """Raises `ConfigError` when it cannot be read, is not a mapping, or gives a field twice."""
         try:
-            text = file.read_text()
+            text = file.read_text(encoding="utf-8")
             self._root = yaml.compose(text, yaml.SafeLoader)
             values = yaml.safe_load(text)
         except OSError as error:
@@ -37,6 +37,15 @@ class YamlFile:
 
     def line(self, path: Sequence[str | int]) -> int | None:
         """The line of a field, or of the nearest one around it; parts that are not in the file are passed over."""
+        return self._find(path)[1]
+
+    def text(self, path: Sequence[str | int]) -> str | None:
+        """A value as it is written there without quotes; None if it is not such a value."""
+        node, _ = self._find(path)
+        return str(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else None
+
+    def _find(self, path: Sequence[str | int]) -> tuple[yaml.Node | None, int | None]:
+        """What is at a path, and its line, as above."""
         node, line = self._root, None
         for part in path:
             if isinstance(node, yaml.MappingNode):
@@ -47,7 +56,7 @@ class YamlFile:
             elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
                 node = node.value[part]
                 line = node.start_mark.line + 1
-        return line
+        return node, line
 
 
 def _doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:

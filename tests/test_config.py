@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import yaml
 
 from nodes.commands.reference.config import reference
 from swarm.config import NodeConfig, describe_config, load_config
+from swarm.environments.config import DatasetTask
 from swarm.errors import ConfigError
 from swarm.types import Sampling
 
@@ -169,6 +171,93 @@ def test_a_misspelt_variable_is_noticed() -> None:
     with pytest.raises(ConfigError, match=r"mix\.locl \(from the variable SWARM_MIX__LOCL\).*mix\.local"):
         load_config(environment={"SWARM_MIX__LOCL": "1"})
     load_config(environment={"SWARM_TEST_VLLM_PYTHON": "python"})  # a test's, none of a node's
+
+
+def test_variables_that_kubernetes_and_docker_set_for_a_service_are_passed_over() -> None:
+    told = {
+        "SWARM_SERVICE_HOST": "10.0.0.1",
+        "SWARM_SERVICE_PORT": "4001",
+        "SWARM_SERVICE_PORT_P2P": "4001",
+        "SWARM_PORT": "tcp://10.0.0.1:4001",
+        "SWARM_PORT_4001_TCP": "tcp://10.0.0.1:4001",
+        "SWARM_PORT_4001_TCP_PROTO": "tcp",
+        "SWARM_PORT_4001_TCP_PORT": "4001",
+        "SWARM_PORT_4001_UDP_ADDR": "10.0.0.1",
+        "SWARM_BOOTSTRAP_SERVICE_HOST": "10.0.0.2",
+        "SWARM_BOOTSTRAP_0_PORT": "udp://10.0.0.2:1",
+        "SWARM_TELEMETRY__PROMETHEUS_PORT": "9100",
+    }
+    assert load_config(environment=told).config.telemetry.prometheus_port == 9100
+    for name, value in (("SWARM_PORT", "4001"), ("SWARM_NETWORK__PORT", "1"), ("SWARM_SERVICE", "x")):
+        with pytest.raises(ConfigError, match=f"from the variable {name}"):
+            load_config(environment={name: value})
+
+
+def test_text_is_what_is_written_where_yaml_makes_something_else_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "network: {relay: off, nat_port_map: off}\nrun_name: 007\nname: no\nout: 2024\npolicy: {model: 1.10}\n"
+        "tasks: [{kind: dataset, name: on, path: x.jsonl, answer: y, choices: [yes, no], choice_labels: [on, off]}]"
+    )
+    config = load_config(file).config
+    assert (config.network.relay, config.network.nat_port_map, config.run_name) == ("off", False, "007")
+    assert (config.name, config.out, config.policy.model) == ("no", Path("2024"), "1.10")
+    (task,) = config.tasks
+    assert isinstance(task, DatasetTask) and (task.name, task.choices) == ("on", ("yes", "no"))
+    assert task.choice_labels == ("on", "off") and task.answer == "y"
+    file.write_text("network: {relay: no}\n")
+    with pytest.raises(ConfigError, match="Input should be 'auto', 'always' or 'off', got 'no'"):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("generation.max_new_tokens: 3", "in a file it is written generation: {max_new_tokens: ...}"),
+        ("network.safety.groups_per_min: 3", "network: {safety: {groups_per_min: ...}}"),
+        ("network: {safety.groups_per_min: 3}", "safety: {groups_per_min: ...}"),
+    ],
+)
+def test_a_dotted_name_in_a_file_is_shown_nested(text: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / "c.yaml")
+    assert "line 1): there is no such field" in str(error.value) and hint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("hello", "must look like /ip4/HOST/tcp/PORT"),
+        ("", "must look like"),
+        ("1.2.3.4:4001", "must look like"),
+        ("/ip4/1.2.3.4", "must look like"),
+        ("/ip4/1.2.3.4/tcp/", "must look like"),
+        ("/ip4/1.2.3.4/tcp/4001x", "must look like"),
+        ("/ip4/1.2.3.400/tcp/4001", "Octet 400"),
+        ("/ip6/1.2.3.4/tcp/4001", "must look like"),
+        ("/dns4/a b/tcp/4001", "must look like"),
+        ("/ip4/1.2.3.4/tcp/70000", "with a port from 1 to 65535"),
+        ("/ip4/1.2.3.4/tcp/0", "with a port from 1 to 65535"),
+        ("/ip4/1.2.3.4/tcp/4001/p2p/12D3KooWGCbBTp9k7ATK3rj3LNKmH2exQC2hcrABvjWr6titaB18", "without /p2p/PEER_ID"),
+        ("/ip4/1.2.3.4/tcp/4001/rubbish", "must look like"),
+    ],
+)
+def test_garbage_that_is_to_be_announced_is_refused(address: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(command_line=[("network.announce", json.dumps([address]))])
+    assert "an address in announce" in str(error.value) and problem in str(error.value)
+
+
+def test_addresses_of_all_kinds_are_announced() -> None:
+    addresses = [
+        "/ip4/1.2.3.4/tcp/4001",
+        "/ip6/2001:db8::1/tcp/4001",
+        "/dns4/a-b.example./tcp/1",
+        "/dns/x/udp/9/quic-v1",
+    ]
+    config = load_config(command_line=[("network.announce", json.dumps(addresses))]).config
+    assert config.network.announce == tuple(addresses)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.inherited import inherited
+from swarm.inherited import inherited, spare_loopback
 from swarm.judging.config import JudgeSettings
 from swarm.judging.process import JudgeProcess
 from swarm.net.hivemind.daemon.process import Daemon
@@ -86,3 +86,18 @@ def test_the_page_has_no_secret(tmp_path: Path) -> None:
     with page_of(tmp_path, None, lambda line: None):
         (page,) = set(psutil.Process().children()) - before
         assert secrets_of(page.pid) == set()
+
+
+@pytest.mark.parametrize(
+    ("told", "spared"),
+    [
+        ({"HTTP_PROXY": "http://p:1"}, "localhost,127.0.0.1,::1"),
+        ({"https_proxy": "http://p:1", "no_proxy": "a.example, localhost"}, "a.example,localhost,127.0.0.1,::1"),
+        ({"all_proxy": "http://p:1", "NO_PROXY": "*"}, None),
+        ({"PATH": "/bin"}, None),
+    ],
+)
+def test_no_proxy_is_used_for_this_machine(told: dict[str, str], spared: str | None) -> None:
+    before = dict(told)
+    spare_loopback(told)
+    assert told == (before if spared is None else before | {"no_proxy": spared, "NO_PROXY": spared})

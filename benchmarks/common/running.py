@@ -82,7 +82,7 @@ def at_least_one(text: str) -> int:
 
 def wide_console() -> Console:
     """A console with the terminal's width; otherwise wide enough for a table of figures."""
-    return Console(width=None if sys.stdout.isatty() else 180)
+    return Console(width=None if sys.stdout.isatty() else 180, markup=False, emoji=False)
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

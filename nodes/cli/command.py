@@ -7,14 +7,15 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
 from nodes.cli.arguments import rewrite
+from nodes.console import literal_console, open_streams
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
+from swarm.inherited import spare_loopback
 from swarm.types import SCHEMA_VERSION
 
 app = typer.Typer(
@@ -52,6 +53,8 @@ def swarm(
 
 def main() -> None:
     """Entry point: turns typed errors into one message and an exit code."""
+    open_streams()
+    spare_loopback()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
@@ -73,5 +76,5 @@ def main() -> None:
 
 def _fail(error: SwarmError | str, code: int) -> None:
     text = f"error: {clean_lines(str(error))}"
-    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    literal_console(stderr=True).print(text, style="red", highlight=False, soft_wrap=True)
     sys.exit(code)

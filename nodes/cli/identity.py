@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from nodes.cli.options import (
-    DEFAULT_HOME,
-    make_console,
-)
+from nodes.cli.options import DEFAULT_HOME
+from nodes.console import make_console
 
 identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
 HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]

@@ -17,8 +17,8 @@ from nodes.cli.options import (
     extra_fields,
     find_target,
     given_fields,
-    make_console,
 )
+from nodes.console import make_console
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:

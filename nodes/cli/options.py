@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from nodes.cli.arguments import Fields
 
@@ -42,13 +39,6 @@ UiOption = Annotated[
 ]
 ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
-
-
-def make_console() -> Console:
-    """For standard output; lines are not wrapped without a terminal, and characters that it lacks are replaced."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def check_config(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:

@@ -10,13 +10,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from nodes.cli.options import (
-    ConfigArgument,
-    check_config,
-    extra_fields,
-    make_console,
-)
+from nodes.cli.options import ConfigArgument, check_config, extra_fields
 from nodes.cli.tasks import tasks_app
+from nodes.console import make_console
 
 app = typer.Typer()
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)

@@ -30,8 +30,8 @@ from nodes.cli.options import (
     extra_fields,
     find_target,
     given_fields,
-    make_console,
 )
+from nodes.console import make_console
 from swarm.errors import ConfigError
 
 DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")

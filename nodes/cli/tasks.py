@@ -13,8 +13,8 @@ from nodes.cli.options import (
     check_config,
     extra_fields,
     given_fields,
-    make_console,
 )
+from nodes.console import make_console
 
 tasks_app = typer.Typer(help="List what can be learned; try what a configuration asks.")
 

@@ -12,8 +12,8 @@ from nodes.cli.options import (
     MULTIADDR_STARTS,
     RunsArgument,
     SupervisedOption,
-    make_console,
 )
+from nodes.console import make_console
 from swarm.errors import ConfigError
 
 app = typer.Typer()

@@ -14,7 +14,6 @@ from swarm.errors import ConfigError, IdentityInUse
 from swarm.files import private_directory
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated
-from swarm.policy.config import local_name
 from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Terms
 
@@ -39,7 +38,8 @@ def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None, te
     """
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
-        if not (out_was_given or config.network.identity) and _has_another_model(config, out):
+        kept = CheckpointStore(out / CHECKPOINTS)
+        if not (out_was_given or config.network.identity) and kept.has_another_model(config.policy):
             continue
         try:
             return _claim(config, out, sealed, terms)
@@ -47,11 +47,6 @@ def claim_home(config: NodeConfig, out_was_given: bool, sealed: bytes | None, te
             if out_was_given or config.network.identity:
                 raise
     raise AssertionError("count() does not end")
-
-
-def _has_another_model(config: NodeConfig, out: Path) -> bool:
-    kept = CheckpointStore(out / CHECKPOINTS).newest_model()
-    return kept is not None and kept != local_name(config.policy.model)
 
 
 def _claim(config: NodeConfig, out: Path, sealed: bytes | None, terms: Terms | None) -> Home:

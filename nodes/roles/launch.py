@@ -23,6 +23,7 @@ from nodes.roles.run import (
     ask_bootstraps,
     best_address,
     check_group_size,
+    check_no_twin,
     check_only_learner,
     check_terms,
     left_out,
@@ -231,6 +232,7 @@ def opened(
     home = claim_home(loaded.config, "out" in loaded.origins, sealed, terms)
     with contextlib.ExitStack() as stack:
         stack.callback(home.identity.close)
+        check_no_twin(loaded.config.network, home.identity.peer_id, loaded.config.network.identity or home.out)
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)

@@ -146,6 +146,7 @@ class LearnerNode:
         state = TrainingState(
             peer_id=self._identity.peer_id,
             model=self._policy.name,
+            origin=self._policy.origin,
             round=self._learner.round,
             version=self._updater.version,
             position=0,
@@ -259,7 +260,7 @@ class LearnerNode:
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         learner = self._learner
-        self._shell.resume(checkpoint, state, self._policy.name, learner.buffer, learner.ledger)
+        self._shell.resume(checkpoint, state, self._config.policy, learner.buffer, learner.ledger)
         learner.round = state.round
         if state.watch is not None:
             self._watch.restore(state.watch)

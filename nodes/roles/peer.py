@@ -72,6 +72,7 @@ class PeerNode:
         found = self._store.newest()
         self._ranks = ranks or Ranks()
         self._num_unasked = 0
+        self._problem = ""
         self._coordinator = RankCoordinator(config, found, self._ranks, cancelled, progress, own)
         self._open = ExitStack()
         self._open.callback(self._coordinator.close)
@@ -136,6 +137,7 @@ class PeerNode:
         report = self._node.run_round()
         self._record(report)
         self._tell_unasked(report.num_unasked)
+        self._tell_problem(report.problem)
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
@@ -158,6 +160,7 @@ class PeerNode:
         state = TrainingState(
             peer_id=self._identity.peer_id,
             model=self.policy.name,
+            origin=self.policy.origin,
             round=self._node.round,
             version=self._coordinator.version,
             position=self._node.position,
@@ -203,6 +206,12 @@ class PeerNode:
                 "warning",
             )
         self._num_unasked = count
+
+    def _tell_problem(self, problem: str) -> None:
+        """Say so when rounds begin to have no groups of this node's own."""
+        if problem and not self._problem:
+            self.note(f"no question of round {self._node.round} has a group; {problem}", "warning")
+        self._problem = problem
 
     def _go_back(self, alarm: Alarm) -> None:
         """Roll back to the policy before it learned from harmful groups."""
@@ -263,7 +272,7 @@ class PeerNode:
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         node = self._node
-        self._shell.resume(checkpoint, state, self.policy.name, node.pool, node.ledger)
+        self._shell.resume(checkpoint, state, self._config.policy, node.pool, node.ledger)
         node.round, node.position = state.round, state.position
         if state.mix is not None:
             node.mixer.restore(state.mix)

@@ -19,7 +19,7 @@ CONVERTING = "converting SmolLM2-135M-Instruct (Apache-2.0, from the package llm
 def policy_progress(console: Console, model: str) -> Iterator[Progress]:
     """A progress bar, shown if the policy must be made first."""
     what = CONVERTING if model == SMOLLM2 else f"making the policy {model}"
-    columns = (TextColumn(f"{what} (once)"), BarColumn(), TimeRemainingColumn())
+    columns = (TextColumn(f"{what} (once)", markup=False), BarColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
         task: list[TaskID] = []
 

@@ -35,7 +35,7 @@ from swarm.environments.specs import (
     why_invalid,
     why_left_out,
 )
-from swarm.errors import ConfigError, OtherRun, PeerUnreachable, Refusal, TaskError
+from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable, Refusal, TaskError
 from swarm.files import private_directory, replace_file
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -345,6 +345,22 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> bytes | None:
     except PeerUnreachable as error:
         warn(f"{error}; training alone until one answers", console)
         return None
+
+
+def check_no_twin(settings: NetworkSettings, peer_id: str, kept: Path) -> None:
+    """Raises `IdentityInUse` when a bootstrap has this node's own key, which is `kept` there: this node does not listen
+    yet, so it is another one."""
+    own = [f"{address}/p2p/{peer_id}" for address in Bootstraps(settings.bootstrap).by_peer().get(peer_id, ())]
+    if not own:
+        return
+    try:
+        fetch_manifest(own, ASK_TIMEOUT_S, transport=settings.transport)
+    except PeerUnreachable:
+        return
+    raise IdentityInUse(
+        f"this node's own key is at {own[0]}: a copied directory? Two nodes must not have the key in {kept}: give this "
+        "one a directory of its own with --out, or end the other"
+    )
 
 
 def warn_of_readers(out: Path, console: Console) -> None:

@@ -20,6 +20,7 @@ from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
+from swarm.policy.config import PolicySettings, local_name
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
@@ -41,7 +42,7 @@ from swarm.telemetry.records import (
 from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
 from swarm.types import MemberSummary
 
 CHECKPOINTS = "checkpoints"
@@ -273,9 +274,11 @@ class Shell:
         every = self._config.evaluation.every_rounds
         return every is not None and round % every == 0 and not self.has_enough(round)
 
-    def resume(self, checkpoint: Path, state: TrainingState, model: str, held: Held, ledger: Ledger) -> None:
+    def resume(
+        self, checkpoint: Path, state: TrainingState, settings: PolicySettings, held: Held, ledger: Ledger
+    ) -> None:
         """Resume with a checkpoint's received groups. Raises `CheckpointError` for another model."""
-        check_model(checkpoint, state, model)
+        check_model(checkpoint, state, settings)
         if state.peer_id != self.peer_id:
             self.note(f"the checkpoint belongs to {state.peer_id}; this node now has another peer id", "warning")
         held.restore(state.pool)
@@ -327,13 +330,16 @@ def roll_back(store: CheckpointStore, go_back: Callable[[Path], None]) -> str:
     return outcome
 
 
-def check_model(checkpoint: Path, state: TrainingState, model: str) -> None:
+def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:
     """Raises `CheckpointError` when the checkpoint's model is not the configured one."""
-    if state.model != model:
-        raise CheckpointError(
-            f"{checkpoint} has model {state.model!r}, but the configuration has {model!r}; choose another "
-            "directory with --out, or the checkpoint's model"
-        )
+    if is_of(state, settings):
+        return
+    name, revision = local_name(settings.model), f" at {settings.revision}" if settings.revision else ""
+    of_that_name = ", another one of that name" if name == state.model else ""
+    raise CheckpointError(
+        f"{checkpoint} has model {state.model!r}, but the configuration has {name!r}{revision}{of_that_name}; choose "
+        "another directory with --out, or the checkpoint's model"
+    )
 
 
 def stream_seed(peer_id: str) -> int:

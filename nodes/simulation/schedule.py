@@ -120,7 +120,12 @@ class _Display:
     few minutes one for each that runs."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self._console = console
         self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._total = self._bars.add_task("cells", total=total, completed=done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -11,12 +12,15 @@ from msgspec.structs import replace
 from swarm.figures import Figure, joined
 from swarm.groups.building import OwnGroups, with_grade
 from swarm.groups.episodes import Played
+from swarm.groups.lost import without_group
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.groups.versions import oldest_version
 from swarm.reasons import Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Completion, Grade, Question, Rejection, RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerGroups:
@@ -44,6 +48,8 @@ class WorkerGroups:
         self._hides = hides
         self._has_room = has_room
         self._ungraded: list[tuple[RolloutGroup, Future[Grade | Rejection]]] = []
+        self._told: set[Reason] = set()
+        """Why questions had no groups so far."""
         self._unsent: deque[RolloutGroup] = deque()
         """With signal; they wait for room."""
 
@@ -59,7 +65,7 @@ class WorkerGroups:
     def add(self, question: Question, played: Played | Rejection) -> tuple[Completion, ...]:
         """Keep the answers to one question until they are graded, and return them; none if they cannot be used."""
         if isinstance(played, Rejection):
-            self.ledger.local(played.reason)
+            self._lost(played)
             return ()
         completions = played.completions
         if any(self._hides(turn.token_ids) for completion in completions for turn in completion.by_turn()):
@@ -67,6 +73,13 @@ class WorkerGroups:
             return ()
         self._ungraded.append((self._own.make(question.ref, completions, (0.0,) * len(completions)), played.grading))
         return completions
+
+    def _lost(self, rejection: Rejection) -> None:
+        """Count a question without a group, and say why the first time."""
+        self.ledger.local(rejection.reason)
+        if rejection.reason not in self._told:
+            self._told.add(rejection.reason)
+            logger.warning("a question has no group; %s", without_group(rejection))
 
     def send(self, is_stale: Callable[[int], bool]) -> None:
         """Share the groups with signal that are graded by now, as far as there is room.
@@ -80,7 +93,7 @@ class WorkerGroups:
                 continue
             verdict = grading.result()
             if isinstance(verdict, Rejection):
-                self.ledger.local(verdict.reason)
+                self._lost(verdict)
                 continue
             self.num_completions += len(verdict.rewards)
             self.reward += sum(verdict.rewards)

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from swarm.environments.digests import content_digest
 from swarm.errors import TaskError
+from swarm.files import at_home
 from swarm.settings import imported
 
 GROUP = "swarm.environments"
@@ -43,7 +44,7 @@ def resolved(target: str) -> str:
 def file_of(target: str) -> Path | None:
     """The path in a target; None for one in a module."""
     path = target.rpartition(":")[0]
-    return Path(path).expanduser() if path.endswith(".py") else None
+    return at_home(path) if path.endswith(".py") else None
 
 
 def code_digest(target: str) -> str:

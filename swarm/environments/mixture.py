@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -25,6 +24,7 @@ from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
 from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.episodes.tool_use import ToolSource
+from swarm.environments.failures import Failures
 from swarm.environments.generated.config import GeneratedTask
 from swarm.environments.scoring.combination import Combination, Parts
 from swarm.environments.sources.stored import StoredRows
@@ -62,7 +62,7 @@ class Bounds(Struct, frozen=True):
             raise TaskError(f"it took {seconds:.0f} s to set up the run's tasks up to this one")
 
 
-def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | None = None) -> Source:
+def make_source(config: TaskConfig, counts: Failures, stored: StoredRows | None = None) -> Source:
     """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
     if isinstance(config, NumberGuessingTask):
         return EnvironmentSource(config, lambda: NumberGuessing(config.highest, config.progress), counts)
@@ -86,7 +86,7 @@ def make_source(config: TaskConfig, counts: Counter[str], stored: StoredRows | N
 
 def _make_questions(
     config: ReasoningGymTask | DatasetTask | PythonTask | GeneratedTask,
-    counts: Counter[str],
+    counts: Failures,
     stored: StoredRows | None,
 ) -> TaskSource:
     if isinstance(config, ReasoningGymTask):
@@ -136,7 +136,7 @@ class TaskMixture:
         self,
         configs: Sequence[TaskConfig],
         lenient: bool = False,
-        make: Callable[[TaskConfig, Counter[str]], Source] = make_source,
+        make: Callable[[TaskConfig, Failures], Source] = make_source,
         bounds: Bounds | None = None,
     ) -> None:
         """Set up every source and import its library.
@@ -149,7 +149,7 @@ class TaskMixture:
             raise TaskError("a run needs at least one task, got none")
         self.skipped: dict[str, str] = {}
         """Why each omitted task could not be set up, by name."""
-        self.counts: Counter[str] = Counter()
+        self.counts = Failures()
         """`question_failures`: times that a task could not make its question; and the sources' counts."""
         self.sources: dict[str, Source] = {}
         self._combinations: dict[str, Combination] = {}
@@ -194,7 +194,7 @@ class TaskMixture:
             try:
                 return self.sources[name].question(seed, index)
             except TaskError as error:
-                self.counts["question_failures"] += 1
+                self.counts.note("question_failures", name, f"it could not make a question: {error}")
                 failures.append(str(error))
         raise TaskError(
             f"no task could make question {index} of stream {seed}: {'; '.join(failures) or 'every task was skipped'}"

@@ -42,7 +42,8 @@ class FormatReward(Settings):
     """As in `kind: answer`."""
     tags: tuple[Tag, ...] = Field((), max_length=8)
     """The completion consists of these pairs of tags in this order, each once, with nothing but white space around
-    them: `[think, answer]`."""
+    them: `[think, answer]`. The first of several may lack its opening tag, which the chat templates of many thinking
+    models write before the completion begins."""
     pattern: str | None = Field(None, max_length=MAX_RE2_CHARS)
     """Instead of `tags`: a regular expression in RE2's syntax that matches somewhere in the last 4,096 characters."""
 

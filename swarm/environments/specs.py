@@ -23,6 +23,7 @@ from swarm.environments.config import CODE_FIELDS, TASKS, DatasetTask, TaskConfi
 from swarm.environments.digests import content_digest
 from swarm.environments.fields import is_hub_id
 from swarm.errors import TaskError
+from swarm.files import at_home
 from swarm.foreign import clean
 from swarm.types import TaskSpec
 
@@ -172,7 +173,7 @@ def is_on_disk(config: TaskConfig) -> bool:
         return False
     if _looks_local(config.path):
         return True
-    with suppress(OSError):  # a text too long for a path is not one
+    with suppress(OSError, ValueError):  # a text too long for a path is not one, nor one with NUL
         return Path(config.path).exists()
     return False
 
@@ -181,7 +182,7 @@ def media_folder(config: TaskConfig) -> Path | None:
     """The folder whose files the rows of a task may name; None for a task without such rows."""
     if not (isinstance(config, DatasetTask) and config.media and is_on_disk(config)):
         return None
-    place = Path(config.path).expanduser().absolute()
+    place = at_home(config.path).absolute()
     return place if place.is_dir() else place.parent
 
 
@@ -214,11 +215,11 @@ def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
 def _digest_at(path: Path, task: str) -> str:
     """Digest of a file, or of the data of a folder. Raises `TaskError`."""
     try:
-        place = path.expanduser()
+        place = at_home(path)
         if not place.exists():
             raise TaskError(f"task {task!r}: no such file or folder: {path}")
         return content_digest(_data_files(place) if place.is_dir() else [place])
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home of such a user
+    except (OSError, ValueError) as error:
         raise TaskError(f"task {task!r}: cannot read {path}: {error}") from error
 
 
@@ -262,4 +263,4 @@ def _from_spec(spec: TaskSpec, copy: Path | None, target: str | None) -> TaskCon
     assert copy is not None  # otherwise `why_left_out` has a reason
     if problem := differing_copy(spec, copy):
         raise TaskError(problem)
-    return config.model_copy(update={"path": str(copy.expanduser().absolute()), "public": False})
+    return config.model_copy(update={"path": str(at_home(copy).absolute()), "public": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -22,7 +23,8 @@ class JudgeSettings(Settings):
     """The judge: its name at the endpoint, or without `endpoint` a hub id or local directory of a transformers model,
     loaded in a process of its own. Default: none; the run's tasks with a judge are left out."""
     endpoint: str | None = Field(None, max_length=2_048)
-    """Address of an OpenAI-compatible server, such as vLLM's: `http://127.0.0.1:8000/v1`."""
+    """Address of an OpenAI-compatible server, such as vLLM's: `http://127.0.0.1:8000/v1`. One on this machine is never
+    asked through a proxy."""
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable with the endpoint's key, which is written nowhere."""
     device: str = "auto"
@@ -58,13 +60,22 @@ class JudgeSettings(Settings):
             raise ValueError("endpoint must begin with http:// or https:// and name a host")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError("endpoint must have neither user, password nor query: name a variable in api_key_env")
-        if self.api_key_env is not None and parts.scheme != "https" and not _is_here(parts.hostname):
+        if self.api_key_env is not None and parts.scheme != "https" and not is_here(parts.hostname):
             raise ValueError("a key may be sent to https:// or to this machine only")
         return self
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Whether a URL's host is this machine by a loopback name or address, however it is written."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
-        return False
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(name))  # 127.1
+        except (OSError, ValueError):
+            return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified

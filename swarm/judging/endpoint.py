@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException, HTTPMessage
 from typing import IO
 from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 import msgspec
 from msgspec import Struct
 
 from swarm.errors import ConfigError
-from swarm.judging.config import JudgeSettings
+from swarm.judging.config import JudgeSettings, is_here
 from swarm.judging.messages import MAX_ERROR_CHARS, Query, Told
 from swarm.judging.prompts import SYSTEM, number_in
 
@@ -70,7 +71,8 @@ class EndpointJudge:
         self._url = f"{settings.endpoint.rstrip('/')}/chat/completions"
         self._model = settings.model
         self._time_limit_s = settings.time_limit_s
-        self._opener = build_opener(_NoRedirects)
+        direct = [ProxyHandler({})] if is_here(urlsplit(settings.endpoint).hostname or "") else []
+        self._opener = build_opener(_NoRedirects, *direct)
         self._headers = {"Content-Type": "application/json", **_authorization(settings, environment)}
         self._threads = ThreadPoolExecutor(settings.requests_at_once, "judge")
 
@@ -128,9 +130,15 @@ class EndpointJudge:
         except TimeoutError:
             raise _Unanswered("the endpoint took too long") from None
         except (OSError, HTTPException) as error:  # `URLError` is an OSError
-            raise _Busy(f"the endpoint cannot be reached: {type(error).__name__}") from None
+            raise _Busy(f"the endpoint cannot be reached: {_in_words(error)}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise _Unanswered("the endpoint's response is not a chat completion") from None
+
+
+def _in_words(error: Exception) -> str:
+    """What happened, without the name of the class around it."""
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason or type(error).__name__).lower()
 
 
 def _bounded(response: IO[bytes], deadline: float) -> bytes:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from swarm.net.addresses.written import address_problem
 from swarm.net.snapshots.config import SnapshotSettings
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.offer_rate import OFFERS_PER_S
@@ -90,6 +91,14 @@ class NetworkSettings(Settings):
     holds most is closed."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; it doubles up to a minute."""
+
+    @model_validator(mode="after")
+    def _addresses_are_addresses(self) -> Self:
+        for name, addresses, least_port in (("listen", self.listen, 0), ("announce", self.announce, 1)):
+            for address in addresses:
+                if problem := address_problem(address, least_port):
+                    raise ValueError(f"an address in {name} {problem}, got {address!r}")
+        return self
 
     @model_validator(mode="after")
     def _one_record_fits(self) -> Self:

@@ -6,12 +6,14 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from swarm.errors import ConfigError
+from swarm.files import sampled_digest
 from swarm.settings import Settings
 
 TINY = "tiny"
@@ -107,6 +109,11 @@ class PolicySettings(Settings):
     lora: LoraSettings = LoraSettings()
 
 
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+UNIMPORTANT = ("transformers_version", "_name_or_path")
+"""Of a `config.json`: who wrote it, and where the model was."""
+
+
 def is_on_hub(model: str) -> bool:
     """Whether a model is neither embedded nor a local directory."""
     return model not in MADE_HERE and not model.startswith(("/", ".", "~")) and not Path(model).exists()
@@ -124,6 +131,29 @@ def public_name(model: str) -> str:
 def local_name(model: str) -> str:
     """The name of a model on this machine, in checkpoints and messages: for a directory its last part."""
     return Path(model).name if Path(model).exists() else model
+
+
+@cache
+def origin(model: str, revision: str | None) -> str:
+    """What a model is before it is trained, for checkpoints: its hub id and revision, or, for a directory wherever it
+    is, a digest of its configuration and of its weights' names, sizes and samples of their content."""
+    if model in MADE_HERE or is_on_hub(model):
+        return model if revision is None else f"{model}@{revision}"
+    description = Path(model) / "config.json"
+    parts = [_description(description) if description.is_file() else {}]
+    for file in sorted(Path(model).iterdir()) if Path(model).is_dir() else []:
+        if file.suffix in WEIGHT_SUFFIXES:
+            parts.append([file.name, file.stat().st_size, sampled_digest(file)])
+    return f"local:{hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()}"
+
+
+def _description(file: Path) -> object:
+    """A `config.json` without what says nothing about the model."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):  # loading it says what is wrong
+        return {}
+    return {name: found[name] for name in found if name not in UNIMPORTANT} if isinstance(found, dict) else found
 
 
 def default_prompt(model: str) -> str | None:

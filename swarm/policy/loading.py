@@ -18,7 +18,16 @@ from swarm.errors import CheckpointError, PolicyError
 from swarm.machine import threads_of_each
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
-from swarm.policy.config import EMBEDDED, MADE_HERE, SMOLLM2, TINY_SEES, PolicySettings, default_prompt, local_name
+from swarm.policy.config import (
+    EMBEDDED,
+    MADE_HERE,
+    SMOLLM2,
+    TINY_SEES,
+    PolicySettings,
+    default_prompt,
+    local_name,
+    origin,
+)
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.experts.casting import cast_experts
 from swarm.policy.gate import WeightGate
@@ -76,6 +85,8 @@ class Policy:
                 f"{model.get_input_embeddings().weight.shape[0]}: they do not match"
             )
         self.name = name
+        self.origin = ""
+        """What it was before it was trained, as `swarm.policy.config.origin`."""
         self.model = model.eval()  # dropout would make sampled and trained log-probabilities differ
         give_float32_logits(self.model)
         cast_experts(self.model)
@@ -330,6 +341,7 @@ def _policy(
         routing_replay=settings.routing_replay,
         media=_media(settings, model, tokenizer, dtype, ranks),
     )
+    policy.origin = origin(settings.model, settings.revision)
     policy.check_template()
     return policy
 

@@ -27,9 +27,14 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from swarm.errors import PolicyError, SwarmError
 from swarm.foreign import clean
+from swarm.policy.config import WEIGHT_SUFFIXES
 
+ADAPTER_FILE = "adapter_config.json"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How Git LFS begins what it leaves in place of a file."""
+DAMAGED = ("PytorchStreamReader", "UnpicklingError", "EOFError", "Error while deserializing header")
+"""In what the readers of weights raise for files that are cut off, or are something else."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 NAMED = 3
 """Most wrong tensors that a message lists."""
 PANIC = "PanicException"
@@ -57,6 +62,8 @@ def foreign_files(source: str, part: str = "") -> Iterator[None]:
         known = isinstance(error, (OSError, ValueError, ImportError, SafetensorError))
         text = str(error) if known else f"{type(error).__name__}: {error}"
         reason = clean(" ".join(text.split()), MAX_REASON_CHARS)
+        if any(sign in f"{type(error).__name__}: {text}" for sign in DAMAGED):
+            reason = f"a file of its weights is cut off, or is no file of weights: download it again ({reason[:120]})"
         if part:
             raise PolicyError(f"cannot read the {part} of model {source!r}: {reason}") from error
         raise PolicyError(f"cannot load model {source!r}: {reason}") from error
@@ -84,8 +91,9 @@ def read_model(
     source: str, revision: str | None, trust_remote_code: bool, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model, on the CPU in `dtype`, and tokenizer. Raises `PolicyError`."""
+    _check_source(source)
     if Path(source).is_dir():
-        _check_files(Path(source))
+        _check_tokenizer(Path(source))
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     with foreign_files(source), few_modules(source):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -138,12 +146,29 @@ def read_config(source: str, revision: str | None, trust_remote_code: bool) -> P
 
 
 def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
-    file = cached_file(source, CONFIG_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
-    if file is not None:
+    _check_source(source)
+    if _found(source, ADAPTER_FILE, revision) is not None:
+        raise PolicyError(
+            f"{source} holds adapters ({ADAPTER_FILE}) beside its weights: merge them into the weights, or remove the "
+            "files adapter_*"
+        )
+    if (file := _found(source, CONFIG_NAME, revision)) is not None:
         _check_repeated(source, Path(file))
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     _check_whole_precision(source, config)
     return config
+
+
+def _found(source: str, name: str, revision: str | None) -> str | None:
+    """The path of one of the model's files; None if it has none of this name."""
+    found: str | None = cached_file(
+        source,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,  # what is loaded next says it
+    )
+    return found
 
 
 def _outline(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
@@ -193,8 +218,30 @@ def _check_whole_precision(source: str, config: PreTrainedConfig) -> None:
             )
 
 
-def _check_files(directory: Path) -> None:
-    if not (directory / "config.json").is_file():
-        raise PolicyError(f"{directory} has no config.json: it is not a model in Hugging Face format")
+def _check_source(source: str) -> None:
+    """Raises `PolicyError` for a path that is no directory of a whole model."""
+    place = Path(source)
+    if place.is_file():
+        raise PolicyError(f"policy.model must be a directory or a hub id, got the file {source}: name its directory")
+    if not place.is_dir():
+        return
+    if not (place / CONFIG_NAME).is_file():
+        if (place / ADAPTER_FILE).is_file():
+            raise PolicyError(
+                f"{source} holds adapters alone: merge them into their base model and name that directory, or name the "
+                "base model"
+            )
+        raise PolicyError(f"{source} has no config.json: it is not a model in Hugging Face format")
+    for file in sorted(place.iterdir()):
+        if not file.is_file() or file.suffix not in (*WEIGHT_SUFFIXES, ".json", ".model", ".jinja", ".txt"):
+            continue
+        with file.open("rb") as opened:
+            if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise PolicyError(f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` there")
+        if file.stat().st_size == 0 and file.suffix in WEIGHT_SUFFIXES:
+            raise PolicyError(f"{file} is empty: download it again")
+
+
+def _check_tokenizer(directory: Path) -> None:
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise PolicyError(f"{directory} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")

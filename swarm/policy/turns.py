@@ -106,17 +106,19 @@ class Conversations:
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         """The conversation by the template, up to the policy's turn."""
-        content = self._as_parts if self._takes_parts else self._inline if self._reader is not None else None
-        turns = [
-            {"role": message.role, "content": message.text if content is None else content(message.parts)}
-            for message in messages
-        ]
-        return self._by_template(turns)
+        return self._by_template([{"role": each.role, "content": self._content(each)} for each in messages])
+
+    def _content(self, message: Message) -> str | list[dict[str, str]]:
+        """What a message says, as the template takes it."""
+        if self._takes_parts:
+            return self._as_parts(message.parts)
+        text = message.text if self._reader is None else self._inline(message.parts)
+        return [{"type": "text", "text": text}] if self._takes_lists else text
 
     def check(self) -> None:
-        """Render a question, if there is a template. Raises `PolicyError` for one that cannot."""
-        if self._tokenizer.chat_template:
-            self._rendered([Message("user", QUESTION)])
+        """Render a question, if there is a template. Raises `PolicyError` for one that cannot, or leaves it out."""
+        if self._tokenizer.chat_template and QUESTION not in self._rendered([Message("user", QUESTION)]):
+            raise PolicyError("the model's chat template leaves out the question: repair it, or choose another model")
 
     def _by_template(self, turns: Sequence[Mapping[str, object]]) -> str:
         """Raises `PolicyError` for whatever the template raises."""
@@ -172,10 +174,23 @@ class Conversations:
         return text.count(self._reader.token(kind)) == 1 and text.count(QUESTION) == 1 and "{" not in text
 
     @cached_property
-    def _has_system_role(self) -> bool:
-        """Whether the template renders system text; some refuse it, as Gemma's first, and some leave it out."""
+    def _takes_lists(self) -> bool:
+        """Whether the template renders a text only as a list of parts, of which it is the only one."""
+        return not self._shows_question(QUESTION) and self._shows_question([{"type": "text", "text": QUESTION}])
+
+    def _shows_question(self, content: object) -> bool:
         try:
-            return SYSTEM in self._rendered([Message("system", SYSTEM), Message("user", QUESTION)])
+            return QUESTION in self._by_template([{"role": "user", "content": content}])
+        except PolicyError:
+            return False
+
+    @cached_property
+    def _has_system_role(self) -> bool:
+        """Whether the template renders system text and the question; some refuse it, as Gemma's first, some leave it
+        out, and some render the first message alone."""
+        try:
+            text = self._rendered([Message("system", SYSTEM), Message("user", QUESTION)])
+            return SYSTEM in text and QUESTION in text
         except PolicyError:
             return False
 

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from swarm.groups.building import with_grade
 from swarm.groups.episodes import Played, play
+from swarm.groups.lost import without_group
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
 from swarm.stopwatch import Stopwatch
@@ -43,6 +44,8 @@ class GradedBatch(Struct, frozen=True):
     """Questions without answers or grades, by reason."""
     num_unasked: int = 0
     """Questions for which there was no time."""
+    problem: str = ""
+    """Why none of the questions has a group, in words; empty if one has."""
 
 
 class Rollouts:
@@ -110,12 +113,14 @@ class Rollouts:
         seed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
         finished: dict[int, Played] = {}
         failed: Counter[Reason] = Counter()
+        first: Rejection | None = None
         ends_at = time.monotonic() + self._limit_s
         games = play(self._engine.stream, self._verifier, questions, self._group_size, self._sampling, seed)
         with stages("generate"), closing(games):
             for index, played in games:
                 if isinstance(played, Rejection):
                     failed[played.reason] += 1
+                    first = first or played
                 else:
                     finished[index] = played
                 if finished and time.monotonic() >= ends_at:
@@ -127,7 +132,8 @@ class Rollouts:
                 verdict = played.grading.result()
                 if isinstance(verdict, Rejection):
                     failed[verdict.reason] += 1
+                    first = first or verdict
                 else:
                     group = self._make_group(questions[index].ref, played.completions, verdict.rewards, version)
                     groups.append(with_grade(group, verdict))
-        return GradedBatch(groups, failed, num_unasked)
+        return GradedBatch(groups, failed, num_unasked, "" if groups or first is None else without_group(first))

@@ -91,6 +91,8 @@ class RoundReport(Struct, frozen=True):
     """What others' groups do for this node; None when it is not measured."""
     num_unasked: int = 0
     """Questions for which there was no time."""
+    problem: str = ""
+    """Why none of its questions has a group, as in `GradedBatch`."""
     alarm: Alarm | None = None
     """Others' groups lowered this node's reward: it stops using them for a while, and the caller should roll back its
     policy."""
@@ -241,6 +243,7 @@ class SapoNode:
             tasks=this.tasks,
             worth=self._worth.worth if self._worth else None,
             num_unasked=batch.num_unasked,
+            problem=batch.problem,
             alarm=self._look_back(this.reward, mixed) if this.reward is not None else None,
         )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from swarm.errors import CheckpointError, TornCheckpoint
 from swarm.files import sync, whole_directory
-from swarm.policy.config import PolicySettings
+from swarm.policy.config import PolicySettings, local_name, origin
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixState
 from swarm.sapo.pool import PooledGroup
@@ -51,7 +51,7 @@ class TrainingState(Struct):
 
     peer_id: str
     model: str
-    """Name of the policy; a checkpoint of another policy is refused."""
+    """Name of the policy."""
     round: int
     """Rounds finished."""
     version: int
@@ -71,12 +71,23 @@ class TrainingState(Struct):
     """What a peer's watch has seen, and the rest that it keeps."""
     well: list[int] = []
     """Rounds of the healthy checkpoints, as `CheckpointStore` knows them: filled in by `save`."""
+    origin: str = ""
+    """What the policy was before it was trained, as `swarm.policy.config.origin`: a checkpoint of another is refused.
+    Empty in older checkpoints, of which the name decides."""
 
 
 class _Model(Struct):
     """What is read of a state to know its model."""
 
     model: str
+    origin: str = ""
+
+
+def is_of(state: TrainingState | _Model, settings: PolicySettings) -> bool:
+    """Whether a state is that of the policy that `settings` names."""
+    if state.origin:
+        return state.origin == origin(settings.model, settings.revision)
+    return state.model == local_name(settings.model)
 
 
 class CheckpointStore:
@@ -146,13 +157,13 @@ class CheckpointStore:
             )
         return None
 
-    def newest_model(self) -> str | None:
-        """The model of the newest checkpoint, which is not verified; None without a readable one."""
+    def has_another_model(self, settings: PolicySettings) -> bool:
+        """Whether the newest checkpoint, which is not verified, is of another policy; False without a readable one."""
         try:
             state = (self._all()[-1] / STATE).read_bytes()
-            return msgspec.msgpack.decode(state, type=_Model).model
+            return not is_of(msgspec.msgpack.decode(state, type=_Model), settings)
         except (IndexError, OSError, msgspec.DecodeError):
-            return None
+            return False
 
     def _all(self) -> list[Path]:
         return sorted(self.root.glob("round-*")) if self.root.is_dir() else []

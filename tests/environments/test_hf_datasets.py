@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import zipfile
+from datetime import datetime
 from pathlib import Path
 
 import datasets
@@ -234,8 +235,10 @@ def test_a_time_whose_form_the_reader_does_not_keep_is_malformed(tmp_path: Path)
     rows: list[dict[str, object]] = [
         {"question": "When?", "answer": text} for text in ("2020-01-01 10:30", "2020-01-02")
     ]
-    assert answers(write(tmp_path, ".jsonl", rows)) == [None, ("2020-01-02",)]
-    assert answers(write(tmp_path, ".csv", rows)) == [("2020-01-01 10:30",), ("2020-01-02",)]
+    for suffix in (".jsonl", ".json", ".csv"):
+        assert answers(write(tmp_path, suffix, rows)) == [("2020-01-01 10:30",), ("2020-01-02",)]
+    times = [{"question": "When?", "answer": datetime(2020, 1, day, hour)} for day, hour in ((1, 10), (2, 0))]
+    assert answers(write(tmp_path, ".parquet", times)) == [None, ("2020-01-02",)]
 
 
 @pytest.mark.parametrize(

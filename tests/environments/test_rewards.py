@@ -107,6 +107,11 @@ def test_overlong_is_dapo_s_soft_punishment_plus_one(first: int, second: int, te
         (" <think>\n</think>\n\n<answer></answer>\n", True),
         ("<answer>b</answer><think>a</think>", False),
         ("<think>a</think>", False),
+        ("a</think><answer>b</answer>", True),
+        ("a\n</think>\n\n<answer>b</answer>", True),
+        ("a</think></think><answer>b</answer>", False),
+        ("<answer>b</answer>", False),
+        ("</answer><answer>b</answer>", False),
         ("so <think>a</think><answer>b</answer>", False),
         ("<think>a</think><answer>b</answer> so", False),
         ("<think>a</think>x<answer>b</answer>", False),
@@ -118,6 +123,10 @@ def test_overlong_is_dapo_s_soft_punishment_plus_one(first: int, second: int, te
 )
 def test_the_form_of_tags(text: str, right: bool) -> None:
     assert has_tags(("think", "answer"), text) == right
+
+
+def test_a_single_tag_needs_both_its_halves() -> None:
+    assert has_tags(("answer",), "<answer>b</answer>") == 1 and has_tags(("answer",), "b</answer>") == 0
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,33 @@ def test_each_query_is_a_chat_completion_and_its_number_comes_back_in_order() ->
     assert first.body == {"model": "wise", "messages": messages, "temperature": 0.0, "max_tokens": 64}
 
 
+PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "0.0.0.0"])
+def test_a_judge_on_this_machine_is_asked_without_a_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with judge_server(lambda asked: says("SCORE: 9")) as proxy, judge_server(lambda asked: says("SCORE: 1")) as server:
+        for name in PROXIES:
+            monkeypatch.setenv(name, proxy.endpoint.removesuffix("/v1"))
+        address = server.endpoint.replace("127.0.0.1", host)
+        told = judge(address, {"KEY": "s3cret"}, api_key_env="KEY").answer(QUERIES[:1])
+        assert told.numbers == (1,) and not proxy.asked and len(server.asked) == 1
+
+
+def test_a_proxy_leads_to_other_machines_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with judge_server(lambda asked: says("SCORE: 9")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.endpoint.removesuffix("/v1"))
+        assert judge("http://judge.example/v1").answer(QUERIES[:1]).numbers == (9,)
+        assert "Authorization" not in proxy.asked[0].headers
+        with pytest.raises(ValidationError, match="a key may be sent to https:// or to this machine only"):
+            judge("http://judge.example/v1", {"KEY": "s3cret"}, api_key_env="KEY")
+
+
+def test_a_server_that_cannot_be_reached_is_told_with_the_reason() -> None:
+    told = judge("http://127.0.0.1:9/v1").answer(QUERIES[:1])
+    assert told.error == "the endpoint cannot be reached: connection refused"
+
+
 def test_without_a_key_none_is_sent_and_one_that_is_missing_is_an_error() -> None:
     with judge_server(lambda asked: says("SCORE: 1")) as server:
         judge(server.endpoint, {"OPENAI_API_KEY": "not asked for"}).answer(QUERIES[:1])

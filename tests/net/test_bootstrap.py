@@ -26,6 +26,23 @@ def test_a_file_is_read_again_when_it_changes_and_kept_when_it_goes(tmp_path: Pa
     assert list(bootstraps.by_peer()) == [address.rpartition("/")[2] for address in (B, C)]
 
 
+def test_a_file_without_addresses_is_named(tmp_path: Path) -> None:
+    there, empty, folder = tmp_path / "boot", tmp_path / "empty", tmp_path / "folder"
+    empty.write_text("# nobody\nnonsense\n")
+    folder.mkdir()
+    bootstraps = Bootstraps([f"file:{there}", f"file:{empty}", f"file:{folder}", C], {})
+    problems = bootstraps.problems()
+    assert problems == {
+        f"file:{there}": f"there is no file {there} yet",
+        f"file:{empty}": f"there is no address in {empty}",
+        f"file:{folder}": f"{folder} cannot be read: is a directory",
+    }
+    assert bootstraps.look_up() == problems
+    there.write_text(A)
+    assert list(bootstraps.problems()) == [f"file:{empty}", f"file:{folder}"]
+    assert list(Bootstraps(["file:no\0such"], {}).problems()) == ["file:no\0such"]
+
+
 def test_a_variable_and_host_names(tmp_path: Path) -> None:
     peer_id = A.rpartition("/")[2]
     bootstraps = Bootstraps(

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.errors import ConfigError, OtherRun, PeerUnreachable, TransportError
+from nodes.roles.run import check_no_twin
+from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable, TransportError
 from swarm.net.backends import fetch_manifest
+from swarm.net.config import NetworkSettings
 from swarm.net.hivemind import transport as hivemind_module
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
@@ -264,6 +266,10 @@ def test_manifest_can_be_fetched_without_a_node(start: Start) -> None:
     assert "no-such-host.invalid/tcp/1: unknown host" in str(nobody.value)
     with pytest.raises(ConfigError):
         fetch_manifest(["localhost:1234"], 60.0)
+    with pytest.raises(IdentityInUse, match=f"own key is at /ip4/127.0.0.1/tcp/[0-9]+/p2p/{a.peer_id}: a copied direc"):
+        check_no_twin(NetworkSettings(bootstrap=a.multiaddrs()), a.peer_id, Path("out"))
+    check_no_twin(NetworkSettings(bootstrap=a.multiaddrs()), Identity.generate().peer_id, Path("out"))
+    check_no_twin(NetworkSettings(bootstrap=(dead,)), dead.rpartition("/")[2], Path("out"))
     # Something listens, but is not the peer it is said to be.
     impostor = a.multiaddrs()[0].replace(a.peer_id, Identity.generate().peer_id)
     with pytest.raises(PeerUnreachable, match=r"127\.0\.0\.1"):

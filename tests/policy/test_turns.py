@@ -164,6 +164,38 @@ DATED = (
 )
 
 
+LISTS = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [LISTS, "{% for m in messages %}{{ m.role }}: {{ m.content[0].text | trim }}\n{% endfor %}"],
+    ids=["leaves text out", "refuses text"],
+)
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_template_of_parts_gets_parts(template: str, system: str | None) -> None:
+    policy = policy_with(template, "<|end|>", system)
+    policy.check_template()
+    text = policy.decode(policy.encode_prompt("What is 1 + 2?"))
+    assert text.count("What is 1 + 2?") == 1 and (system is None or system in text)
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_template_of_the_first_message_alone_loses_no_question(system: str | None) -> None:
+    policy = policy_with("{{ messages[0].content }}\n", "<|end|>", system)
+    policy.check_template()
+    assert "What is 1 + 2?" in policy.decode(policy.encode_prompt("What is 1 + 2?"))
+
+
+@pytest.mark.parametrize("template", ["You are a helpful assistant.", "{{ messages[0].text }}", "{{ bos_token }}"])
+def test_a_template_that_leaves_out_the_question_is_refused(template: str) -> None:
+    with pytest.raises(PolicyError, match="chat template (leaves out the question|cannot be used)"):
+        policy_with(template, "<|end|>").check_template()
+
+
 def test_a_template_writes_the_same_day_on_every_node_and_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 3, SmolLM3 and gpt-oss do: what was sampled before midnight would be read otherwise after it."""
     policy = policy_with(DATED, "<|eot|>")

@@ -126,7 +126,20 @@ def test_groups_keep_the_order_of_their_questions_and_what_failed_is_counted() -
     batch = first_batch(Backwards(), verifier)
     assert [graded.group.question.index for graded in batch.groups] == [1000, 1002, 1004, 1005]
     assert [graded.group.policy.version for graded in batch.groups] == [7] * 4
-    assert batch.failed == {"prompt_too_long": 1, "verifier_timeout": 1}
+    assert batch.failed == {"prompt_too_long": 1, "verifier_timeout": 1} and batch.problem == ""
+
+
+def test_why_no_question_of_a_batch_has_a_group_is_said() -> None:
+    class Short(FakeEngine):
+        def stream(
+            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        ) -> Generator[tuple[int, Answers]]:
+            for index, _ in super().stream(prompts, num_completions, sampling, seed):
+                yield index, Rejection(Reason.PROMPT_TOO_LONG, "it has 30 tokens, the model 24 positions")
+
+    batch = first_batch(Short(), FakeVerifier())
+    assert not batch.groups and batch.failed == {"prompt_too_long": 6}
+    assert batch.problem.startswith("prompt_too_long: it has 30 tokens, the model 24 positions; ask shorter questions")
 
 
 def test_the_next_groups_are_generated_while_an_update_runs() -> None:

@@ -18,6 +18,7 @@ from rich.table import Table
 from nodes import exits
 from nodes.commands.measuring.checkpoints import find_checkpoint
 from nodes.commands.measuring.exported import exported_values
+from nodes.console import literal_console
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, load_config
@@ -191,8 +192,8 @@ def _evaluate_suite(suite: Suite, engine: StreamingEngine, config: NodeConfig, s
 @contextlib.contextmanager
 def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error, where a terminal is; results alone go to standard output."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = literal_console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"{name}: questions", total=total)
         yield lambda done: bar.update(task, completed=done)

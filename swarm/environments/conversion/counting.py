@@ -42,6 +42,7 @@ class Conversion:
         self._stated_rows = 0
         self._rows = 0
         self._bytes = 0
+        self._read = 0
 
     @property
     def most_written(self) -> int:
@@ -53,9 +54,9 @@ class Conversion:
         files = path.rglob("*") if path.is_dir() else [path]
         self._stored = sum(file.stat().st_size for file in files if file.is_file())
 
-    def watch(self, builder: Any) -> None:
-        """Have a builder of `datasets` count what it makes. It raises `TaskError` at the limits."""
-        self._begun(f"{builder.cache_dir}{UNFINISHED}")
+    def watch(self, builder: Any, place: str) -> None:
+        """Have a builder of `datasets` count what it makes in a folder. It raises `TaskError` at the limits."""
+        self._begun(f"{place}{UNFINISHED}")
         split, generate = builder._split_generators, getattr(builder, "_generate_tables", None)
 
         def split_generators(downloads: Any) -> Any:
@@ -69,6 +70,11 @@ class Conversion:
             generate = partial(self._of_parquet, builder)
         if generate is not None:
             builder._generate_tables = lambda *args, **options: self._counted(generate(*args, **options))
+
+    def check_read(self, num_bytes: int) -> None:
+        """Count bytes of files that are read before they are converted. Raises `TaskError` at the limit."""
+        self._read += num_bytes
+        self._check(0, self._read)
 
     def check_written(self, num_bytes: int) -> None:
         """Raises `TaskError` where so many bytes on the disk are too many."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable
 
 from swarm.environments.digests import check_options, digest, question_hash, with_code
 from swarm.environments.episodes.config import EnvironmentTask
+from swarm.environments.failures import Failures
 from swarm.environments.sources.again import made_again
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.errors import Refusal, TaskError
@@ -15,8 +14,6 @@ from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, Earned, End, EpisodeRef, Observation, Question, TaskRef, as_prompt, media_of
 from swarm.types.media import media_digest
-
-logger = logging.getLogger(__name__)
 
 REMEMBERED = 1_024
 """Starts; each is asked for again with every turn that is replayed."""
@@ -26,7 +23,7 @@ class EnvironmentSource:
     """Starts of episodes, made and found again by reference, as `TaskSource` does with questions."""
 
     def __init__(
-        self, config: EnvironmentTask, make: Callable[[], Environment], counts: Counter[str], library: str = ""
+        self, config: EnvironmentTask, make: Callable[[], Environment], counts: Failures, library: str = ""
     ) -> None:
         """`make` returns an environment with the options of `config`; `counts` gets its failures.
 
@@ -101,7 +98,7 @@ class _Guarded:
     """An environment whose failures end the episode without a further reward: a scorer's failure means a wrong answer,
     too."""
 
-    def __init__(self, environment: Environment, name: str, counts: Counter[str]) -> None:
+    def __init__(self, environment: Environment, name: str, counts: Failures) -> None:
         self._environment = environment
         self._name = name
         self._counts = counts
@@ -115,6 +112,5 @@ class _Guarded:
                 raise ValueError(f"a turn adds a reward in [0, 1], got {rewards}")
             return answer
         except Exception as error:  # an environment may be anybody's code, and reads foreign text
-            self._counts["environment_failures"] += 1
-            logger.debug("environment %s raised %r", self._name, error)
+            self._counts.note("environment_failures", self._name, f"its environment raised {error!r}")
             return End(0.0)

@@ -66,7 +66,12 @@ def overlong(part: OverlongReward, completion: Actions) -> float:
 
 
 def has_tags(tags: Sequence[str], completion: str) -> float:
-    """1 if the text consists of these pairs of tags in this order, each once, and white space around them."""
+    """1 if the text consists of these pairs of tags in this order, each once, and white space around them.
+
+    The first opening tag of several may be missing: many chat templates write `<think>` before the completion begins.
+    """
+    if len(tags) > 1 and f"<{tags[0]}>" not in completion:
+        completion = f"<{tags[0]}>{completion}"
     rest = completion
     for tag in tags:
         opening, closing = f"<{tag}>", f"</{tag}>"

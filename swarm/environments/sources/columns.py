@@ -5,9 +5,11 @@ A path is data, not code: a column's name, then keys and positions, looked up on
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date, datetime, time
+from decimal import Decimal
 
 from swarm.types import MAX_MESSAGES, Message, Prompt
 
@@ -101,8 +103,17 @@ def as_plain(value: object, where: str) -> str:
     match value:
         case float() if value.is_integer() and abs(value) < EXACT_BELOW:
             return str(int(value))
+        case float() if not math.isfinite(value):
+            raise MalformedRow(f"{where!r} is {value}, must be text or a number")
         case str() | int() | float():
             return str(value)
+        case Decimal():
+            return f"{value:f}"
+        case bytes():  # as some writers of Parquet store text
+            try:
+                return value.decode()
+            except UnicodeDecodeError as error:
+                raise MalformedRow(f"{where!r} is bytes that are not UTF-8") from error
         case datetime() if value.timetz() == time.min:
             return value.date().isoformat()
         case date() if not isinstance(value, datetime):

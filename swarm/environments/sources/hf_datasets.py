@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import datasets
-import pandas
 from datasets.arrow_reader import ArrowReader
-from datasets.packaged_modules.csv.csv import Csv
 
 from swarm.environments.code import code_digest
 from swarm.environments.config import DatasetTask
+from swarm.environments.conversion.by_rows import PLACE, read_by_rows
 from swarm.environments.conversion.counting import Conversion
+from swarm.environments.conversion.json_rows import read_json
+from swarm.environments.conversion.rows import UNREADABLE
 from swarm.environments.digests import (
     check_options,
     check_question,
@@ -26,6 +29,7 @@ from swarm.environments.digests import (
     question_hash,
     with_code,
 )
+from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.hub import public_builder
@@ -36,6 +40,7 @@ from swarm.environments.sources.python import load_reward
 from swarm.environments.sources.stored import FileRows, StoredRows
 from swarm.environments.specs import FORMATS, LOCAL, is_on_disk, media_folder
 from swarm.errors import Refusal, TaskError
+from swarm.files import at_home
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Prompt, Question, TaskRef, as_text, media_of
 from swarm.types.media import media_digest
@@ -47,6 +52,8 @@ _MAX_ATTEMPTS = 64
 HELD_OUT_EVERY = 10
 EVALUATION_SPLITS = frozenset({"test", "validation", "valid", "val", "dev", "eval"})
 """Splits made for evaluation: all their rows are used for it."""
+_PLAIN, _UNPLAIN = re.compile(r"[\w./ +@=,-]+", re.ASCII), re.compile(r"[^\w./ +@=,-]", re.ASCII)
+"""Paths that mean themselves to the library, to which `*`, `?`, brackets, `::` and `://` mean something else."""
 _LISTS = (datasets.List, datasets.LargeList)
 _MEDIA = (datasets.Image, datasets.Audio, datasets.Video)
 
@@ -79,14 +86,14 @@ class DatasetSource:
     """
 
     def __init__(
-        self, config: DatasetTask, *, counts: Counter[str] | None = None, stored: StoredRows | None = None
+        self, config: DatasetTask, *, counts: Failures | None = None, stored: StoredRows | None = None
     ) -> None:
         """Open the data set; downloads and converts it the first time unless `store` did so.
 
         Raises `TaskError` for a missing data set, file, split or column, and names the existing ones.
         """
         self.name = config.name
-        self.counts: Counter[str] = Counter() if counts is None else counts
+        self.counts = Failures() if counts is None else counts
         """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable;
         `scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
@@ -96,12 +103,16 @@ class DatasetSource:
         rows, self._revision = _read(stored), stored.revision
         try:
             folder = media_folder(config)
-            self._items = ItemReader(config, rows.column_names, MediaFiles(folder) if folder is not None else None)
+            columns = [name for name in rows.column_names if name != UNREADABLE]
+            self._items = ItemReader(config, columns, MediaFiles(folder) if folder is not None else None)
             for column in self._items.columns:
                 _check(column, rows.features[column.name], config.public, column.name in self._items.with_media)
         except ValueError as error:
             raise TaskError(f"task {config.name!r}: {error}") from error
-        self._rows = rows.select_columns(sorted({column.name for column in self._items.columns}))
+        used = {column.name for column in self._items.columns}
+        self._rows = rows.select_columns(sorted(used | ({UNREADABLE} & set(rows.column_names))))
+        self._encoded = {name for name in used if isinstance(rows.features[name], datasets.Json)}
+        """Columns of JSON, as it is stored."""
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
         rules = (*config.finds_as, *config.offers_as, *config.grades_as, *config.combines_as, *config.shows_as)
@@ -122,8 +133,8 @@ class DatasetSource:
             try:
                 prompt = self._item(row).prompt
             except MalformedRow as error:
-                self.counts["malformed_rows"] += 1
                 reason = f"row {row}: {error}"
+                self.counts.note("malformed_rows", self.name, f"{reason}; it is passed over", row)
                 continue
             return Question(self._reference(row, prompt), prompt)
         raise TaskError(
@@ -133,12 +144,26 @@ class DatasetSource:
     def _item(self, row: int) -> Item:
         """The item of a row. Raises `MalformedRow`."""
         if self._kept is None:
-            return self._items.read(self._rows[row], row)
+            return self._read(row)
         item = self._kept.get(row)
         if item is None:
-            item = self._items.read(self._rows[row], row)
+            item = self._read(row)
             self._kept.put(row, item)
         return item
+
+    def _read(self, row: int) -> Item:
+        """What is stored may be no text, no date or no number to Python, in as many ways as there are formats."""
+        try:
+            values = {**self._rows[row]}
+            if (reason := values.pop(UNREADABLE, None)) is not None:
+                raise MalformedRow(str(reason))
+            for name in self._encoded & values.keys():
+                values[name] = None if values[name] is None else read_json(str(values[name]))
+            return self._items.read(values, row)
+        except (MalformedRow, MemoryError):
+            raise
+        except Exception as error:
+            raise MalformedRow(f"it cannot be read: {type(error).__name__}: {error}") from error
 
     def _reference(self, row: int, prompt: Prompt) -> DatasetRef:
         return DatasetRef(
@@ -181,8 +206,7 @@ class DatasetSource:
         try:
             return item.is_right(answer, self._config.match)
         except Exception as error:  # on foreign text: any exception means a wrong answer
-            self.counts["scorer_failures"] += 1
-            logger.debug("matching an answer of %s raised %r", self.name, error)
+            self.counts.note("scorer_failures", self.name, f"matching an answer raised {error!r}")
             return False
 
     def _recall(self, ref: TaskRef) -> Item:
@@ -246,14 +270,16 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
         if conversion is not None and local:
             conversion.expect(Path(config.path))
         builder = public_builder(config.path, config.subset, config.revision) if config.public else _builder(config)
+        count = conversion.check_read if conversion is not None else None
+        place = f"{builder.cache_dir}{PLACE}" if read_by_rows(builder, count) else builder.cache_dir
         if conversion is not None:
-            conversion.watch(builder)
-        builder.download_and_prepare()
+            conversion.watch(builder, place)
+        builder.download_and_prepare(place)
         splits = list(builder.info.splits)
         wanted = [part.split("[")[0].strip() for part in config.split.split("+")]
         if not set(wanted) <= set(splits):
             raise TaskError(f"no split {config.split!r}; the splits are {', '.join(splits)}")
-        reader = ArrowReader(builder.cache_dir, builder.info)
+        reader = ArrowReader(place, builder.info)
         stored = reader.get_file_instructions(builder.dataset_name, config.split, builder.info.splits.values())
         if not stored:
             raise TaskError(f"there is no data in {config.split!r}")
@@ -281,15 +307,17 @@ def _read(stored: StoredRows) -> Rows:
 def _open(path: str) -> datasets.Dataset:
     """The rows of an Arrow file, their pictures, sounds and clips as they are stored: `datasets` decodes none."""
     opened = datasets.Dataset.from_file(path)
-    stored = datasets.Features({name: _undecoded(feature) for name, feature in opened.features.items()})
+    stored = datasets.Features({name: _undecoded(feature, whole=True) for name, feature in opened.features.items()})
     if stored == opened.features:
         return opened
     return datasets.Dataset.from_file(path, info=datasets.DatasetInfo(features=stored))
 
 
-def _undecoded(feature: object) -> object:
+def _undecoded(feature: object, whole: bool = False) -> object:
     if isinstance(feature, _MEDIA):
         return type(feature)(decode=False)
+    if isinstance(feature, datasets.Json) and whole:
+        return datasets.Json(decode=False)  # the library would round large integers
     if isinstance(feature, datasets.List):
         return datasets.List(_undecoded(feature.feature), length=feature.length)
     if isinstance(feature, datasets.LargeList):
@@ -303,12 +331,11 @@ def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
     """The builder for this node's own data set: local files, or anything on the hub that its user may read."""
     if not is_on_disk(config):
         return datasets.load_dataset_builder(config.path, config.subset, revision=config.revision)
-    path = Path(config.path).expanduser()
+    path = at_home(config.path)
     if not path.exists():
         raise TaskError("no such file or folder")
-    options = _of_file(path) if path.is_file() else {"path": str(path), "name": config.subset}
-    builder = datasets.load_dataset_builder(**options)
-    return datasets.load_dataset_builder(**options, **_as_written(builder)) if isinstance(builder, Csv) else builder
+    options = _of_file(path) if path.is_file() else {"path": str(_without_patterns(path)), "name": config.subset}
+    return datasets.load_dataset_builder(**options)
 
 
 def _of_file(path: Path) -> Mapping[str, object]:
@@ -318,21 +345,35 @@ def _of_file(path: Path) -> Mapping[str, object]:
     if path.stat().st_size == 0:
         raise TaskError("the file is empty")
     separator = {"sep": "\t"} if suffix == ".tsv" else {}
-    return {"path": FORMATS[suffix], "data_files": str(path), **separator}
+    return {"path": FORMATS[suffix], "data_files": str(_without_patterns(path)), **separator}
 
 
-def _as_written(builder: Csv) -> Mapping[str, object]:
-    """Options with which every cell is the text in the file, and an empty one is missing.
+def _without_patterns(path: Path) -> Path:
+    """A path to the same file or files that the library takes for no pattern, archive or URL: itself, or links."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    if all(_PLAIN.fullmatch(str(file)) for file in (path, *files)):
+        return path
+    links = Path(datasets.config.HF_DATASETS_CACHE, "links", _digest_of(path.absolute()))
+    wanted = {links / _plain(file.relative_to(path) if path.is_dir() else Path(file.name)): file for file in files}
+    for link in links.rglob("*"):
+        if link.is_symlink() and not (link in wanted and link.exists()):
+            link.unlink()
+    for link, file in wanted.items():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            link.symlink_to(file.absolute())
+    return links if path.is_dir() else next(iter(wanted))
 
-    The library would guess types by column: 007 becomes 7, 12 beside an empty cell 12.0, and `None` or `NA` nothing.
-    """
-    manager = datasets.DownloadManager()
-    archive = next(file for files in builder.config.data_files.values() for file in files)
-    first = next(iter(manager.iter_files(manager.extract(manager.download(archive)))))
-    options = {name: value for name, value in builder.config.pd_read_csv_kwargs.items() if name != "chunksize"}
-    names = pandas.read_csv(first, **{**options, "nrows": 0}).columns
-    texts = datasets.Features({str(name): datasets.Value("string") for name in names})
-    return {"features": texts, "keep_default_na": False, "na_values": [""]}
+
+def _plain(name: Path) -> str:
+    if _PLAIN.fullmatch(str(name)):
+        return str(name)
+    suffix = name.suffix.lower() if _PLAIN.fullmatch(f"x{name.suffix}") else ""
+    return f"{_UNPLAIN.sub('_', str(name.with_suffix('')))}-{_digest_of(name)[:8]}{suffix}"
+
+
+def _digest_of(path: Path) -> str:
+    return digest(os.fsencode(path).hex())
 
 
 def _check(column: Column, feature: object, public: bool, may_have_media: bool) -> None:

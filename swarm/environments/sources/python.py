@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections import Counter
 from random import Random
 from typing import cast
 
@@ -13,6 +11,7 @@ from pydantic import ValidationError
 from swarm.environments.code import code_digest, load
 from swarm.environments.config import PythonTask
 from swarm.environments.digests import check_options, digest, with_code
+from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.again import made_again, referenced
 from swarm.environments.sources.held_out import HeldApart
@@ -24,8 +23,6 @@ from swarm.reasons import Reason
 from swarm.types import ProceduralRef, Prompt, Question, Shown, TaskRef, Text, as_prompt, as_text
 from swarm.types.media import Media, media_problem, modality
 
-logger = logging.getLogger(__name__)
-
 LIBRARY = "python"
 NUM_ITEMS = 512
 """Questions that a source keeps."""
@@ -34,7 +31,7 @@ NUM_ITEMS = 512
 class OwnReward:
     """A user's reward function, on foreign completions."""
 
-    def __init__(self, function: RewardFunction, name: str, counts: Counter[str]) -> None:
+    def __init__(self, function: RewardFunction, name: str, counts: Failures) -> None:
         """`name` is the task's; `counts` gets `scorer_failures`."""
         self._function = function
         self._name = name
@@ -45,13 +42,13 @@ class OwnReward:
         try:
             reward = float(self._function(question, completion, reference))
         except Exception as error:  # the user's own code
-            self._counts["scorer_failures"] += 1
-            logger.debug("reward of %s raised %r", self._name, error)
+            text = f"its reward function raised {error!r}; such completions get reward 0"
+            self._counts.note("scorer_failures", self._name, text)
             return 0.0
         return min(1.0, max(0.0, reward)) if math.isfinite(reward) else 0.0
 
 
-def load_reward(target: str, name: str, counts: Counter[str]) -> OwnReward:
+def load_reward(target: str, name: str, counts: Failures) -> OwnReward:
     """The function that a data set's `scorer` names. Raises `TaskError`."""
     function = load(target)
     if not callable(function) or isinstance(function, type):
@@ -64,10 +61,10 @@ def load_reward(target: str, name: str, counts: Counter[str]) -> OwnReward:
 class PythonSource:
     """Implements `TaskSource` for a subclass of `Task`."""
 
-    def __init__(self, config: PythonTask, *, counts: Counter[str] | None = None) -> None:
+    def __init__(self, config: PythonTask, *, counts: Failures | None = None) -> None:
         """Load the class and validate the options. Raises `TaskError`."""
         self.name = config.name
-        self.counts: Counter[str] = Counter() if counts is None else counts
+        self.counts = Failures() if counts is None else counts
         """`scorer_failures`: completions whose reward failed; they got reward 0."""
         self._config = config
         self._task = _make(config)

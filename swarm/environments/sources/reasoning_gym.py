@@ -8,7 +8,6 @@ import math
 import random
 import signal
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from pydantic import JsonValue
 
 from swarm.environments.config import ReasoningGymTask
 from swarm.environments.digests import check_options, digest, draw
+from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
@@ -98,7 +98,7 @@ class ReasoningGymSource:
         self,
         config: ReasoningGymTask,
         *,
-        counts: Counter[str] | None = None,
+        counts: Failures | None = None,
         num_datasets: int = 16,
         num_entries: int = 512,
     ) -> None:
@@ -107,7 +107,7 @@ class ReasoningGymSource:
         Raises `TaskError` for an unknown data set, an unknown option, or invalid values.
         """
         self.name = config.name
-        self.counts: Counter[str] = Counter() if counts is None else counts
+        self.counts = Failures() if counts is None else counts
         """`scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._dataset_name = config.dataset or config.name

@@ -35,6 +35,7 @@ from swarm.environments.verification.patience import Patience
 from swarm.environments.verification.process import START_LIMIT_S, Job, WorkerProcess
 from swarm.environments.verification.starting import WorkerStarter
 from swarm.errors import TaskError
+from swarm.foreign import clean
 from swarm.reasons import Reason
 from swarm.types import Rejection
 
@@ -47,6 +48,8 @@ REFUSED_REST_S = 0.5
 """After the first of them; each further one doubles it."""
 WAKE_UPS = 4_096
 """Taken at once; further ones wake the thread again."""
+MAX_SAID = 64
+"""Failures of tasks that are told; workers make up their texts, and may quote others' answers."""
 MAX_COUNTERS = 64
 """Most distinct counters; workers name some of them."""
 _OWN_COUNTERS = ("timeouts", "crashes", "violations", "overflows", "restarts")
@@ -65,6 +68,8 @@ class Dispatcher:
         self._own: deque[Job] = deque()
         self._foreign: FairQueue[Job] = FairQueue(settings.queue_groups)
         self._counters: Counter[str] = Counter(dict.fromkeys(_OWN_COUNTERS, 0))
+        self._said: set[str] = set()
+        """Keys of the failures that the user has been told of."""
         self._failure: TaskError | None = None
         self._closing = False
         self._failed_starts = 0
@@ -336,6 +341,10 @@ class Dispatcher:
             if len(self._counters.keys() | reply.counts.keys()) > MAX_COUNTERS:
                 return False
             self._counters.update(reply.counts)
+            new = {key: text for key, text in reply.texts.items() if key not in self._said}
+            self._said.update(list(new)[: MAX_SAID - len(self._said)])
+        for text in [text for key, text in new.items() if key in self._said]:
+            logger.warning("%s", clean(text))
         return True
 
     def _lost(self, worker: WorkerProcess, how: Literal["timeouts", "crashes", "violations"], error: str = "") -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.conversion.limits import Limits
+from swarm.environments.failures import MAX_FAILURE_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.environments.sources.stored import StoredRows
 from swarm.reasons import OF_GRADING
@@ -37,6 +38,8 @@ MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
 MAX_COUNTS = 16
 MAX_COUNT_CHARS = 40
+MAX_TEXTS = 256
+"""About failures in one reply."""
 _MOST = 10**9
 
 
@@ -139,6 +142,8 @@ class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
     question: Question
     counts: dict[str, int]
     """Increments of `TaskMixture.counts` since the last reply."""
+    texts: dict[str, str] = {}
+    """About the first failures, as in `Failures`."""
 
 
 class DrawnSeveral(msgspec.Struct, frozen=True, tag="drawn several"):
@@ -146,6 +151,7 @@ class DrawnSeveral(msgspec.Struct, frozen=True, tag="drawn several"):
 
     questions: tuple[Question, ...]
     counts: dict[str, int]
+    texts: dict[str, str] = {}
     """As in `Drawn`."""
 
 
@@ -154,6 +160,7 @@ class Graded(msgspec.Struct, frozen=True, tag="graded"):
 
     grade: Grade
     counts: dict[str, int]
+    texts: dict[str, str] = {}
     """As in `Drawn`."""
 
 
@@ -195,20 +202,20 @@ def in_order(
         case Setup(), Ready(skipped, unprotected, held_out):
             known = skipped.keys() | held_out.keys() <= set(tasks) and unprotected.keys() <= PROTECTIONS.keys()
             return known and all(0 <= count <= _MOST for count in held_out.values())
-        case Draw(task=task), Drawn(question, counts):
-            return _is_askable(question, [task] if task else tasks, shows) and _plausible(counts)
-        case DrawSeveral(count=count, task=task), DrawnSeveral(questions, counts):
+        case Draw(task=task), Drawn(question, counts, said):
+            return _is_askable(question, [task] if task else tasks, shows) and _plausible(counts, said)
+        case DrawSeveral(count=count, task=task), DrawnSeveral(questions, counts, said):
             askable = all(_is_askable(question, [task] if task else tasks, {}) for question in questions)
             bounded = sum(len(as_text(question.prompt)) for question in questions) <= MAX_PROMPT_CHARS
-            return len(questions) <= count and askable and bounded and _plausible(counts)
-        case GradeGroup(ref, texts), Graded(grade, counts):
+            return len(questions) <= count and askable and bounded and _plausible(counts, said)
+        case GradeGroup(ref, texts), Graded(grade, counts, said):
             fair = len(grade.rewards) == len(texts) and all(0.0 <= reward <= 1.0 for reward in grade.rewards)
             timed = _timed(grade.seconds, took_s)
             bounded = prompt_problem(grade.prompt) is None and observed_problem(grade) is None
             shown = _shows_only((*media_of(grade.prompt), *_observed(grade)), shows.get(ref.task, ()))
             adds_up = _adds_up(grade, tasks.get(ref.task, ()))
             follows = _follows(grade, texts)
-            return fair and timed and bounded and shown and follows and adds_up and _plausible(counts)
+            return fair and timed and bounded and shown and follows and adds_up and _plausible(counts, said)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             bounded = len(rejection.detail) <= MAX_DETAIL_CHARS and _timed(rejection.seconds, took_s)
             return bounded and rejection.reason in OF_GRADING
@@ -288,7 +295,9 @@ def _adds_up(grade: Grade, names: Collection[str]) -> bool:
     )
 
 
-def _plausible(counts: dict[str, int]) -> bool:
-    return len(counts) <= MAX_COUNTS and all(
+def _plausible(counts: dict[str, int], texts: dict[str, str]) -> bool:
+    counted = len(counts) <= MAX_COUNTS and all(
         name.isidentifier() and len(name) <= MAX_COUNT_CHARS and 0 <= count <= _MOST for name, count in counts.items()
     )
+    shown = len(texts) <= MAX_TEXTS and all(max(map(len, text)) <= MAX_FAILURE_CHARS for text in texts.items())
+    return counted and shown

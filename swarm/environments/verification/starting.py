@@ -32,6 +32,7 @@ from swarm.environments.specs import is_on_disk, media_folder
 from swarm.environments.verification.messages import Prepare, Setup, max_reply_bytes
 from swarm.environments.verification.preparation import Preparation
 from swarm.environments.verification.process import WorkerProcess
+from swarm.files import at_home
 
 EXTRACTED_TO = ("HF_DATASETS_DOWNLOADED_DATASETS_PATH", "HF_DATASETS_EXTRACTED_DATASETS_PATH")
 """Where `datasets` puts what it extracts from files that are compressed against their names."""
@@ -118,7 +119,7 @@ def _from_anywhere(config: TaskConfig) -> TaskConfig:
     """The same task for a process in another directory."""
     here: dict[str, str] = {}
     if isinstance(config, DatasetTask) and is_on_disk(config):
-        here["path"] = str(Path(config.path).expanduser().absolute())
+        here["path"] = str(at_home(config.path).absolute())
     if (target := code_of(config)) is not None:
         here[CODE_FIELDS[config.kind]] = resolved(target)
     return config.model_copy(update=here)

@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -29,6 +28,7 @@ from swarm.environments.code import file_of, load
 from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
 from swarm.environments.decoding.choice import decoders
 from swarm.environments.episodes.config import MazeTask, TextArenaTask, VerifiersTask
+from swarm.environments.failures import Failures
 from swarm.environments.generated.config import DigitsTask, GeneratedTask
 from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
 from swarm.environments.rewards import FormatReward
@@ -233,7 +233,7 @@ def _has_pattern(config: TaskConfig) -> bool:
     return finds or any(isinstance(part, FormatReward) and part.pattern for part in rewards_of(config))
 
 
-def _source(setup: Setup, config: TaskConfig, counts: Counter[str]) -> Source:
+def _source(setup: Setup, config: TaskConfig, counts: Failures) -> Source:
     if config.name in setup.unprepared:
         raise TaskError(setup.unprepared[config.name])
     return make_source(config, counts, setup.stored.get(config.name))
@@ -248,9 +248,9 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
                 return Failed(_cut(error))
             if (too_long := _too_long(question.prompt)) is not None:
                 return Refused(too_long)
-            return Drawn(question, _take(mixture.counts))
+            return Drawn(question, *_take(mixture.counts))
         case DrawSeveral():
-            return DrawnSeveral(_several(mixture, request), _take(mixture.counts))
+            return DrawnSeveral(_several(mixture, request), *_take(mixture.counts))
         case GradeGroup(ref, texts):
             started = time.perf_counter()
             result = mixture.grade(ref, texts)
@@ -258,7 +258,7 @@ def _answer(mixture: TaskMixture, request: Request) -> Reply:
                 result = _too_long(result.prompt) or _too_much(result) or result
             result = replace(result, seconds=time.perf_counter() - started)
             if isinstance(result, Grade):
-                return Graded(result, _take(mixture.counts))
+                return Graded(result, *_take(mixture.counts))
             return Refused(replace(result, detail=result.detail[:MAX_DETAIL_CHARS]))
         case Prepare() | Setup():
             raise AssertionError("a worker accepts one Setup")
@@ -297,10 +297,10 @@ def _cut(error: TaskError) -> str:
     return str(error)[:MAX_DETAIL_CHARS]
 
 
-def _take(counts: Counter[str]) -> dict[str, int]:
-    taken = dict(counts)
-    counts.clear()
-    return taken
+def _take(failures: Failures) -> tuple[dict[str, int], dict[str, str]]:
+    taken = dict(failures)
+    failures.clear()
+    return taken, failures.take_texts()
 
 
 def main() -> None:

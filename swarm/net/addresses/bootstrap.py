@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.files import replace_file
+from swarm.files import at_home, replace_file
 from swarm.net.addresses.dial import by_peer, split_multiaddr
 from swarm.net.addresses.dnsaddr import DNSADDR, check_name, look_up
 
@@ -43,7 +43,7 @@ class Bootstraps:
         for entry in entries:
             kind, _, rest = entry.partition(":")
             if kind == "file":
-                self._sources.append(_File(Path(rest)))
+                self._sources.append(_File(entry, Path(rest)))
             elif kind == "env":
                 self._sources.append(_checked(_variable(rest, variables)))
             elif kind == "hosts":
@@ -66,7 +66,7 @@ class Bootstraps:
         return tuple(dict.fromkeys(found))[:MAX_ADDRESSES]
 
     def look_up(self) -> dict[str, str]:
-        """Resolve names without addresses; may take seconds. Returns the problem of each failed name."""
+        """Resolve names without addresses; may take seconds. Returns `problems`."""
         for source in self._names():
             if not source.multiaddrs():
                 source.look_up()
@@ -78,8 +78,9 @@ class Bootstraps:
             source.look_again()
 
     def problems(self) -> dict[str, str]:
-        """Why a name gave no addresses, by entry."""
-        return {source.entry: source.problem for source in self._names() if source.problem is not None}
+        """Why a name or a file gave no addresses, by entry."""
+        sources = [source for source in self._sources if isinstance(source, _Name | _File)]
+        return {source.entry: source.problem for source in sources if source.problem is not None}
 
     def _names(self) -> list[_Name]:
         return [source for source in self._sources if isinstance(source, _Name)]
@@ -93,10 +94,24 @@ class Bootstraps:
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
-        self._path = path.expanduser()
+    def __init__(self, entry: str, path: Path) -> None:
+        self.entry = entry
+        self._path = at_home(path)
         self._read_at: tuple[int, int] | None = None
         self._multiaddrs: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str | None:
+        """Why there are no addresses now."""
+        if self.multiaddrs():
+            return None
+        try:
+            self._path.open("rb").close()
+        except FileNotFoundError:
+            return f"there is no file {self._path.absolute()} yet"
+        except (OSError, ValueError) as error:
+            return f"{self._path} cannot be read: {(getattr(error, 'strerror', None) or str(error)).lower()}"
+        return f"there is no address in {self._path}"
 
     def multiaddrs(self) -> tuple[str, ...]:
         """The file's addresses; the last ones read if it cannot be read now."""
@@ -107,7 +122,7 @@ class _File:
                 self._multiaddrs = read_addresses(self._path)
         except FileNotFoundError:
             pass
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: NUL in its name
             logger.debug("cannot read the bootstrap addresses in %s, keeping the last ones: %s", self._path, error)
         return self._multiaddrs
 
