@@ -39,6 +39,37 @@ class _Claim(Struct, eq=False):
     """Whether its group has come."""
 
 
+class _Claims:
+    """Those to one question, in the order in which they were heard."""
+
+    def __init__(self) -> None:
+        self.by_content: dict[tuple[str, bytes], _Claim] = {}
+        """By author and commitment."""
+        self.accounts: Counter[str] = Counter()
+        self.authors: Counter[str] = Counter()
+
+    def add(self, claim: _Claim) -> None:
+        self.by_content[claim.author, claim.content] = claim
+        self.accounts[claim.account] += 1
+        self.authors[claim.author] += 1
+
+    def remove(self, claim: _Claim) -> None:
+        del self.by_content[claim.author, claim.content]
+        for counts, name in ((self.accounts, claim.account), (self.authors, claim.author)):
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]
+
+    def excess(self, new: _Claim) -> _Claim:
+        """The latest claim of the account, and of its author, with the most, once the `new` one is there."""
+        accounts, authors = self.accounts, self.authors
+        if 1 + accounts[new.account] >= max(accounts.values()) and 1 + authors[new.author] >= max(authors.values()):
+            return new  # a flood costs no search
+        accounts, authors = accounts + Counter([new.account]), authors + Counter([new.author])
+        every = [*self.by_content.values(), new]
+        return max(every, key=lambda each: (accounts[each.account], authors[each.author], each.at))
+
+
 class Copies:
     """Who was first to commit to each completion.
 
@@ -50,8 +81,8 @@ class Copies:
         """Start empty; `own` is this node's peer id: what it committed to itself, others can only have copied."""
         self._own = own
         self._max_remembered = max_remembered
-        self._claims: dict[bytes, list[_Claim]] = {}
-        """By question, in the order in which they were heard."""
+        self._claims: dict[bytes, _Claims] = {}
+        """By question."""
         self._by_account: dict[str, OrderedDict[int, _Claim]] = {}
         """In the same order."""
         self._sizes: Counter[str] = Counter()
@@ -68,12 +99,14 @@ class Copies:
         if not size or self._find(heard.peer_id, heard.content):
             return
         claim = _Claim(heard.peer_id, account, heard.content, heard.heard_at)
-        others = self._claims.setdefault(tag_of(claim.content), [])
-        others.append(claim)
+        others = self._claims.get(tag_of(claim.content))
+        if others is not None and len(others.by_content) >= MAX_PER_QUESTION:
+            if (excess := others.excess(claim)) is claim:
+                return
+            self._forget(excess)
+        self._claims.setdefault(tag_of(claim.content), _Claims()).add(claim)
         self._by_account.setdefault(account, OrderedDict())[id(claim)] = claim
         self._sizes[account] += size
-        if len(others) > MAX_PER_QUESTION:
-            self._forget(_latest_of_the_most(others))
         while self.num_remembered > self._max_remembered:
             most = max(self._sizes, key=self._sizes.__getitem__)
             self._forget(next(iter(self._by_account[most].values())))
@@ -88,7 +121,7 @@ class Copies:
         if not wanted:
             return None
         self.note(Commitment(group.peer_id, content, now), self._own if group.peer_id == self._own else "")
-        claims = self._claims.get(tag_of(content), [])
+        claims = list(self._claims[tag_of(content)].by_content.values()) if tag_of(content) in self._claims else []
         first = _first_of(group.peer_id, claims, content)
         known = _known(wanted, claims, first, group.peer_id)
         if (mine := self._find(group.peer_id, content)) is not None:
@@ -108,13 +141,13 @@ class Copies:
         return min(heard_at, group.created_at) > claim.at + GRACE_S
 
     def _find(self, author: str, content: bytes) -> _Claim | None:
-        claims = self._claims.get(tag_of(content), [])
-        return next((each for each in claims if each.author == author and each.content == content), None)
+        claims = self._claims.get(tag_of(content))
+        return claims.by_content.get((author, content)) if claims is not None else None
 
     def _forget(self, claim: _Claim) -> None:
         tag, of_account = tag_of(claim.content), self._by_account[claim.account]
         self._claims[tag].remove(claim)
-        if not self._claims[tag]:
+        if not self._claims[tag].by_content:
             del self._claims[tag]
         del of_account[id(claim)]
         self._sizes[claim.account] -= num_digests(claim.content)
@@ -143,9 +176,3 @@ def _known(wanted: Mapping[bytes, bool], claims: Sequence[_Claim], first: int, a
                 if bound(claim.author, key) in digests:
                     known.setdefault(key, claim)
     return known
-
-
-def _latest_of_the_most(claims: Sequence[_Claim]) -> _Claim:
-    """The latest claim of the account, and of its author, with the most."""
-    accounts, authors = Counter(each.account for each in claims), Counter(each.author for each in claims)
-    return max(claims, key=lambda each: (accounts[each.account], authors[each.author], each.at))

@@ -221,6 +221,27 @@ def test_no_honest_author_is_charged_and_no_copy_takes_the_place_of_what_was_com
                 assert grading.begun.count(content_id(number, story.author)) == 1, "the original is used"
 
 
+def test_a_flood_of_offers_within_a_round_displaces_no_commitment(own: object) -> None:
+    """What arrives between two rounds is handed over at once, however much it is."""
+    network, grading = Network(), Grading()
+    story = Story("alice", True, False, 1.0, None, 3.0, False, False, 0.0, 0.1)
+    network.coming += arrivals(story, 0, BEGAN, network)
+    for flooder in range(4):
+        for number in range(40):
+            group = rollout_group(f"flooder {flooder}", number + 1, TEXTS)
+            offers = [offered(VerifiedGroup(content_id(64 * number + k, group.peer_id), group, b"r")) for k in range(64)]
+            told = tuple(
+                replace(each.offers[0], commitment=bytes([flooder, number, k, 0]) + each.offers[0].commitment[4:])
+                for k, each in enumerate(offers)
+            )
+            network.coming.append(OfferedGroups(group.peer_id, told, heard_at=BEGAN + 2.0))
+    victim = Victim(network, grading, {}, own)
+    for _ in range(3):
+        network.now += 60.0
+        victim.intake.receive(())
+    assert grading.begun == [content_id(0, "alice")]
+
+
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> object:
     return make_identity(tmp_path_factory.mktemp("own"), "victim")
