@@ -4,7 +4,8 @@
     group arrives  ─▶ committed to here, by others, before its own author did?  ─▶ repeated, or copied
                                                               no                ─▶ new
 
-Priority belongs to the first commitment that was heard, whichever group arrives first.
+Priority belongs to whom the question is of, by its seed, and else to the first commitment that was heard, whichever
+group arrives first. Whose questions they are is known in advance, and so are short answers to them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from msgspec import Struct
 from swarm.reasons import Reason
 from swarm.types import Commitment, DatasetRef, RolloutGroup
 from swarm.types.commitments import bound, commitment, digests_of, keys, num_digests, tag_of
+from swarm.types.questions import stream_seed
 
 MAX_REMEMBERED = 131_072
 """Completions."""
 MAX_PER_QUESTION = 256
 """Commitments to one question: each is compared with every group that answers it."""
+MAX_STREAMS = 4_096
+"""Peers whose questions are known as theirs."""
 GRACE_S = 60.0
 """A copy may be heard before its original, and clocks differ, so that the order within this time proves nothing."""
 REPEATED = 0.5
@@ -87,6 +91,8 @@ class Copies:
         """In the same order."""
         self._sizes: Counter[str] = Counter()
         """Completions by account."""
+        self._streams: OrderedDict[int, str] = OrderedDict()
+        """Peers by the seeds of their questions, the latest heard last."""
 
     @property
     def num_remembered(self) -> int:
@@ -95,6 +101,7 @@ class Copies:
 
     def note(self, heard: Commitment, account: str = "") -> None:
         """Remember a commitment, unless its author made it before; `account` is charged for the room it takes."""
+        self._know(heard.peer_id)
         size = num_digests(heard.content)
         if not size or self._find(heard.peer_id, heard.content):
             return
@@ -115,22 +122,39 @@ class Copies:
         """Why a group is not new, or None. It is a commitment itself, made `now` if it was not noted before.
 
         `copied`: its author took most completions from others; `repeated`: they are its own, of unclear origin, or
-        short enough to coincide.
+        short enough to coincide, or the question is another peer's.
         """
+        self._know(group.peer_id)
         content, wanted = commitment(group), keys(group)
         if not wanted:
             return None
         self.note(Commitment(group.peer_id, content, now), self._own if group.peer_id == self._own else "")
         claims = list(self._claims[tag_of(content)].by_content.values()) if tag_of(content) in self._claims else []
-        first = _first_of(group.peer_id, claims, content)
+        asker = self._asker(group)
+        first = 0 if asker == group.peer_id else _first_of(group.peer_id, claims, content)
         known = _known(wanted, claims, first, group.peer_id)
         if (mine := self._find(group.peer_id, content)) is not None:
             mine.opened = True
         if len(known) <= REPEATED * len(wanted):
-            return None
+            return None if asker in ("", group.peer_id) else Reason.REPEATED
         heard_at = claims[first].at if first < len(claims) else now
         copied = [key for key, claim in known.items() if wanted[key] and self._is_proof(claim, group, heard_at)]
         return Reason.COPIED if len(copied) > REPEATED * len(wanted) else Reason.REPEATED
+
+    def _know(self, peer_id: str) -> None:
+        seed = stream_seed(peer_id)
+        self._streams[seed] = peer_id
+        self._streams.move_to_end(seed)
+        if len(self._streams) > MAX_STREAMS:
+            self._streams.popitem(last=False)
+
+    def _asker(self, group: RolloutGroup) -> str:
+        """The peer from whose stream a group's question is; empty if none is known."""
+        question = group.question
+        if isinstance(question, DatasetRef):
+            return ""
+        own = self._own if question.seed == stream_seed(self._own) else ""
+        return own or self._streams.get(question.seed, "")
 
     def _is_proof(self, claim: _Claim, group: RolloutGroup, heard_at: float) -> bool:
         """Whether an earlier claim shows that the group's author copied."""
