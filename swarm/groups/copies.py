@@ -150,11 +150,11 @@ class Copies:
 
     def _asker(self, group: RolloutGroup) -> str:
         """The peer from whose stream a group's question is; empty if none is known."""
-        question = group.question
-        if isinstance(question, DatasetRef):
+        if isinstance(group.question, DatasetRef):
             return ""
-        own = self._own if question.seed == stream_seed(self._own) else ""
-        return own or self._streams.get(question.seed, "")
+        seed = group.question.seed
+        first = (group.peer_id, self._own, self._streams.get(seed, ""))
+        return next((peer_id for peer_id in first if peer_id and stream_seed(peer_id) == seed), "")
 
     def _is_proof(self, claim: _Claim, group: RolloutGroup, heard_at: float) -> bool:
         """Whether an earlier claim shows that the group's author copied."""
