@@ -113,7 +113,8 @@ class Reason(StrEnum):
     REPEATED = (
         "repeated",
         Subject.GROUP,
-        "Others had offered or sent most of its completions for the same question before, or its author had sent them.",
+        "Others had offered or sent most of its completions for the same question before, or its author had sent them; "
+        "or the question is of another peer's stream.",
     )
     COPIED = (
         "copied",

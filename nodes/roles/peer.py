@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nodes.roles.coordinator import NODES_OWN, OwnParts, RankCoordinator
 from nodes.roles.run import unreadable_tasks
-from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back, stream_seed
+from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError
@@ -31,6 +31,7 @@ from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.types import PolicyId
+from swarm.types.questions import stream_seed
 
 ROSTER_EVERY_S = 10.0
 MAX_TOKEN_CHARS = 40

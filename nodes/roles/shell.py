@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -340,8 +339,3 @@ def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings
         f"{checkpoint} has model {state.model!r}, but the configuration has {name!r}{revision}{of_that_name}; choose "
         "another directory with --out, or the checkpoint's model"
     )
-
-
-def stream_seed(peer_id: str) -> int:
-    """The default seed of a peer's question stream, derived from its id, so that peers ask different questions."""
-    return int.from_bytes(hashlib.blake2b(peer_id.encode(), digest_size=7).digest(), "big")

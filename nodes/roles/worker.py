@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from nodes.roles.launch import Role
 from nodes.roles.run import terms_of
-from nodes.roles.shell import EndReason, Shell, stream_seed
+from nodes.roles.shell import EndReason, Shell
 from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower, SamplingPlan
 from swarm.central.installer import SnapshotInstaller
@@ -43,8 +41,12 @@ from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
 from swarm.telemetry.records import FollowingFigures, RoundEvent
 from swarm.types import Heartbeat, Orders, PolicyId, Terms
+from swarm.types.questions import stream_seed
 
 LOOK_EVERY_S = 0.02
+QUESTIONS_PER_S = 256
+"""Between two processes of a worker: the stream goes on where the one before can hardly have come to. Below 2^40 for
+the next century, where the substitutes of held-out questions begin."""
 TELL_AFTER_S = 5.0
 """Shorter waits for room are the ordinary pace of a network that is slower than the engine."""
 
@@ -200,9 +202,11 @@ class WorkerNode:
                 f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}: the run's "
                 f"`trusted` must list {self._identity.peer_id}"
             )
-        # Without a seed, every process asks different questions, also after a restart.
-        fresh = np.random.SeedSequence([stream_seed(self._identity.peer_id), int(self._started_at * 1000)])
-        seed = config.seed if config.seed is not None else int(fresh.generate_state(1)[0])
+        # Without a seed, every process asks different questions, also after a restart, and the learner knows whose they
+        # are: another worker's groups under its own name would be worth nothing.
+        seed, first = stream_seed(self._identity.peer_id), int(self._started_at * QUESTIONS_PER_S)
+        if config.seed is not None:
+            seed, first = config.seed, 0
         sampling = config.generation.sampling()
         own = OwnGroups(
             peer_id=self._identity.peer_id,
@@ -212,7 +216,7 @@ class WorkerNode:
             token_ids=True,
         )
         return Follower(
-            SamplingPlan(seed, config.follow.questions, config.generation.group_size, sampling),
+            SamplingPlan(seed, config.follow.questions, config.generation.group_size, sampling, first),
             self._engine,
             self._verifier,
             SnapshotInstaller(self._engine, self._feed, partial(read_snapshot, self._policy)),

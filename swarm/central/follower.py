@@ -69,6 +69,8 @@ class SamplingPlan(Struct, frozen=True):
     """Per batch."""
     group_size: int
     sampling: Sampling
+    first: int = 0
+    """Index of the first question in the stream."""
 
 
 class Follower:
@@ -100,7 +102,7 @@ class Follower:
         self._orders = orders
         self._cancelled = cancelled
         self._pause = pause
-        self._position = 0
+        self._position = plan.first
         self._last_orders: Orders | None = None
         """They hold while the learner is away."""
 

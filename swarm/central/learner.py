@@ -27,6 +27,7 @@ from swarm.central.capacity import publish_every
 from swarm.central.fence import Bounded, Claimed, WorkerCorroboration, WorkerFence
 from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
+from swarm.groups.copies import Copies
 from swarm.groups.corroboration import CorroborationSettings
 from swarm.groups.credit import Credit
 from swarm.groups.intake import Intake, cannot_fit
@@ -168,6 +169,7 @@ class Learner:
         self._exchange = exchange
         self._publisher = publisher
         self._auditor = auditor
+        self._copies = Copies()
         self._intake = Intake(
             exchange,
             verifier,
@@ -178,6 +180,7 @@ class Learner:
             keep=keep,
             trusted=trusted,
             max_completions=max_group_size,
+            committed=self._copies.note,
         )
         self._begun_anew = False
         """Whether the open update has been abandoned for a fraud."""
@@ -275,7 +278,7 @@ class Learner:
         return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
 
     def _hopeless(self, group: RolloutGroup) -> Reason | None:
-        """Why a group cannot be used, judged by its worker, versions and lengths alone."""
+        """Why a group cannot be used, judged by its worker, versions and lengths, and by whether it repeats another."""
         if self._settings.workers is not None and group.peer_id not in self._settings.workers:
             return Reason.NOT_INVITED
         if cannot_fit(group, self._updater.max_chars):
@@ -283,7 +286,7 @@ class Learner:
         if newest_version(group) > self._updater.version:
             return Reason.WRONG_VERSION
         too_old = self._updater.version - oldest_version(group) > self._settings.max_staleness
-        return Reason.STALE_VERSION if too_old else None
+        return Reason.STALE_VERSION if too_old else self._copies.judge(group, time.time())
 
     def _unfit(self, graded: GradedGroup) -> Reason | None:
         reason = self._updater.refusal(graded) or self._auditor.verdict(graded)

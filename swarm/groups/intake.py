@@ -37,18 +37,18 @@ class Choice(Protocol):
     """Decides which waiting groups to grade, and which of those on offer to fetch for that."""
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
-        """Content ids of the groups to grade now; the others go on waiting."""
+        """Keys of the groups to grade now; the others go on waiting."""
         ...
 
-    def came(self, content_id: str) -> None:
-        """A chosen group that was on offer has come, and is graded."""
+    def came(self, key: str, content_id: str) -> None:
+        """A chosen group that was on offer has come, and is graded; from now on its content id is its key."""
         ...
 
-    def late(self, content_id: str) -> None:
+    def late(self, key: str) -> None:
         """A chosen group has not arrived in time: nothing must wait for it. `checked` follows all the same."""
         ...
 
-    def checked(self, content_id: str, usable: bool) -> None:
+    def checked(self, key: str, usable: bool) -> None:
         """A chosen group was graded, or could not be had; `usable`: it can teach."""
         ...
 
@@ -58,15 +58,15 @@ class Everything:
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
         """See `Choice`."""
-        return [each.content_id for each in waiting]
+        return [each.key for each in waiting]
 
-    def came(self, content_id: str) -> None:
+    def came(self, key: str, content_id: str) -> None:
         """See `Choice`."""
 
-    def late(self, content_id: str) -> None:
+    def late(self, key: str) -> None:
         """See `Choice`."""
 
-    def checked(self, content_id: str, usable: bool) -> None:
+    def checked(self, key: str, usable: bool) -> None:
         """See `Choice`."""
 
 
@@ -118,9 +118,11 @@ class Intake:
         self._clock = clock
         self._waiting = Waiting(limits)
         self._pulling: dict[str, Received] = {}
+        """Offers by key."""
         self._late: set[str] = set()
         """Those of `_pulling` that nothing waits for."""
         self._grading: dict[str, Received] = {}
+        """By content id."""
 
     def __len__(self) -> int:
         """Groups that wait for grading or are being graded; those on offer are not here yet."""
@@ -145,8 +147,8 @@ class Intake:
         self._leave(self._waiting.expire(self._clock()))
         self._drop_banned()
         self._give_up_late()
-        for content_id in self._choice.choose(self._waiting):
-            self._begin(self._waiting.take(content_id))
+        for key in self._choice.choose(self._waiting):
+            self._begin(self._waiting.take(key))
         settled = [self._graded(key, verdict) for key, verdict in self._verifier.collect()]
         return [admitted for admitted in settled if admitted is not None]
 
@@ -161,24 +163,29 @@ class Intake:
             self._ledger.used_external(first, again=len(groups) - first)
 
     def _enter(self, content_id: str, group: RolloutGroup, held: Container[str]) -> None:
-        chosen = self._stop_pulling(content_id)
-        if chosen is not None and chosen.peer_id != group.peer_id:
-            # Who offered it earns nothing with another's group, which then waits like any other.
-            self._choice.checked(content_id, usable=False)
-            chosen = None
+        chosen = ""
+        for key, offered in list(self._pulling.items()):
+            if offered.content_id == content_id:
+                self._stop_pulling(key)
+                if offered.peer_id == group.peer_id:
+                    chosen = key
+                else:
+                    # Who offered it earns nothing with another's group, which then waits like any other.
+                    self._choice.checked(key, usable=False)
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
         if self._waiting.has_group(content_id) or content_id in self._grading or content_id in held:
             self._drop(Reason.DUPLICATE, group)
         elif reason := self._unwanted(group):
             self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
-            if chosen is not None:
-                self._choice.checked(content_id, usable=False)
-        elif chosen is not None:
-            self._choice.came(content_id)
+        elif chosen:
+            self._choice.came(chosen, content_id)
             self._begin(self._received(content_id, group, group.memory_bytes))
+            return
         else:
             self._wait(self._received(content_id, group, group.memory_bytes))
+        if chosen:
+            self._choice.checked(chosen, usable=False)
 
     def _unwanted(self, group: RolloutGroup) -> Reason | None:
         """Why to drop a group before grading."""
@@ -187,15 +194,23 @@ class Intake:
         return Reason.TOO_MANY if len(group.completions) > self._max_completions() else self._needless(group)
 
     def _note(self, offered: OfferedGroup, held: Container[str]) -> None:
-        """An offer waits if it teaches by its author's own word, is not too large, and nothing is known of the
-        group."""
+        """An offer waits if it teaches by its author's own word, is not too large, and neither it nor the group is
+        known."""
         offer = offered.offer
-        content_id = offer.content_id.hex()
-        known = any(content_id in places for places in (self._waiting, self._pulling, self._grading, held))
+        received = self._received(offer.content_id.hex(), offered, OFFER_BYTES)
+        known = self._waiting.has_group(received.content_id) or any(
+            name in places
+            for name, places in (
+                (received.key, self._waiting),
+                (received.key, self._pulling),
+                (received.content_id, self._grading),
+                (received.content_id, held),
+            )
+        )
         unwanted = offer.task in self._unreadable or offer.num_completions > self._max_completions()
         if not known and not unwanted and self._teaches(offer.rewards):
             self._ledger.offered(1)
-            self._wait(self._received(content_id, offered, OFFER_BYTES))
+            self._wait(received)
 
     def _received(self, content_id: str, content: RolloutGroup | OfferedGroup, num_bytes: int) -> Received:
         return Received(content_id, content, self._exchange.account(content.peer_id), num_bytes, self._clock())
@@ -212,7 +227,7 @@ class Intake:
         """Grade a chosen group, or fetch it if it is on offer."""
         content = received.content
         if isinstance(content, OfferedGroup):
-            self._pulling[received.content_id] = replace(received, arrived_at=self._clock())
+            self._pulling[received.key] = replace(received, arrived_at=self._clock())
             self._exchange.pull(content, PULL_PATIENCE_S)
             return
         self._grading[received.content_id] = received
@@ -220,9 +235,9 @@ class Intake:
         actions = [completion.actions for completion in content.completions]
         self._verifier.submit(received.content_id, content.question, actions, received.account)
 
-    def _stop_pulling(self, content_id: str) -> Received | None:
-        self._late.discard(content_id)
-        return self._pulling.pop(content_id, None)
+    def _stop_pulling(self, key: str) -> None:
+        self._late.discard(key)
+        del self._pulling[key]
 
     def _drop_banned(self) -> None:
         """What banned authors offered cannot be had any more."""
@@ -230,22 +245,22 @@ class Intake:
             return
         for received in self._waiting:
             if received.peer_id in banned and isinstance(received.content, OfferedGroup):
-                self._waiting.take(received.content_id)
-        for content_id, received in list(self._pulling.items()):
+                self._waiting.take(received.key)
+        for key, received in list(self._pulling.items()):
             if received.peer_id in banned:
-                self._stop_pulling(content_id)
-                self._choice.checked(content_id, usable=False)
+                self._stop_pulling(key)
+                self._choice.checked(key, usable=False)
 
     def _give_up_late(self) -> None:
         now = self._clock()
-        for content_id, received in list(self._pulling.items()):
+        for key, received in list(self._pulling.items()):
             waited_s = now - received.arrived_at
             if waited_s > PULL_PATIENCE_S:
-                self._stop_pulling(content_id)
-                self._choice.checked(content_id, usable=False)
-            elif waited_s > PROMISE_S and content_id not in self._late:
-                self._late.add(content_id)
-                self._choice.late(content_id)
+                self._stop_pulling(key)
+                self._choice.checked(key, usable=False)
+            elif waited_s > PROMISE_S and key not in self._late:
+                self._late.add(key)
+                self._choice.late(key)
 
     def _graded(self, content_id: str, verdict: Grade | Rejection) -> tuple[str, GradedGroup] | None:
         content = self._grading.pop(content_id).content

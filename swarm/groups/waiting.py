@@ -32,6 +32,11 @@ class Received(Struct, frozen=True):
     """Unix seconds."""
 
     @property
+    def key(self) -> str:
+        """Names a group by its content, and an offer also by who made it: anybody may offer another's content."""
+        return f"{self.content_id}/{self.peer_id}" if isinstance(self.content, OfferedGroup) else self.content_id
+
+    @property
     def peer_id(self) -> str:
         """Its author."""
         return self.content.peer_id
@@ -78,9 +83,9 @@ class Waiting:
         """Groups that wait, without those on offer."""
         return sum(isinstance(each.content, RolloutGroup) for each in self)
 
-    def __contains__(self, content_id: object) -> bool:
-        """Whether a group waits."""
-        return content_id in self._groups
+    def __contains__(self, key: object) -> bool:
+        """Whether a group or an offer waits."""
+        return key in self._groups
 
     def __iter__(self) -> Iterator[Received]:
         """All, oldest first."""
@@ -88,26 +93,29 @@ class Waiting:
 
     def has_group(self, content_id: str) -> bool:
         """Whether a group waits that is not merely on offer."""
-        waiting = self._groups.get(content_id)
-        return waiting is not None and isinstance(waiting.content, RolloutGroup)
+        return content_id in self._groups
 
-    def take(self, content_id: str) -> Received:
-        """Remove a group. Raises `KeyError`."""
-        return self._groups.pop(content_id)
+    def take(self, key: str) -> Received:
+        """Remove a group or an offer. Raises `KeyError`."""
+        return self._groups.pop(key)
 
     def expire(self, now: float) -> list[tuple[Received, Reason]]:
         """Remove groups past their age."""
         old = [each for each in self if now - each.arrived_at > min(self._limits.max_age_s, each.max_age_s)]
-        return [(self.take(each.content_id), Reason.EXPIRED) for each in old]
+        return [(self.take(each.key), Reason.EXPIRED) for each in old]
 
     def add(self, new: Received, grading: Collection[Received]) -> list[tuple[Received, Reason]]:
         """Add a group beside those that are being graded. Returns what left for it, or the group itself.
 
         A peer or an account at its own limit loses its oldest group (`peer_quota`); when all together are too many, the
         account with the most loses its oldest (`not_needed`). Where none of these waits, the new group is refused. A
-        group takes the place of its offer.
+        group takes the place of all offers of it.
         """
-        self._groups.pop(new.content_id, None)
+        self._groups.pop(new.key, None)
+        if isinstance(new.content, RolloutGroup):
+            for each in self:
+                if each.content_id == new.content_id:
+                    self.take(each.key)
         left: list[tuple[Received, Reason]] = []
         of_peer = [each for each in grading if each.peer_id == new.peer_id]
         of_account = [each for each in grading if each.account == new.account]
@@ -139,7 +147,7 @@ class Waiting:
         )
         if not admitted:
             return [*left, (new, Reason.PEER_QUOTA)]
-        self._groups[new.content_id] = new
+        self._groups[new.key] = new
         return left
 
     def _displace(
@@ -153,7 +161,7 @@ class Waiting:
         while is_full():
             if (oldest := next(iter(victims()), None)) is None:
                 return False
-            left.append((self.take(oldest.content_id), reason))
+            left.append((self.take(oldest.key), reason))
         return True
 
     def _of_the_most(

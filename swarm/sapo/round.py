@@ -296,7 +296,7 @@ class SapoNode:
     def _claimed(self, received: Received) -> Candidate:
         """A group as its author describes it."""
         return Candidate(
-            content_id=received.content_id,
+            content_id=received.key,
             content=Claim(received.peer_id, received.task, received.rewards),
             age_s=self._clock() - received.arrived_at,
             worth=self._worth_of(received.peer_id),

@@ -70,7 +70,7 @@ class _Author(Struct):
 class _Next(Struct, frozen=True):
     """A group in its author's queue."""
 
-    content_id: str
+    key: str
     task: str
     is_here: bool
     """Not merely on offer."""
@@ -158,24 +158,25 @@ class Shortlist:
                 here += pass_rate
             else:
                 promised[name in new] += pass_rate
-            self._begun[following.content_id] = _Begun(name, following.task, now.round, following.is_here, name in new)
-            chosen.append(following.content_id)
+            self._begun[following.key] = _Begun(name, following.task, now.round, following.is_here, name in new)
+            chosen.append(following.key)
         return chosen
 
-    def came(self, content_id: str) -> None:
+    def came(self, key: str, content_id: str) -> None:
         """See `Choice`."""
-        self._begun[content_id].is_here = True
+        self._begun[content_id] = begun = self._begun.pop(key)
+        begun.is_here = True
 
-    def late(self, content_id: str) -> None:
+    def late(self, key: str) -> None:
         """See `Choice`."""
-        begun = self._begun[content_id]
+        begun = self._begun[key]
         begun.is_late = True
         for outcomes in self._outcomes(begun):
             outcomes.add(False)
 
-    def checked(self, content_id: str, usable: bool) -> None:
+    def checked(self, key: str, usable: bool) -> None:
         """See `Choice`."""
-        begun = self._begun.pop(content_id)
+        begun = self._begun.pop(key)
         for outcomes in self._outcomes(begun):
             if not begun.is_late:
                 outcomes.add(usable)
@@ -184,7 +185,7 @@ class Shortlist:
         if usable:
             if not begun.is_late:  # else whoever answers late would have more fetched
                 self._lags.append(max(1, self._round - begun.round))
-            self._passed[content_id] = begun
+            self._passed[key] = begun
             if len(self._passed) > REMEMBERED_PASSED:
                 self._passed.popitem(last=False)
 

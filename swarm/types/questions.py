@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -59,6 +60,12 @@ class EpisodeRef(Struct, frozen=True, omit_defaults=True, tag="episode"):
 
 
 TaskRef = ProceduralRef | DatasetRef | EpisodeRef
+
+
+def stream_seed(peer_id: str) -> int:
+    """The default seed of a peer's stream of questions, derived from its id: peers ask different questions, and anybody
+    can tell whose a question is."""
+    return int.from_bytes(blake2b(peer_id.encode(), digest_size=7).digest(), "big")
 
 
 class Text(Struct, frozen=True, tag="text"):

@@ -120,7 +120,7 @@ def _read(snapshot: bytes) -> dict[str, object]:
 
 
 class Bench:
-    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower) -> None:
+    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower, first: int = 0) -> None:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
         self.wanted, self.finished, self.away, self.cancelled = True, False, False, False
@@ -136,7 +136,7 @@ class Bench:
             token_ids=True,
         )
         self.follower = make(
-            SamplingPlan(seed=1, num_questions=4, group_size=2, sampling=Sampling()),
+            SamplingPlan(seed=1, num_questions=4, group_size=2, sampling=Sampling(), first=first),
             self.engine,
             self.verifier,
             SnapshotInstaller(self.engine, self.feed, _read),
@@ -179,6 +179,10 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
     assert len({group.sequence for group in bench.exchange.sent}) == 4
     bench.follower.run_batch()
     assert bench.verifier.drawn == [(0, 4), (4, 4)], "no question twice"
+    later = Bench(first=1_000)
+    later.install(3)
+    later.follower.run_batch()
+    assert later.verifier.drawn == [(1_000, 4)], "another process begins elsewhere in the stream"
 
 
 def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on() -> None:

@@ -26,6 +26,7 @@ from swarm.types import (
     UpdateReport,
     VersionSpan,
 )
+from swarm.types.questions import stream_seed
 from tests.example_groups import rollout_group
 
 SIZE = 4
@@ -352,6 +353,18 @@ def test_groups_of_workers_that_are_not_listed_are_refused_ungraded() -> None:
     bench.learner.run_step()
     assert bench.dropped == {"not_invited": 1} and bench.learner.ledger.snapshot()["checked"] == 2
     assert bench.delivered == {"worker": 2 * SIZE} and bench.balanced()
+
+
+@pytest.mark.parametrize("copy_comes_first", [False, True])
+def test_another_worker_s_groups_under_its_own_name_are_worth_nothing(copy_comes_first: bool) -> None:
+    """They were sampled, and their log-probabilities are true: no spot check finds them."""
+    bench = Bench(buffer_groups=100, rollouts_per_step=3 * SIZE)
+    groups = [sent(index, 0) for index in range(4)]
+    groups = [replace(each, question=replace(each.question, seed=stream_seed("worker"))) for each in groups]
+    copies = [replace(each, peer_id=f"thief {name}") for each in groups for name in range(3)]
+    bench.exchange.inbox = [groups[0], *copies, *groups[1:]] if copy_comes_first else [*groups, *copies]
+    bench.learner.run_step()
+    assert bench.delivered == {"worker": 4 * SIZE} and bench.dropped == {"repeated": 12}
 
 
 def _surprising(index: int, peer_id: str, first: float) -> RolloutGroup:

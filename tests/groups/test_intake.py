@@ -167,16 +167,16 @@ class Noting:
         self.chooses = True
 
     def choose(self, waiting: Waiting) -> Iterable[str]:
-        return [each.content_id for each in waiting] if self.chooses else []
+        return [each.key for each in waiting] if self.chooses else []
 
-    def came(self, content_id: str) -> None:
+    def came(self, key: str, content_id: str) -> None:
         self.arrived.append(content_id)
 
-    def late(self, content_id: str) -> None:
-        self.late_ones.append(content_id)
+    def late(self, key: str) -> None:
+        self.late_ones.append(key)
 
-    def checked(self, content_id: str, usable: bool) -> None:
-        self.outcomes.append((content_id, usable))
+    def checked(self, key: str, usable: bool) -> None:
+        self.outcomes.append((key, usable))
 
 
 @pytest.mark.parametrize("author", ["honest", "thief"])
@@ -191,7 +191,7 @@ def test_who_offers_another_s_group_earns_nothing_with_it(author: str) -> None:
     group = rollout_group(author, 1)
     exchange.receive = lambda: ([(content_id.hex(), group)], {})  # type: ignore[method-assign]
     intake.receive(())
-    assert choice.outcomes == ([(content_id.hex(), False)] if author == "honest" else [])
+    assert choice.outcomes == ([(f"{content_id.hex()}/thief", False)] if author == "honest" else [])
     assert verifier.waiting == [(content_id.hex(), author)], "it is graded as its author's"
 
 
@@ -219,18 +219,22 @@ def _name(author: str) -> bytes:
     return author.encode().ljust(16)
 
 
+def _key(author: str) -> str:
+    return f"{_name(author).hex()}/{author}"
+
+
 def test_a_promise_that_is_not_kept_soon_holds_no_place_and_is_taken_all_the_same() -> None:
     intake, exchange, choice, clock = _pulling("quick", "slow", "silent")
     clock.now = PROMISE_S + 0.1
     exchange.receive = lambda: ([(_name("quick").hex(), rollout_group("quick"))], {})  # type: ignore[method-assign]
     intake.receive(())
     intake.receive(())
-    assert choice.late_ones == [_name("slow").hex(), _name("silent").hex()] and choice.outcomes == []
+    assert choice.late_ones == [_key("slow"), _key("silent")] and choice.outcomes == []
     exchange.receive = lambda: ([(_name("slow").hex(), rollout_group("slow", 1))], {})  # type: ignore[method-assign]
     clock.now = PULL_PATIENCE_S + 0.1
     intake.receive(())
     assert choice.arrived == [_name("quick").hex(), _name("slow").hex()]
-    assert choice.outcomes == [(_name("silent").hex(), False)]
+    assert choice.outcomes == [(_key("silent"), False)]
 
 
 def test_what_a_banned_author_offered_is_neither_fetched_nor_waited_for() -> None:
@@ -242,10 +246,29 @@ def test_what_a_banned_author_offered_is_neither_fetched_nor_waited_for() -> Non
         for author, name in (("banned", bytes(16)), ("other", bytes([1] * 16)))
     ]
     intake.receive(())
-    assert choice.outcomes == [(_name("banned").hex(), False)]
+    assert choice.outcomes == [(_key("banned"), False)]
     choice.chooses = True
     intake.receive(())
     assert [each.peer_id for each in exchange.pulled] == ["banned", "other", "other"]
+
+
+def test_another_s_content_on_offer_under_many_names_keeps_nobody_from_its_author_s_offer() -> None:
+    """Whoever hears of an offer may say the same sooner than its author is heard, and give nothing."""
+    exchange, choice, verifier, clock = FakeExchange(), Noting(), SlowVerifier(), Clock()
+    intake = Intake(exchange, verifier, Ledger(), WaitingLimits(100), choice=choice, clock=clock)  # type: ignore[arg-type]
+    offer = Offer(bytes(16), _name("honest"), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
+    exchange.offered = [OfferedGroup(author, offer) for author in ("thief", "other thief", "honest", "late thief")]
+    intake.receive(())
+    assert [each.peer_id for each in exchange.pulled] == ["thief", "other thief", "honest", "late thief"]
+    clock.now = 1.0
+    exchange.receive = lambda: ([(_name("honest").hex(), rollout_group("honest"))], {})  # type: ignore[method-assign]
+    intake.receive(())
+    assert verifier.waiting == [(_name("honest").hex(), "honest")] and choice.arrived == [_name("honest").hex()]
+    assert len(choice.outcomes) == 3 and not any(usable for _, usable in choice.outcomes)
+    exchange.receive = lambda: ([], {})  # type: ignore[method-assign]
+    exchange.offered = [OfferedGroup("late thief", offer)]
+    intake.receive(())
+    assert len(exchange.pulled) == 4, "what is here is not fetched again"
 
 
 def test_commitments_are_known_before_groups_are_looked_at_and_no_larger_than_groups_may_be() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from swarm.groups import copies as copies_module
 from swarm.groups.copies import GRACE_S, MAX_PER_QUESTION, Copies
 from swarm.groups.intake import Intake
 from swarm.groups.waiting import WaitingLimits
@@ -29,6 +30,7 @@ from swarm.types import (
     VerifiedGroup,
 )
 from swarm.types.commitments import DIGEST_BYTES, agrees, commitment, digests_of
+from swarm.types.questions import stream_seed
 from tests.example_groups import reference, rollout_group
 from tests.net.records import make_identity
 
@@ -221,6 +223,28 @@ def test_no_honest_author_is_charged_and_no_copy_takes_the_place_of_what_was_com
                 assert grading.begun.count(content_id(number, story.author)) == 1, "the original is used"
 
 
+def test_a_flood_of_offers_within_a_round_displaces_no_commitment(own: object) -> None:
+    """What arrives between two rounds is handed over at once, however much it is."""
+    network, grading = Network(), Grading()
+    story = Story("alice", True, False, 1.0, None, 3.0, False, False, 0.0, 0.1)
+    network.coming += arrivals(story, 0, BEGAN, network)
+    for flooder in range(4):
+        for number in range(40):
+            group = rollout_group(f"flooder {flooder}", number + 1, TEXTS)
+            names = [content_id(64 * number + k, group.peer_id) for k in range(64)]
+            offers = [offered(VerifiedGroup(name, group, b"record")) for name in names]
+            told = tuple(
+                replace(each.offers[0], commitment=bytes([flooder, number, k, 0]) + each.offers[0].commitment[4:])
+                for k, each in enumerate(offers)
+            )
+            network.coming.append(OfferedGroups(group.peer_id, told, heard_at=BEGAN + 2.0))
+    victim = Victim(network, grading, {}, own)
+    for _ in range(3):
+        network.now += 60.0
+        victim.intake.receive(())
+    assert grading.begun == [content_id(0, "alice")]
+
+
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> object:
     return make_identity(tmp_path_factory.mktemp("own"), "victim")
@@ -267,6 +291,49 @@ def test_two_may_find_the_same_long_answers_to_a_row() -> None:
     copies = Copies("me")
     copies.judge(rollout_group("me", 1, TEXTS, question=row), 0.0)
     assert copies.judge(rollout_group("other", 1, TEXTS, question=row), 1.0) == Reason.REPEATED
+
+
+SHORT = [str(number) for number in range(4)]
+
+
+def asked_of(peer_id: str, by: str, texts: Sequence[str]) -> RolloutGroup:
+    """A group of `by` on a question of another's stream."""
+    return rollout_group(by, 1, texts, question=replace(reference(1), seed=stream_seed(peer_id)))
+
+
+@pytest.mark.parametrize("texts", [SHORT, TEXTS])
+def test_whoever_foresees_an_author_s_questions_and_answers_keeps_nobody_from_learning_of_them(
+    texts: Sequence[str],
+) -> None:
+    """The stream of an author's questions follows from its name, and many have a few dozen answers."""
+    copies = Copies("me")
+    for start in range(0, 64, 4):
+        guesses = [str(start + k) for k in range(4)]
+        copies.note(heard(asked_of("author", "thief", guesses), 0.0))
+    copies.note(heard(asked_of("author", "thief", TEXTS), 0.0))
+    assert copies.judge(asked_of("author", "author", texts), 1.0) is None
+    assert copies.judge(asked_of("author", "author", texts), 2.0) == Reason.REPEATED, "its words teach once"
+    assert copies.judge(asked_of("author", "thief", texts), 1.0) == Reason.REPEATED
+    assert copies.judge(asked_of("author", "thief", ["other", "words"]), 1.0) == Reason.REPEATED
+    assert copies.judge(asked_of("me", "thief", ["other", "words"]), 1.0) == Reason.REPEATED
+
+
+def test_a_copy_that_comes_first_is_known_by_its_question_if_the_author_was_heard_before() -> None:
+    """As where a thief's link is faster than the author's."""
+    copies = Copies()
+    copies.judge(rollout_group("author", 2, TEXTS), 0.0)
+    assert copies.judge(asked_of("author", "thief", TEXTS), 1.0) == Reason.REPEATED
+    assert copies.judge(asked_of("author", "author", TEXTS), 500.0) is None
+
+
+def test_peers_whose_questions_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_module, "MAX_STREAMS", 3)
+    copies = Copies("me")
+    for number in range(9):
+        copies.judge(rollout_group(f"name {number}", number, SHORT), 0.0)
+    assert copies.judge(asked_of("me", "thief", TEXTS), 0.0) == Reason.REPEATED, "own ones are always known"
+    assert copies.judge(asked_of("name 8", "thief", TEXTS), 0.0) == Reason.REPEATED
+    assert copies.judge(asked_of("name 0", "other", TEXTS), 0.0) is None
 
 
 def test_another_s_digests_commit_to_nothing() -> None:

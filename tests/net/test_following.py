@@ -49,6 +49,8 @@ class Others:
         """What the honest give."""
         self.mute: set[str] = set()
         """Those that give nothing."""
+        self.mean: set[str] = set()
+        """Those that give the first record that they are asked for, and not the others."""
         self._runner = asyncio.Runner()
         self.followed: list[str] = []
         self.asked: list[str] = []
@@ -71,6 +73,8 @@ class Others:
             raise PeerUnreachable("it gives nothing")
         for chunk in answer_give(RecordStore(1, 1, 1.0), self.feed, payload):
             yield chunk
+            if peer_id in self.mean:
+                return
 
     def run(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Follow until something is so."""
@@ -128,6 +132,20 @@ def test_who_names_what_it_does_not_give_is_left_and_another_asked() -> None:
     asked = others.asked.count("liar")
     others.run(lambda: others.member.counters.snapshot().get("feeds_failed", 0) >= 1)
     assert others.asked.count("liar") == asked, "not asked meanwhile"
+
+
+def test_who_gives_few_of_the_records_that_it_names_is_left_too() -> None:
+    """Each time it would be asked for the others' records first."""
+    others = Others("mean", "honest")
+    others.mean.add("mean")
+    records = [record_of(ALICE, number, 1_000) for number in range(20)]
+    for record in records:
+        others.feed.add(record)
+    others.parts["mean"].append(named(*records))
+    others.run(lambda: others.member.counters.snapshot().get("feeds_unkept", 0) == 1)
+    others.parts["honest"].append(named(*records))
+    others.run(lambda: len(others.member.records.store) == 20)
+    assert others.asked.count("mean") == 1
 
 
 def test_a_record_that_no_honest_peer_hands_on_ends_the_following_and_is_charged() -> None:

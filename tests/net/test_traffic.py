@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -11,23 +12,26 @@ from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
+from swarm.net.records.envelope import Body, Envelope
 from swarm.net.records.feed import decode_part
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import record_id
 from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
+from swarm.net.trust.accounts import SafetySettings
 from swarm.reasons import Reason
-from swarm.types import RefusedRecord
+from swarm.types import SCHEMA_VERSION, RefusedRecord
 
 from .records import drained, make_group, sealed_manifest
 
 OWN, ALICE, MALLORY = Identity.generate(), Identity.generate(), Identity.generate()
 RUN_ID = make_run_id("demo", ALICE.peer_id)
+MANIFEST = sealed_manifest(ALICE)
 
 
 @pytest.fixture
 def member() -> Member:
     settings = NetworkSettings(max_record_bytes=10_000, inbox_records=20, inbox_bytes=20_000)
-    return Member(settings, OWN, Profile(), sealed_manifest(ALICE))
+    return Member(settings, OWN, Profile(), MANIFEST)
 
 
 def _record(identity: Identity, sequence: int = 0) -> bytes:
@@ -54,8 +58,11 @@ def test_what_a_later_version_understands_is_handed_on_if_it_is_signed(member: M
     group = make_group(RUN_ID, ALICE.peer_id)
     later = seal(ALICE, RUN_ID, "conversation", group)  # type: ignore[arg-type]
     elsewhere = seal(ALICE, "another-run", "conversation", group)  # type: ignore[arg-type]
-    for record in (later[:-1] + b"?", elsewhere, later):
-        member.records.receive_gossip(MALLORY.peer_id, record)
+    for record in (later[:-1] + b"?", elsewhere):
+        with pytest.raises(PeerUnreachable, match="no honest peer holds"):
+            member.records.receive_gossip(MALLORY.peer_id, record)
+    assert member.complaints.take() == [(MALLORY.peer_id, Reason.BAD_GIFT)] * 2
+    member.records.receive_gossip(MALLORY.peer_id, later)
     assert decode_part(bytes(next(unread))).records == (later,)  # type: ignore[arg-type]
     assert not isinstance(next(unread), bytes) and len(member.records.store) == 0
     assert member.complaints.take() == []
@@ -102,6 +109,24 @@ def test_what_is_not_signed_is_refused_charged_to_the_helper_and_not_held(member
     assert member.complaints.take() == [(MALLORY.peer_id, Reason.BAD_GIFT)] * 3
     reasons = [each.reason for each in member.records.inbox.drain() if isinstance(each, RefusedRecord)]
     assert reasons == (["malformed", "bad_signature", "bad_signature"] if how == "feed" else []), "the exchange counts"
+
+
+@pytest.mark.parametrize("is_proven", [False, True])
+@pytest.mark.parametrize("kind", ["group", "offers", "conversation"])
+def test_forgeries_take_nothing_of_the_budgets_of_whom_they_name(kind: str, is_proven: bool) -> None:
+    """Anybody may name anybody as the author of bytes that state to be large."""
+    slow = SafetySettings(groups_per_min=30, newcomer_groups_per_min=30)
+    member = Member(NetworkSettings(inbox_records=20, shelf_records=20, safety=slow), OWN, Profile(), MANIFEST)
+    member.peers.update(frozenset({ALICE.peer_id}), frozenset())
+    member.records.trust({ALICE.peer_id} if is_proven else ())
+    for number in range(700):
+        body = Body(RUN_ID, ALICE.peer_id, kind, b"%d" % number)
+        forged = msgspec.msgpack.encode(Envelope(SCHEMA_VERSION, msgspec.msgpack.encode(body), bytes(64)))
+        with pytest.raises(PeerUnreachable):
+            member.records.receive_gossip(f"helper {number}", forged)
+    member.records.inbox.drain()
+    member.records.receive_gossip(ALICE.peer_id, _record(ALICE))
+    assert drained(member.records.inbox) == [_record(ALICE)]
 
 
 def test_altered_copies_of_a_record_are_refused_and_charged_to_the_helper(member: Member) -> None:

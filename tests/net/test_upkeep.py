@@ -130,6 +130,19 @@ def test_slow_holders_are_given_up_for_others_told_of_and_left_alone(swarm: Swar
     assert swarm.member.complaints.take() == [] and swarm.member.counters.snapshot()["slow_holder"] == len(swarm.slow)
 
 
+def test_newcomers_that_give_as_slowly_as_they_may_leave_an_author_of_use_its_place(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 60.0)
+    slow, member = [Identity.generate() for _ in range(DOWNLOADS_AT_ONCE)], Identity.generate()
+    swarm.slow = {each.peer_id for each in slow}
+    swarm.member.peers.in_run = frozenset({member.peer_id, *swarm.slow})
+    swarm.member.records.trust({member.peer_id})
+    for each in slow:
+        swarm.announce(each, 1)
+    swarm.arrive(swarm.announce(member, 2))
+
+
 def test_announced_noise_is_charged_to_its_announcer(swarm: Swarm) -> None:
     """Whoever gave it: the announcer signed the digests that it agrees with."""
     mallory, victim, holder = Identity.generate(), Identity.generate(), Identity.generate().peer_id

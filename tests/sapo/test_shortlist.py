@@ -183,7 +183,7 @@ def test_a_late_promise_holds_no_place_and_its_group_counts_again_when_it_comes(
     second = desk.choose([*waiting, *_from("other", 20)])
     assert len(second) >= 6 and _senders(second)["other"] >= 4
     for name in first:
-        desk.shortlist.came(name)
+        desk.shortlist.came(name, name)
         desk.shortlist.checked(name, True)
     assert desk.shortlist._of("slow").overall.pass_rate > 0.9, "late, not bad"
     assert max(desk.shortlist._lags, default=1) == 1

@@ -253,8 +253,8 @@ class Following:
                     given += 1
                     self._receive(peer_id, record)
                     self._spare_those_that_named(record_id(record))
-            if not given:
-                raise PeerUnreachable("it gave none of the records that it named")
+            if 2 * given < len(batch):
+                raise PeerUnreachable(f"it gave {given} of {len(batch)} records that it named")
         except (PeerUnreachable, TimeoutError) as error:
             self._member.counters.add("feeds_unkept")
             self._unhelpful.failed(peer_id, time.monotonic())

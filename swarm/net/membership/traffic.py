@@ -17,7 +17,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -37,6 +36,7 @@ from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.wire import (
     Announcement,
     Limits,
+    check_place,
     check_seal,
     open_announcement,
     open_group,
@@ -160,46 +160,46 @@ class RecordTraffic:
         try:
             sealed = read_record(record, INLINE_BYTES)
         except Refusal as refusal:
-            if self._within_gossip_budget(helper, helper, len(record), are_offers=False):
+            if self.admission.admits_gossip(helper, helper, self.peers.connected, len(record)):
                 self._refuse_gossip(helper, helper, record, refusal)
+            else:
+                self.counters.add("drop_over_budget")
             return
-        author = sealed.body.peer_id
+        author, are_offers = sealed.body.peer_id, sealed.body.kind == OFFERS
         if author in self.peers.banned:
             self.counters.add("banned_gossip")
             return
-        account = self.admission.account(author, self.peers.connected, helper)
+        connected, cost = self.peers.connected, self._cost(sealed)
+        fits = self.admission.has_room_for_gossip(helper, author, connected, cost, are_offers=are_offers)
+        if not fits:
+            self.counters.add("drop_over_budget")
+            if not are_offers:
+                return
         try:
-            if self._within_gossip_budget(helper, author, self._cost(sealed), are_offers=sealed.body.kind == OFFERS):
-                self._open_and_store(account, sealed, 0.0)
+            # Before anything is charged to the author: anybody may name it.
+            signed = check_signature(sealed)
+        except Refusal as refusal:
+            self._refuse_gossip(helper, helper, record, refusal)
+            return
+        account = self.admission.account(author, connected, helper)
+        try:
+            if fits and self.admission.admits_gossip(helper, author, connected, cost, are_offers=are_offers):
+                self._open_and_store(account, signed, 0.0)
                 self.feed.add(record, helper, author)
                 self.counters.add("delivered")
-            elif sealed.body.kind == OFFERS:
+            else:
                 # The link has carried them: too many offers are heard even if none is opened.
-                self._check_seal(sealed)
+                self._check_place(signed)
                 self.offer_rate.heard(author, 1, 0.0)
         except Refusal as refusal:
-            if refusal.reason in HANDED_ON and self._is_signed(sealed):
+            if refusal.reason in HANDED_ON:
                 self.feed.add(record, helper, author)
             self._refuse_gossip(helper, account, record, refusal, author)
 
-    def _within_gossip_budget(self, helper: str, author: str, num_bytes: int, *, are_offers: bool) -> bool:
-        """Whether a record of this size is within the budget of its author, or of the helper who hands it over."""
-        if self.admission.admits_gossip(helper, author, self.peers.connected, num_bytes, are_offers=are_offers):
-            return True
-        self.counters.add("drop_over_budget")
-        return False
-
-    def _check_seal(self, sealed: SealedRecord) -> SignedRecord:
-        """A record of this run by whom it names. Raises `Refusal`."""
+    def _check_place(self, signed: SignedRecord) -> SignedRecord:
+        """A record that members of this run exchange. Raises `Refusal`."""
         assert self.run.manifest is not None
-        return check_seal(sealed, self.run.manifest.run_id)
-
-    def _is_signed(self, sealed: SealedRecord) -> bool:
-        """Whether a record is of this run and by whom it names, whatever its kind."""
-        with suppress(Refusal):
-            check_signature(sealed)
-            return self.run.manifest is not None and sealed.body.run_id == self.run.manifest.run_id
-        return False
+        return check_place(signed, self.run.manifest.run_id)
 
     def _refuse_gossip(self, helper: str, account: str, record: bytes, refusal: Refusal, author: str = "") -> None:
         """Mark a record as seen, and put its refusal into the inbox for the exchange to count.
@@ -232,7 +232,7 @@ class RecordTraffic:
             return
         self._check_repair_budget(helper, author, len(record), self._cost(sealed))
         try:
-            self._open_and_store(helper, sealed, age_s)
+            self._open_and_store(helper, check_signature(sealed), age_s)
         except Refusal as refusal:
             self._refuse_repaired(helper, record, refusal)
             return
@@ -275,19 +275,18 @@ class RecordTraffic:
             return True
         return False
 
-    def _open_and_store(self, account: str, sealed: SealedRecord, age_s: float) -> None:
+    def _open_and_store(self, account: str, signed: SignedRecord, age_s: float) -> None:
         """Open a record; store it for others and for this node, charged to `account`.
 
-        Raises `Refusal` for a record that is unsigned or invalid.
+        Raises `Refusal` for a record of another run or an invalid one.
         """
-        signed = self._check_seal(sealed)
-        run_id = signed.body.run_id
-        self.versions.understood(sealed.body.peer_id)
-        if sealed.body.kind == "large":
+        run_id = self._check_place(signed).body.run_id
+        self.versions.understood(signed.body.peer_id)
+        if signed.body.kind == "large":
             announcement = open_announcement(signed, run_id, self.settings.max_record_bytes)
             self.store.add(signed.record, age_s, owner=account)
             self._queue_download(announcement, account)
-        elif sealed.body.kind == OFFERS:
+        elif signed.body.kind == OFFERS:
             offered = open_offers(signed, run_id)
             self.store.add(signed.record, age_s, owner=account)
             if offered.peer_id != self.identity.peer_id:

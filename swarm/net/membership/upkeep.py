@@ -2,7 +2,7 @@
 
 repair          one random member: what it holds -> missing records -> inbox    (every `repair_every_s`; at once when
                                                                                  the first peer appears)
-download        announced large records <- holders, one after another -> inbox  (two at a time)
+download        announced large records <- holders, one after another -> inbox  (two at a time, one of newcomers)
 pull            chosen records on offer <- authors, those whom they name, or other holders -> inbox
                                                                                  (eight at a time, four of newcomers)
 exchange_peers  signed peer records <- random members -> dialling, file         (every `announce_every_s`; on new peers)
@@ -28,7 +28,7 @@ from swarm.net.membership.member import Member
 from swarm.net.records.large import Download, DownloadQueue, holders
 from swarm.net.records.referrals import SENT_ITSELF
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
-from swarm.net.runtime import AsyncRuntime, Signal
+from swarm.net.runtime import AsyncRuntime
 from swarm.net.services.peer_exchange import ask_peers
 from swarm.reasons import Reason
 
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
 DOWNLOADS_AT_ONCE = 2
+DOWNLOADS_OF_NEWCOMERS = 1
+"""Of these, from authors that have not been useful here: the least rate may take minutes for one record."""
 PULLS_AT_ONCE = 8
 PULLS_OF_NEWCOMERS = 4
 """Of these, from authors that have not been useful here: whoever answers nothing leaves the others their places."""
@@ -100,6 +102,7 @@ class Upkeep:
         self._silent = Backoff(DOWNLOAD_PAUSE_S, MAX_SILENT_PAUSE_S)
         self._pulling_from: Counter[str] = Counter()
         """Authors of current downloads of records on offer."""
+        self._downloads_of_newcomers = 0
         self._downloading_from: set[str] = set()
         """Holders of current downloads; at most one download from each."""
         self._remembered_at = 0.0
@@ -136,7 +139,24 @@ class Upkeep:
 
     async def download(self) -> None:
         """Fetch announced records in turn, forever."""
-        await self._fetch_all(self._member.records.large, self._announced)
+        waiting, queued = self._member.records.large, self._announced
+        while True:
+            queued.clear()
+            if (taken := waiting.take(self._may_download)) is None:
+                await queued.wait_for(math.inf)
+                continue
+            is_new = not self._is_proven(taken[1].announcement.peer_id)
+            self._downloads_of_newcomers += is_new
+            try:
+                await self._try(waiting, *taken)
+            finally:
+                self._downloads_of_newcomers -= is_new
+                queued.set()
+
+    def _may_download(self, give_up_at: float, download: Download) -> bool:
+        """Whether to fetch an announced record now."""
+        new = self._downloads_of_newcomers
+        return self._is_proven(download.announcement.peer_id) or new < DOWNLOADS_OF_NEWCOMERS
 
     async def pull(self) -> None:
         """Fetch chosen records on offer in turn, forever."""
@@ -173,14 +193,6 @@ class Upkeep:
 
     def _is_proven(self, author: str) -> bool:
         return self._member.records.admission.is_proven(author, self._member.peers.connected)
-
-    async def _fetch_all(self, waiting: DownloadQueue, queued: Signal) -> None:
-        while True:
-            queued.clear()
-            if (taken := waiting.take()) is None:
-                await queued.wait_for(math.inf)
-                continue
-            await self._try(waiting, *taken)
 
     async def _try(self, waiting: DownloadQueue, give_up_at: float, download: Download) -> None:
         """One attempt at a download that was taken from its queue, and goes back there unless it is settled."""

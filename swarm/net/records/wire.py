@@ -163,14 +163,19 @@ def seal_snapshot(identity: Identity, manifest: SnapshotManifest) -> bytes:
 
 
 def check_seal(sealed: SealedRecord, run_id: str) -> SignedRecord:
-    """Check kind, run and signature of a record, but not its content.
+    """Check signature, run and kind of a record, but not its content.
 
-    Raises `Refusal` with reason `malformed`, `unknown_kind`, `wrong_run` or `bad_signature`.
+    Raises `Refusal` with reason `bad_signature`, `wrong_run`, `malformed` or `unknown_kind`.
     """
-    check_kind(sealed.body, "group", "large", "offers")
-    if sealed.body.run_id != run_id:
-        raise Refusal(Reason.WRONG_RUN, f"this node is in run {run_id!r}, the record in {sealed.body.run_id!r}")
-    return check_signature(sealed)
+    return check_place(check_signature(sealed), run_id)
+
+
+def check_place(signed: SignedRecord, run_id: str) -> SignedRecord:
+    """A record of this run that members exchange. Raises `Refusal`: `wrong_run`, `malformed` or `unknown_kind`."""
+    if signed.body.run_id != run_id:
+        raise Refusal(Reason.WRONG_RUN, f"this node is in run {run_id!r}, the record in {signed.body.run_id!r}")
+    check_kind(signed.body, "group", "large", "offers")
+    return signed
 
 
 def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:

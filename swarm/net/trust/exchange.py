@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
@@ -75,7 +75,7 @@ class Exchange:
         self._pulled: OrderedDict[str, str] = OrderedDict()
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
         self._offers: list[OfferedGroup] = []
-        self._commitments: deque[Commitment] = deque(maxlen=SEEN_GROUPS)
+        self._commitments: list[Commitment] = []
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
         self._judged_at = -math.inf
@@ -136,6 +136,8 @@ class Exchange:
 
     def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
         """(content id, group) of accepted arrivals, and refusals by reason, since the last call."""
+        # As many as the transport's inbox has room for: each limit of their own would let a flood displace others'.
+        self._offers, self._commitments = [], []
         groups: list[tuple[str, RolloutGroup]] = []
         refused: Counter[Reason] = Counter()
         run_id = self._transport.status().run_id
@@ -162,8 +164,7 @@ class Exchange:
 
     def commitments(self) -> list[Commitment]:
         """What others committed to by offers and groups, as far as the last `receive` saw it, in the order heard."""
-        heard = list(self._commitments)
-        self._commitments.clear()
+        heard, self._commitments = self._commitments, []
         return heard
 
     def banned(self) -> frozenset[str]:

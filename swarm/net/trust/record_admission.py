@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -48,6 +48,10 @@ class _Bucket(Struct):
     filled_at: float
 
 
+_Payer = tuple[str, str, Budget]
+"""What is bounded, the account, and its budget."""
+
+
 class RecordAdmission:
     """Budgets of records and bytes, bounded in number; pure but for the clock. Not thread-safe except `proven`."""
 
@@ -77,27 +81,30 @@ class RecordAdmission:
         """The account for an author's records: its own, or that of the helper who handed them over."""
         return author if author in connected or self.is_proven(author, connected) else helper
 
+    def has_room_for_gossip(
+        self, helper: str, author: str, connected: Collection[str], num_bytes: int, *, are_offers: bool = False
+    ) -> bool:
+        """Whether `admits_gossip` would accept a record. Nothing is charged: `author` need not be verified."""
+        return self._have(self._gossip_payers(helper, author, connected, are_offers), num_bytes)
+
     def admits_gossip(
         self, helper: str, author: str, connected: Collection[str], num_bytes: int, *, are_offers: bool = False
     ) -> bool:
-        """Whether a record from a helper's feed may be accepted; `num_bytes` is its decompressed size."""
-        if self.is_proven(author, connected):
-            return self._spend("gossip", author, self._member, num_bytes)
-        if author in connected:
-            return self._spend_as_newcomer("gossip", author, connected, num_bytes)
-        if are_offers:
-            return self._spend_as_newcomer("offers handed over", helper, connected, num_bytes, OFFER_SHARES)
-        return self._spend_as_newcomer("handed over", helper, connected, num_bytes)
+        """Whether a record from a helper's feed may be accepted; `num_bytes` is its decompressed size.
+
+        It is charged to `author`, so that must be verified, or the helper itself.
+        """
+        return self._spend(self._gossip_payers(helper, author, connected, are_offers), num_bytes)
 
     def admits_repair(
         self, helper: str, author: str, connected: Collection[str], sent_bytes: int, num_bytes: int
     ) -> bool:
         """Whether a record from `helper` may be accepted; `author` is not verified yet."""
-        if not self._spend("repair", helper, self._member, sent_bytes):
+        if not self._spend([("repair", helper, self._member)], sent_bytes):
             return False
         if self.is_proven(author, connected):
             return True
-        return self._spend_as_newcomer("repair of newcomers", helper, connected, num_bytes)
+        return self._spend(self._newcomer_payers("repair of newcomers", helper, connected), num_bytes)
 
     def has_merit(self, peer_id: str) -> bool:
         """Whether a peer has been useful here."""
@@ -107,15 +114,37 @@ class RecordAdmission:
         """Whether an author has been useful here; where nobody judges, whether it is connected."""
         return author in (connected if self.proven is None else self.proven)
 
-    def _spend_as_newcomer(
-        self, what: str, account: str, connected: Collection[str], num_bytes: int, shares: int = 1
-    ) -> bool:
-        """Charge the account's budget and that of all newcomers, so that a new name does not give a fresh budget."""
-        everyone = _times(self._newcomer, max(NEWCOMER_SHARES, 1 + len(connected)))
-        own = _times(self._newcomer, shares)
-        return self._spend(what, account, own, num_bytes) and self._spend("newcomers", "", everyone, num_bytes)
+    def _gossip_payers(self, helper: str, author: str, connected: Collection[str], are_offers: bool) -> list[_Payer]:
+        if self.is_proven(author, connected):
+            return [("gossip", author, self._member)]
+        if author in connected:
+            return self._newcomer_payers("gossip", author, connected)
+        if are_offers:
+            return self._newcomer_payers("offers handed over", helper, connected, OFFER_SHARES)
+        return self._newcomer_payers("handed over", helper, connected)
 
-    def _spend(self, what: str, account: str, budget: Budget, num_bytes: int) -> bool:
+    def _newcomer_payers(self, what: str, account: str, connected: Collection[str], shares: int = 1) -> list[_Payer]:
+        """The account, and all newcomers together, so that a new name does not give a fresh budget."""
+        everyone = _times(self._newcomer, max(NEWCOMER_SHARES, 1 + len(connected)))
+        return [(what, account, _times(self._newcomer, shares)), ("newcomers", "", everyone)]
+
+    def _spend(self, payers: Sequence[_Payer], num_bytes: int) -> bool:
+        """Charge a record to all of these; nothing if one of them cannot pay."""
+        if not self._have(payers, num_bytes):
+            return False
+        for payer in payers:
+            bucket = self._filled(payer)
+            bucket.records -= 1
+            bucket.num_bytes -= num_bytes
+        return True
+
+    def _have(self, payers: Sequence[_Payer], num_bytes: int) -> bool:
+        buckets = [self._filled(payer) for payer in payers]
+        return all(bucket.records >= 1 and bucket.num_bytes >= num_bytes for bucket in buckets)
+
+    def _filled(self, payer: _Payer) -> _Bucket:
+        """The payer's bucket, with what has come into it since it was looked at."""
+        what, account, budget = payer
         now = self._clock()
         bucket = self._buckets.setdefault((what, account), _Bucket(budget.records, budget.num_bytes, now))
         self._buckets.move_to_end((what, account))
@@ -125,11 +154,7 @@ class RecordAdmission:
         bucket.filled_at = now
         bucket.records = min(budget.records, bucket.records + minutes * budget.records_per_min)
         bucket.num_bytes = min(budget.num_bytes, bucket.num_bytes + minutes * budget.bytes_per_min)
-        if bucket.records < 1 or bucket.num_bytes < num_bytes:
-            return False
-        bucket.records -= 1
-        bucket.num_bytes -= num_bytes
-        return True
+        return bucket
 
 
 def _times(budget: Budget, shares: int) -> Budget:
