@@ -13,7 +13,9 @@ from swarm.environments.scoring.forms.asked import Asked, asked_in
 from swarm.environments.scoring.forms.rules import fits
 from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.forms.written import Written, last_written, numbers, read_number, same_written
-from swarm.environments.scoring.latex import boxed_content, normalise, plain_text
+from swarm.environments.scoring.reading.notation import normalise, plain_text
+from swarm.environments.scoring.reading.characters import plain_characters
+from swarm.environments.scoring.latex import boxed_content
 from swarm.environments.scoring.mathematics import MAX_CHARS, is_answer, is_stated
 
 _UNIT = r"[^\W\d_]{0,12}"

@@ -12,7 +12,8 @@ from functools import cached_property, lru_cache
 
 from swarm.environments.scoring.forms.shapes import Shape, shape_of
 from swarm.environments.scoring.forms.written import Form, Written, all_written, form_of, read_number
-from swarm.environments.scoring.latex import at_top, normalise, sides
+from swarm.environments.scoring.latex import sides
+from swarm.environments.scoring.reading.notation import at_top, normalise
 
 MAX_CHARS = 16_384
 """Read of a question: half of them at its start, the others at its end."""

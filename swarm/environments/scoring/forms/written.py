@@ -130,9 +130,9 @@ def last_written(text: str) -> Written | None:
 def read_number(text: str) -> Written | None:
     """The number that a normalised text is, and nothing else but brackets around it; None for any other text."""
     text = _IN_BRACKETS.sub(r"\1\2/\3", text)
-    while _is_enclosed(text):
+    while is_enclosed(text):
         text = text[1:-1]
-    if text[:1] in ("+", "-") and _is_enclosed(text[1:]) and text[2] not in "+-":
+    if text[:1] in ("+", "-") and is_enclosed(text[1:]) and text[2] not in "+-":
         text = f"{text[0]}{text[2:-1]}"
     if _REPEATING.fullmatch(text) is not None:
         sign = -1 if text.startswith("-") else 1
@@ -159,7 +159,7 @@ def _plain(text: str) -> str:
     return _FRACTION.sub(_as_quotient, text)
 
 
-def _is_enclosed(text: str) -> bool:
+def is_enclosed(text: str) -> bool:
     """Whether one pair of brackets encloses a text."""
     if text[:1] + text[-1:] not in ("()", "{}"):
         return False
