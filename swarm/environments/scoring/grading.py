@@ -38,8 +38,9 @@ def matches(rule: MatchRule, answer: str, reference: str, question: str | None =
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Equal, ignoring case and white space."""
-    return " ".join(answer.split()).casefold() == " ".join(reference.split()).casefold()
+    """Equal, ignoring case, white space, and how characters are encoded (`reading/characters.py`)."""
+    one, other = (" ".join(plain_characters(text).split()).casefold() for text in (answer, reference))
+    return one == other
 
 
 def numeric(answer: str, reference: str) -> bool:

@@ -8,6 +8,9 @@ from swarm.environments.scoring.forms.asked import Asked
 from swarm.environments.scoring.forms.shapes import Shape, is_made_of, is_rational, shape_of, spread
 from swarm.environments.scoring.forms.written import Written, form_of, read_number
 
+OF_CONSTANTS = frozenset({"roots", "logarithms", "other functions"})
+"""Work that a rounded reference does not have, and its exact value may: `2\\pi` for 6.283185307."""
+
 IsStated = Callable[[], bool]
 """Whether the question has an expression of the reference's value."""
 
@@ -25,6 +28,8 @@ def is_in_form(given: str, wanted: str, asked: Asked | None, is_stated: IsStated
     if number is not None:
         return fits(number, reference, asked, is_stated)
     one, other = shape_of(given), shape_of(wanted)
+    if reference is not None and one is not None and reference.kind == "decimal" and one.value is not None:
+        return not (is_rational(one.value) or one.work - OF_CONSTANTS or (asked is not None and is_stated()))
     if reference is not None or one is None or other is None:
         return False
     if one.key == other.key:

@@ -55,13 +55,13 @@ _PLAIN_INVERSE = re.compile(r"(?<![a-z\\])a(sin|cos|tan)(?=\()")
 _PLAIN_ROOT = re.compile(r"\\sqrt\(([^()]*)\)")
 _INFINITY = re.compile(r"(?<![a-z\\])(?:infinity|infty|inf|oo)(?![a-z])", re.IGNORECASE)
 _NAME = re.compile(
-    r"(?:m?\\angle[a-z]{1,3}|\\[a-z]+|[a-z]\w?|[a-z]{4,20})(?:_\w+)?'{0,2}(?:\([\w.,+-]{1,12}\))?|\((?:[a-z],){1,3}[a-z]\)"
+    r"(?:m?\\angle[a-z]{1,3}|\\[a-z]+|[a-z]\w?|\|[a-z]{2}\||[a-z](?:_\w+)?:[a-z]|[a-z]{4,20})(?:_\w+)?'{0,2}(?:\([\w.,+-]{1,12}\))?|\((?:[a-z],){1,3}[a-z]\)"
 )
 """Of a value, alone on the left side."""
 _IN = re.compile(r"\\?[a-z]\\in(?![a-z])")
 _INDEX = re.compile(r"_\{(\w+)\}")
 _LETTER = re.compile(r"^\(([a-z])\)$")
-_CONJUNCTION = re.compile(r"(?<=\S)(?:[,;]\s*|\s+)(?:and|or|&)\s+(?=\S)", re.IGNORECASE)
+_CONJUNCTION = re.compile(r"(?<=\S)(?:[,;]\s*|\s+|(?<=\)))(?:and|or)(?:\s+|(?=\())(?=\S)", re.IGNORECASE)
 _FUSED = re.compile(r"(?<=\d)(?<![_^]\d)\s+(?=\d)")
 _OPEN = re.compile(r"(?:(?<=\\cup)|(?<=\\in)|^)\]([^][,]+,[^][,]+)([][])")
 _HALF_OPEN = re.compile(r"(\[)([^][,]+,[^][,]+)\[")
@@ -164,6 +164,8 @@ def last_side(text: str) -> str:
         text = f"{exact}={rounded}" if _NAME.fullmatch(exact) is not None else exact
     if _IN.match(text) is not None:
         return _IN.sub("", text)
+    if any(sign in text for sign in "<>≠"):
+        return text
     sides = at_top(text, "=")
     if len(sides) == 2 and _NAME.fullmatch(sides[0]) is not None:
         return sides[1]

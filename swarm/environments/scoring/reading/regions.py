@@ -8,10 +8,10 @@ from swarm.environments.scoring.reading.notation import at_top
 from swarm.environments.scoring.values import number_of, read
 
 _SIDE = r"([^<>=≠,]{1,200})"
-_CHAIN = re.compile(rf"{_SIDE}(<=?|>=?)([a-z]|\\[a-z]+)(<=?|>=?){_SIDE}")
+_CHAIN = re.compile(rf"{_SIDE}(<=?|>=?)([a-z](?:\([a-z]\))?|\\[a-z]+)(<=?|>=?){_SIDE}")
 _ONE = re.compile(rf"{_SIDE}(<=?|>=?|≠){_SIDE}")
 _SET = re.compile(r"\\\{([a-z])(?:\\in(?:\\mathbb)?\{?r\}?)?[|:](.+)\\\}")
-_LETTER = re.compile(r"[a-df-hj-z]|\\(?:theta|alpha|beta|lambda|mu|phi)")
+_LETTER = re.compile(r"[a-df-hj-z](?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu|phi)")
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "≠": "≠"}
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from swarm.environments.scoring.latex import boxed_content
-from swarm.environments.scoring.reading.notation import plain_text
 
 MAX_READ_CHARS = 16_384
 """At the end of a text."""
-_OPENING = re.compile(r"(?<!\\)\$\$?|(?<!\\)\\[(\[]")
+_OPENING = re.compile(r"(?<!\\)(?:\$\$|(?:\$|\\\()(?![ \t]{0,8}\n)|\\\[)")
 _CLOSING = {
     "$": re.compile(r"(?<!\\)\$"),
     "$$": re.compile(r"\$\$"),
@@ -19,13 +18,18 @@ _CLOSING = {
 _NUMBER = re.compile(
     r"(?<![\w.,\\^{])[-+−]?[$€£]?\d+(?:[.,' _]\d+)*(?:\s?/\s?\d+)?(?:\s?(?:[×x*]|\\times|\\cdot)\s?10\s?\^\s?\{?-?\d+\}?)?"
 )
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\w*\s*\{[^{}]*\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w*\}(?:\{[clr|]*\})?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
 _MARKERS = (
     re.compile(r"final answer\W{0,8}(?:is\b)?\s*:?|####", re.IGNORECASE),
     re.compile(r"\b(?:answer|result|solution)\**\s*(?:is\b|:|=)", re.IGNORECASE),
+    re.compile(r"\A[A-Za-z ]{2,40}:\s"),
 )
-_VERB = re.compile(r"\b(?:is|are|was|be|there|equals?|get|gives?|have|has|find|by|Thus|Therefore|So)\b|=", re.IGNORECASE)
+_VERB = re.compile(r"(?:\b|')(?:s|is|are|was|be|there|equals?|get|gives?|have|has|find|by|Thus|Therefore|So)\b|=", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[^\s:*])(?:[.!?]\W{0,4}(?=\s+[A-Z\[<]|\s*$)|\n\s?\n)")
+_AMOUNT = re.compile(r"(-?\d[\d.,' ]{0,30}\d)\s?[$€£](?=\s|\Z)")
+_QUOTES = re.compile(r"\A(?:[\s*\"':]|\\\")+|(?:[\s*\"']|\\\")+\Z")
 _CONJUNCTION = re.compile(r"\b(?:and|or)\b", re.IGNORECASE)
 _NAME = re.compile(r"\W*(?:\\?[A-Za-z]+(?:_\w)?'?(?:\([A-Za-z]\))?)?\W*")
 _NOT = re.compile(r"(?:\b(?:not|except|than|least|most|neither|nor|either|without|only if|unless)|n't)\W{0,4}$", re.IGNORECASE)
@@ -35,9 +39,14 @@ Span = tuple[int, int]
 
 
 def answer_in(text: str) -> str:
-    """What a text gives as its answer: its last boxes, else what prose states, else the text as it is."""
+    """What a text gives as its answer: its last boxes, else what prose states, else the text as it is.
+
+    A final answer that is announced behind all boxes counts before them.
+    """
     text = text[-MAX_READ_CHARS:]
-    box = boxed_content(text)
+    announced = [found.end() for found in _MARKERS[0].finditer(text)]
+    behind = text[announced[-1] :] if announced else ""
+    box = None if behind and "\\boxed" not in behind and _formulas(behind) else boxed_content(text)
     content = text if box is None else box
     formulas = _formulas(content)
     return _stated(content, formulas) if _is_prose(content, formulas) else content
@@ -53,17 +62,22 @@ def _formulas(text: str) -> list[Span]:
         closing = None if opening[0] in unclosed else _CLOSING[opening[0]].search(text, position)
         if closing is None:
             unclosed.add(opening[0])
-        elif opening[0] != "$" or len(_WORD.findall(plain_text(text[position : closing.start()]))) < 3:
+        elif opening[0] != "$" or _num_words(text[position : closing.start()]) < 3:
             position = closing.end()
             found.append((opening.start(), position))
     return found
+
+
+def _num_words(text: str) -> int:
+    """How many words are not in commands."""
+    return len(_WORD.findall(_ENVIRONMENT.sub("", _TEXT.sub("", text))))
 
 
 def _is_prose(text: str, formulas: list[Span]) -> bool:
     """Whether words stand around formulas or numbers, other than a unit behind one."""
     if any(marker.search(text) is not None for marker in _MARKERS):
         return True
-    words = len(_WORD.findall(plain_text(_masked(text, formulas))))
+    words = _num_words(_masked(text, formulas))
     if formulas:
         return words > 3 or _WORD.search(text, 0, formulas[0][0]) is not None
     return words > 3 and "\\begin" not in text and _VERB.search(text) is not None
@@ -76,9 +90,12 @@ def _stated(text: str, formulas: list[Span]) -> str:
         if found:
             sentence = text[found[-1].end() :]
             end = _SENTENCE_END.search(_masked(sentence, _formulas(sentence)))
-            sentence = (sentence if end is None else sentence[: end.start()]).strip().strip("*\"'\\: ")
+            sentence = (sentence if end is None else sentence[: end.start()])
+            sentence = _QUOTES.sub("", sentence)
             inside = _formulas(sentence)
-            if sentence and _WORD.search(_CONJUNCTION.sub("", plain_text(_masked(sentence, inside)))) is None:
+            if (amount := _AMOUNT.match(sentence)) is not None:
+                return amount[1]
+            if sentence and not _num_words(_CONJUNCTION.sub("", _masked(sentence, inside))):
                 return sentence
             if (value := _last_value(sentence, inside)) is not None:
                 return value
