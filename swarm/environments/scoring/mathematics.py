@@ -17,6 +17,7 @@ from swarm.environments.scoring.forms.rules import is_finished, is_in_form
 from swarm.environments.scoring.forms.written import read_number, same_number, same_written
 from swarm.environments.scoring.latex import Parts, split
 from swarm.environments.scoring.reading.notation import (
+    MAX_CHARS,
     last_side,
     name_of,
     notation,
@@ -41,9 +42,6 @@ MAX_COMPARISONS = 1_000
 """Of parts; beyond it answers differ."""
 MAX_STATED = 10_000
 """Of parts of a question with those of its references."""
-MAX_CHARS = 2_000
-"""Of a normalised answer; longer ones must be equal as they are."""
-
 _WORD = re.compile(r"(?<![a-z\\])[a-z]{4}")
 _COMMAND = re.compile(r"\\[a-z]+")
 

@@ -11,6 +11,9 @@ from typing import Literal
 from msgspec import Struct
 
 from swarm.environments.scoring.expressions import repeating
+from swarm.environments.scoring.reading.characters import plain_characters
+from swarm.environments.scoring.reading.separators import decimal_points, plain_digits
+from swarm.environments.scoring.reading.units import agree, unit_at
 
 RELATIVE_TOLERANCE = 1e-6
 """Of numbers that are not whole, which may be rounded."""
@@ -20,25 +23,29 @@ MAX_DIGITS = 400
 Kind = Literal["whole", "decimal", "fraction", "mixed", "scientific", "power"]
 
 _FRACTION = re.compile(
-    r"(?P<whole>(?<=\d))?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>[\d.]+)\s*\}"
-    r"|(?P<short>\d)\s*(?P<below>\d))"
+    r"(?P<whole>(?<=\d)\s{0,2})?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>[\d.]+)\s*\}"
+    r"|(?P<short>\d)\s*(?:(?P<below>\d)|\{\s*(?P<under>\d+)\s*\}))"
 )
-_TEN_TO = r"\s*(?:×|\*|x|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<power>[-+]?\d{1,4})\}?"
+_TEN_TO = r"\s*(?:×|·|\*|x|X|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<power>[-+]?\d{1,4})\}?"
 _NUMBER = re.compile(
     r"(?P<sign>(?<![^\W_])(?<![).])[-+](?!\s)|(?:\A|(?<=[=({$])|(?<=[=({$]\s))[-+]\s)?[$€£]?\s?(?P<sign2>(?<=[$€£])-)?"
-    r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?!\d|,\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?P<top>\d+(?:\.\d+)?|\.\d+)"
     rf"(?:[eE](?P<exponent>[-+]?\d{{1,4}})(?!\w)|{_TEN_TO}"
     r"|\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<raised>-?\d{1,4})\}?"
     r"|(?:(?P<mixed>\s+\d+)(?=\s*/\s*\d))?\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
-    r"(?P<percent>\s*\\?%)?"
+    r"(?P<percent>\s*(?:\$\s*)?(?:\\?%|(?:percent|per cent|pct)\b))?(?:\s+(?P<scale>thousand|million|billion|trillion)\b)?"
 )
+SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NEGATIVE = re.compile(r"\bnegative\s+(?=[\d.$])", re.IGNORECASE)
+_GLUED = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+\Z")
+_SQUARED = re.compile(r"(?<![A-Za-z])(?:[kcmd]?m|ft|in|yd|mi)\Z")
+"""Units whose exponent may be written as a digit: `25 cm2`."""
 _EXPONENT = re.compile(r"\^\{?\s*[-+]?\Z")
 """What precedes an exponent, such as that of a unit, in the four characters before a number."""
 _REPEATING = re.compile(r"-?\d*\.\d*\\overline\{\d+\}")
 _IN_BRACKETS = re.compile(r"\A([-+]?)\((\d+)\)/\((\d+)\)\Z")
 """A fraction of numbers in brackets."""
-_VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅛": "1/8", "⅕": "1/5"}
-_SAME = {"−": "-", "{,}": ",", ",\\!": ",", "\\,": ""}
+_SAME = {"\\$": "$", "\\,": "", "\\ ": " ", "~": " "}
 
 
 class Written(Struct, frozen=True):
@@ -50,6 +57,10 @@ class Written(Struct, frozen=True):
     parts: tuple[int | float, ...] = ()
     """Of a fraction numerator and denominator, of scientific notation and powers base and exponent."""
     is_percentage: bool = False
+    unit: str = ""
+    """Behind it, if it is a known one."""
+    scale: int = 1
+    """Of a word such as million, by which the value is not multiplied."""
 
     @property
     def share(self) -> float:
@@ -95,9 +106,11 @@ def same_written(given: Written, wanted: Written) -> bool:
     A percentage equals its bare number, because the sign is often omitted. It equals its share only if a wanted number
     without the sign can be one: 1200% is not 12.
     """
-    if same_number(given.value, wanted.value):
+    if not agree(given.unit, wanted.unit):
+        return False
+    if same_number(given.value * given.scale, wanted.value * wanted.scale):
         return True
-    if given.is_percentage == wanted.is_percentage:
+    if given.scale != wanted.scale or given.is_percentage == wanted.is_percentage:
         return False
     if given.is_percentage and isinstance(wanted.value, int) and abs(wanted.value) > 1:
         return False
@@ -108,9 +121,12 @@ def same_written(given: Written, wanted: Written) -> bool:
 
 
 def numbers(text: str) -> Iterator[re.Match[str]]:
-    """The numbers in a text, as matches with the groups of `_NUMBER`; exponents, such as those of units, are none."""
+    """The numbers in a text, as matches with the groups of `_NUMBER`; digits in words and exponents of units are none."""
     for found in _NUMBER.finditer(_plain(text)):
-        if _EXPONENT.search(found.string[max(0, found.start() - 4) : found.start()]) is None:
+        before = found.string[max(0, found.start() - 16) : found.start()]
+        is_in_word = found.string[found.end() : found.end() + 1].isalpha() and _GLUED.search(before) is not None
+        is_square = found[0] in ("2", "3") and _SQUARED.search(before) is not None
+        if _EXPONENT.search(before[-4:]) is None and not is_in_word and not is_square:
             yield found
 
 
@@ -147,15 +163,15 @@ def plain_number(found: re.Match[str]) -> str:
     exponent = found["exponent"] or found["power"]
     ending = f"e{exponent}" if exponent else f"^{found['raised']}" if found["raised"] else ""
     fraction = f"{' ' + found['mixed'].strip() if found['mixed'] else ''}/{found['bottom']}" if found["bottom"] else ""
-    return f"{sign}{found['top'].replace(',', '')}{ending}{fraction}{'%' if found['percent'] else ''}"
+    return f"{sign}{found['top']}{ending}{fraction}{'%' if found['percent'] else ''}"
 
 
 def _plain(text: str) -> str:
     """A text with fractions as `1/2`, and one notation of signs and separators."""
+    text = decimal_points(plain_digits(plain_characters(text)))
     for form, plain in _SAME.items():
         text = text.replace(form, plain)
-    for form, plain in _VULGAR.items():
-        text = text.replace(form, f" {plain}") if form in text else text
+    text = _NEGATIVE.sub("-", text)
     return _FRACTION.sub(_as_quotient, text)
 
 
@@ -169,7 +185,7 @@ def is_enclosed(text: str) -> bool:
 
 def _as_quotient(found: re.Match[str]) -> str:
     separator = " " if found["whole"] is not None else ""
-    return f"{separator}{found['top'] or found['short']}/{found['bottom'] or found['below']}"
+    return f"{separator}{found['top'] or found['short']}/{found['bottom'] or found['below'] or found['under']}"
 
 
 def _is_negative(found: re.Match[str]) -> bool:
@@ -183,12 +199,14 @@ def _written(found: re.Match[str]) -> Written | None:
             return None
         value = int(value) if value.is_integer() and abs(value) < 2**53 else value
     value = -value if _is_negative(found) else value
-    return Written(kind, value, parts, found["percent"] is not None)
+    unit = unit_at(found.string, found.end()) if found["percent"] is None else None
+    scale = SCALES[found["scale"]] if found["scale"] is not None else 1
+    return Written(kind, value, parts, found["percent"] is not None, "" if unit is None else unit[0], scale)
 
 
 def _read(found: re.Match[str]) -> tuple[Kind, int | float, tuple[int | float, ...]]:
     """Kind, absolute value and parts."""
-    top = found["top"].replace(",", "")
+    top = found["top"]
     first = _literal(top)
     exponent = found["exponent"] or found["power"]
     if exponent is not None:

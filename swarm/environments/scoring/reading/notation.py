@@ -9,8 +9,8 @@ from swarm.environments.scoring.reading.characters import plain_characters
 from swarm.environments.scoring.reading.separators import plain_digits
 from swarm.environments.scoring.reading.units import noun_at, unit_at
 
-MAX_UNIT_CHARS = 2_000
-"""Of a text in which units are looked for."""
+MAX_CHARS = 2_000
+"""Of a short answer; longer ones keep their notation."""
 
 _TEXT = re.compile(
     r"\\(?:text\w*|math(?:rm|bf|it|sf|tt|bb|cal|normal)|boldsymbol|bm|bold|emph|operatorname\*?|[mh]box)\s*\{([^{}]*)\}"
@@ -113,12 +113,13 @@ def notation(text: str) -> str:
     for form in ("ℝ", "—"):
         text = text.replace(form, next(name for other, name in _SAME if other == form))
     text = plain_characters(text)
+    if len(text) > MAX_CHARS:
+        return "".join(text.split()).casefold()
     if "\\\\" in text and "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
     text = _AROUND.sub(r"\1", text.replace("\\mathbb{R}", "\\mathbb R"))
     text = _STYLE.sub("", text)
-    is_short = len(text) <= MAX_UNIT_CHARS
-    text = plain_text(_TEXT_RUN.sub(_unit_of_run, text) if is_short else text).replace("\\\\", "\\cr ")
+    text = plain_text(_TEXT_RUN.sub(_unit_of_run, text)).replace("\\\\", "\\cr ")
     for form, name in _SAME:
         text = text.replace(form, name)
     for command, sign in _RELATION_COMMANDS:
@@ -129,7 +130,7 @@ def notation(text: str) -> str:
     text = _OVER.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_TOP.sub(r"\\\1{\2}", _SHORT_ARGUMENTS.sub(r"\\\1{\2}{\3}", text))
     text = _MIXED.sub(_as_mixed, text)
-    text = _marked(text) if is_short else text
+    text = _marked(text)
     text = _FUSED.sub(",", _CONJUNCTION.sub(",", text))
     text = "".join(_SCIENTIFIC.sub(r"\1\\cdot10^{\2}", text).split()).rstrip(".").casefold()
     text = _SHORT_BOTTOM.sub(r"\\frac{\1}{\2}", text)
