@@ -17,13 +17,15 @@ from swarm.environments.scoring.reading.units import agree, unit_at
 
 RELATIVE_TOLERANCE = 1e-6
 """Of numbers that are not whole, which may be rounded."""
+MOST_FROM_WHOLE = 1e-3
+"""From a whole number, however large."""
 MAX_DIGITS = 400
 """Of a whole number; longer ones are read as floats."""
 
 Kind = Literal["whole", "decimal", "fraction", "mixed", "scientific", "power"]
 
 _FRACTION = re.compile(
-    r"(?P<whole>(?<=\d)\s{0,2})?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>[\d.]+)\s*\}"
+    r"(?P<whole>(?<=\d)\s{0,2})?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>-?[\d.]+)\s*\}"
     r"|(?P<short>\d)\s*(?:(?P<below>\d)|\{\s*(?P<under>\d+)\s*\}))"
 )
 _TEN_TO = r"\s*(?:×|·|\*|x|X|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<power>[-+]?\d{1,4})\}?"
@@ -91,10 +93,12 @@ def form_of(number: Written) -> Form:
 
 
 def same_number(one: float, other: float) -> bool:
-    """Integers exactly, others within a relative 1e-6."""
+    """Integers exactly, others within a relative 1e-6, of an integer also within 1e-3."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
     try:
+        if (isinstance(one, int) or isinstance(other, int)) and abs(one - other) > MOST_FROM_WHOLE:
+            return False
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
     except OverflowError:  # an integer beyond the range of floats
         return False
@@ -185,7 +189,10 @@ def is_enclosed(text: str) -> bool:
 
 def _as_quotient(found: re.Match[str]) -> str:
     separator = " " if found["whole"] is not None else ""
-    return f"{separator}{found['top'] or found['short']}/{found['bottom'] or found['below'] or found['under']}"
+    top, bottom = found["top"] or found["short"], found["bottom"] or found["below"] or found["under"]
+    if bottom.startswith("-"):
+        top, bottom = (top[1:] if top.startswith("-") else f"-{top}"), bottom[1:]
+    return f"{separator}{top}/{bottom}"
 
 
 def _is_negative(found: re.Match[str]) -> bool:

@@ -10,11 +10,11 @@ _IN_LATEX = re.compile(r"(?<=\d)(?:\\[,!]|\{ \})+(?=\d{3}(?!\d))|(?<=,)\\!\s*")
 _GROUPED = re.compile(
     r"(?<![\d.])(?<!\d[,'_ ])(?:[1-9]\d{0,2}(?:,\d{3}){1,20}|[1-9]\d?(?:,\d\d){1,9},\d{3}"
     r"|[1-9]\d{0,2}(?:'\d{3}){1,20}|[1-9]\d{0,2}(?:_\d{3}){1,20}|[1-9]\d{0,2}(?: \d{3}){1,20}(?! ?/)"
-    r"|[1-9]\d{0,2}(?:\.\d{3}){2,20}|[1-9]\d{0,2}(?:\.\d{3}){1,20}(?=,\d{1,2}(?![\d,])))"
-    r"(?!\d|[,'_]\d|\.\d{3}\.)"
+    r"|[1-9]\d{0,2}(?:\.\d{3}){2,20})(?!\d|[,'_]\d|\.\d{3}\.)"
+    r"|(?<![\d.])[1-9]\d{0,2}(?:\.\d{3}){1,20}(?=,\d{1,2}(?![\d,]))"
 )
 _BRACKET = re.compile(r"[(\[]|\\\{")
-_DECIMAL_COMMA = re.compile(r"(?<![\d.,(\[{])(?<!\d[,;] )([1-9]\d*|0),(\d{1,2}|\d{4,}|(?<=0,)\d{3})(?![\d,)\]}]|, ?\d|; ?\d)")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,(\[{])(?<!\d[,;] )(?:([1-9]\d*|0),(\d{1,2}|\d{4,})|(0),(\d{3}))(?![\d,)\]}]|, ?\d|; ?\d)")
 
 
 def plain_digits(text: str, in_brackets: bool = True) -> str:
@@ -31,7 +31,7 @@ def plain_digits(text: str, in_brackets: bool = True) -> str:
 
 def decimal_points(text: str) -> str:
     """A text with `2,74` as `2.74`, where the comma can neither group digits nor separate parts of brackets or lists."""
-    return _DECIMAL_COMMA.sub(r"\1.\2", text)
+    return _DECIMAL_COMMA.sub(lambda found: f"{found[1] or found[3]}.{found[2] or found[4]}", text)
 
 
 def _digits(found: re.Match[str]) -> str:
