@@ -19,8 +19,8 @@ from swarm.environments.scoring.forms.asked import MAX_CHARS, Asked
 from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.forms.written import all_written, last_written, read_number
 from swarm.environments.scoring.grading import matches, numeric
-from swarm.environments.scoring.reading.notation import normalise
 from swarm.environments.scoring.mathematics import equivalent, is_answer, is_stated
+from swarm.environments.scoring.reading.notation import normalise
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.errors import Refusal
 from tests.environments import test_grading

@@ -226,9 +226,9 @@ class _Answers(_Comparison):
     def _same_relation(self, given: Parts, wanted: Parts) -> bool:
         if not super()._same_relation(given, wanted):
             return False
-        if wanted.kind == "equation" and self._asked is not None and self._asked.asks_for_form:
-            if len(given.parts[0]) == 1 != len(wanted.parts[0]) == 1:
-                return False
+        is_solved = [len(relation.parts[0]) == 1 for relation in (given, wanted)]
+        if wanted.kind == "equation" and self._asked and self._asked.asks_for_form and is_solved[0] != is_solved[1]:
+            return False
         reference = ("=" if wanted.kind == "equation" else f"<{wanted.shape}").join(wanted.parts)
         return is_finished(given.parts, wanted.parts, lambda: is_stated(reference, self._asked))
 

@@ -35,7 +35,8 @@ _NUMBER = re.compile(
     rf"(?:[eE](?P<exponent>[-+]?\d{{1,4}})(?!\w)|{_TEN_TO}"
     r"|\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<raised>-?\d{1,4})\}?"
     r"|(?:(?P<mixed>\s+\d+)(?=\s*/\s*\d))?\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
-    r"(?P<percent>\s*(?:\$\s*)?(?:\\?%|(?:percent|per cent|pct)\b))?(?:\s+(?P<scale>thousand|million|billion|trillion)\b)?"
+    r"(?P<percent>\s*(?:\$\s*)?(?:\\?%|(?:percent|per cent|pct)\b))?"
+    r"(?:\s+(?P<scale>thousand|million|billion|trillion)\b)?"
 )
 SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NEGATIVE = re.compile(r"\bnegative\s+(?=[\d.$])", re.IGNORECASE)
@@ -125,7 +126,7 @@ def same_written(given: Written, wanted: Written) -> bool:
 
 
 def numbers(text: str) -> Iterator[re.Match[str]]:
-    """The numbers in a text, as matches with the groups of `_NUMBER`; digits in words and exponents of units are none."""
+    """The numbers in a text, as matches with the groups of `_NUMBER`; digits in words, exponents of units are none."""
     for found in _NUMBER.finditer(_plain(text)):
         before = found.string[max(0, found.start() - 16) : found.start()]
         is_in_word = found.string[found.end() : found.end() + 1].isalpha() and _GLUED.search(before) is not None
@@ -167,7 +168,8 @@ def plain_number(found: re.Match[str]) -> str:
     exponent = found["exponent"] or found["power"]
     ending = f"e{exponent}" if exponent else f"^{found['raised']}" if found["raised"] else ""
     fraction = f"{' ' + found['mixed'].strip() if found['mixed'] else ''}/{found['bottom']}" if found["bottom"] else ""
-    return f"{sign}{found['top']}{ending}{fraction}{'%' if found['percent'] else ''}"
+    scale = f" {found['scale']}" if found["scale"] else ""
+    return f"{sign}{found['top']}{ending}{fraction}{'%' if found['percent'] else ''}{scale}"
 
 
 def _plain(text: str) -> str:

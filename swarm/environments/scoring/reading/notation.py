@@ -67,7 +67,12 @@ _OPEN = re.compile(r"(?:(?<=\\cup)|(?<=\\in)|^)\]([^][,]+,[^][,]+)([][])")
 _HALF_OPEN = re.compile(r"(\[)([^][,]+,[^][,]+)\[")
 """French intervals, `]3,5]`."""
 _ALL_REAL = re.compile(r"^(?:\\in)?(?:\(?\\mathbb\{?r\}?\)?|allreals?(?:numbers)?|realnumbers|\\re(?:als)?)$")
-_RELATIONS = {"<=": r"\\le(?![a-zA-Z])", ">=": r"\\ge(?![a-zA-Z])", "≠": r"\\neq?(?![a-zA-Z])", "<": r"\\lt(?![a-zA-Z])"}
+_RELATIONS = {
+    "<=": r"\\le(?![a-zA-Z])",
+    ">=": r"\\ge(?![a-zA-Z])",
+    "≠": r"\\neq?(?![a-zA-Z])",
+    "<": r"\\lt(?![a-zA-Z])",
+}
 _RELATION_COMMANDS = [(re.compile(command), sign) for sign, command in _RELATIONS.items()]
 _RELATION_COMMANDS += [(re.compile(r"\\gt(?![a-zA-Z])"), ">"), (re.compile(r"\\approx(?![a-zA-Z])|\\simeq"), "≈")]
 _FORMS = {
@@ -159,7 +164,7 @@ def unit_of(text: str) -> str:
 
 
 def last_side(text: str) -> str:
-    r"""A text of `notation` without `x=`, `f(x)=` or `x\in` before it; of `x=2+3=5` the last side, of `x=1/3≈0.3` the first."""
+    r"""A text of `notation` without `x=`, `f(x)=` or `x\in` before it; of `x=2+3=5` the last, of `1/3≈0.3` the first side."""
     exact, sign, rounded = text.partition("≈")
     if sign:
         text = f"{exact}={rounded}" if _NAME.fullmatch(exact) is not None else exact

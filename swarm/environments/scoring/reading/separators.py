@@ -14,7 +14,9 @@ _GROUPED = re.compile(
     r"|(?<![\d.])[1-9]\d{0,2}(?:\.\d{3}){1,20}(?=,\d{1,2}(?![\d,]))"
 )
 _BRACKET = re.compile(r"[(\[]|\\\{")
-_DECIMAL_COMMA = re.compile(r"(?<![\d.,(\[{])(?<!\d[,;] )(?:([1-9]\d*|0),(\d{1,2}|\d{4,})|(0),(\d{3}))(?![\d,)\]}]|, ?\d|; ?\d)")
+_DECIMAL_COMMA = re.compile(
+    r"(?<![\d.,(\[{])(?<!\d[,;] )(?:([1-9]\d*|0),(\d{1,2}|\d{4,})|(0),(\d{3}))(?![\d,)\]}]|, ?\d|; ?\d)"
+)
 
 
 def plain_digits(text: str, in_brackets: bool = True) -> str:
@@ -30,7 +32,7 @@ def plain_digits(text: str, in_brackets: bool = True) -> str:
 
 
 def decimal_points(text: str) -> str:
-    """A text with `2,74` as `2.74`, where the comma can neither group digits nor separate parts of brackets or lists."""
+    """A text with `2,74` as `2.74`, where the comma can neither group digits nor separate parts."""
     return _DECIMAL_COMMA.sub(lambda found: f"{found[1] or found[3]}.{found[2] or found[4]}", text)
 
 

@@ -16,7 +16,8 @@ _CLOSING = {
     r"\[": re.compile(r"\\\]"),
 }
 _NUMBER = re.compile(
-    r"(?<![\w.,\\^{])[-+−]?[$€£]?\d+(?:[.,' _]\d+)*(?:\s?/\s?\d+)?(?:\s?(?:[×x*]|\\times|\\cdot)\s?10\s?\^\s?\{?-?\d+\}?)?"
+    r"(?<![\w.,\\^{])[-+−]?[$€£]?\d+(?:[.,' _]\d+)*(?:\s?/\s?\d+)?"
+    r"(?:\s?(?:[×x*]|\\times|\\cdot)\s?10\s?\^\s?\{?-?\d+\}?)?"
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\w*\s*\{[^{}]*\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w*\}(?:\{[clr|]*\})?")
@@ -26,13 +27,17 @@ _MARKERS = (
     re.compile(r"\b(?:answer|result|solution)\**\s*(?:is\b|:|=)", re.IGNORECASE),
     re.compile(r"\A[A-Za-z ]{2,40}:\s"),
 )
-_VERB = re.compile(r"(?:\b|')(?:s|is|are|was|be|there|equals?|get|gives?|have|has|find|by|Thus|Therefore|So)\b|=", re.IGNORECASE)
+_VERB = re.compile(
+    r"(?:\b|')(?:s|is|are|was|be|there|equals?|get|gives?|have|has|find|by|Thus|Therefore|So)\b|=", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"(?<=[^\s:*])(?:[.!?]\W{0,4}(?=\s+[A-Z\[<]|\s*$)|\n\s?\n)")
 _AMOUNT = re.compile(r"(-?\d[\d.,' ]{0,30}\d)\s?[$€£](?=\s|\Z)")
 _QUOTES = re.compile(r"\A(?:[\s*\"':]|\\\")+|(?:[\s*\"']|\\\")+\Z")
 _CONJUNCTION = re.compile(r"\b(?:and|or)\b", re.IGNORECASE)
 _NAME = re.compile(r"\W*(?:\\?[A-Za-z]+(?:_\w)?'?(?:\([A-Za-z]\))?)?\W*")
-_NOT = re.compile(r"(?:\b(?:not|except|than|least|most|neither|nor|either|without|only if|unless)|n't)\W{0,4}$", re.IGNORECASE)
+_NOT = re.compile(
+    r"(?:\b(?:not|except|than|least|most|neither|nor|either|without|only if|unless)|n't)\W{0,4}$", re.IGNORECASE
+)
 _PERCENT = re.compile(r"\s?\\?%|\s?(?:percent|pct)\b", re.IGNORECASE)
 
 Span = tuple[int, int]
@@ -90,7 +95,7 @@ def _stated(text: str, formulas: list[Span]) -> str:
         if found:
             sentence = text[found[-1].end() :]
             end = _SENTENCE_END.search(_masked(sentence, _formulas(sentence)))
-            sentence = (sentence if end is None else sentence[: end.start()])
+            sentence = sentence if end is None else sentence[: end.start()]
             sentence = _QUOTES.sub("", sentence)
             inside = _formulas(sentence)
             if (amount := _AMOUNT.match(sentence)) is not None:

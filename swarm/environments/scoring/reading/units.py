@@ -37,8 +37,51 @@ _UNIT = re.compile(
 )
 _NOUN = re.compile(r"[\s~]*([a-z]{2,20}(?:[ ~]{1,2}[a-z]{1,20}){0,3})(?=\s*(?:$|[,;}\])]))", re.IGNORECASE)
 _NO_NOUNS = frozenset(
-    "or and not to but if mod modulo base least most at than less more plus minus times over where when with for is are "
-    "percent pct percentage per sqrt pi sin cos tan log ln exp frac million billion trillion thousand hundred".split()
+    [
+        "or",
+        "and",
+        "not",
+        "to",
+        "but",
+        "if",
+        "mod",
+        "modulo",
+        "base",
+        "least",
+        "most",
+        "at",
+        "than",
+        "less",
+        "more",
+        "plus",
+        "minus",
+        "times",
+        "over",
+        "where",
+        "when",
+        "with",
+        "for",
+        "is",
+        "are",
+        "percent",
+        "pct",
+        "percentage",
+        "per",
+        "sqrt",
+        "pi",
+        "sin",
+        "cos",
+        "tan",
+        "log",
+        "ln",
+        "exp",
+        "frac",
+        "million",
+        "billion",
+        "trillion",
+        "thousand",
+        "hundred",
+    ]
 )
 """Words that change what a number says."""
 ANY = "unit"
