@@ -141,7 +141,8 @@ class _Comparison:
 
     def _same_quantity(self, one: str, other: str) -> bool:
         """Whether values are the same, in units that agree."""
-        if not agree(unit_of(one), unit_of(other)):
+        units = ["%" if text.endswith("%") else unit_of(text) for text in (one, other)]
+        if not agree(units[0], units[1]):
             return False
         one, other = without_units(one), without_units(other)
         return bool(one) and (one == other or self._same_value(one, other))

@@ -129,7 +129,8 @@ def numbers(text: str) -> Iterator[re.Match[str]]:
     """The numbers in a text, as matches with the groups of `_NUMBER`; digits in words, exponents of units are none."""
     for found in _NUMBER.finditer(_plain(text)):
         before = found.string[max(0, found.start() - 16) : found.start()]
-        is_in_word = found.string[found.end() : found.end() + 1].isalpha() and _GLUED.search(before) is not None
+        first, behind = found.start("top"), found.string[found.end() : found.end() + 1]
+        is_in_word = behind.isalpha() and _GLUED.search(found.string, max(0, first - 16), first) is not None
         is_square = found[0] in ("2", "3") and _SQUARED.search(before) is not None
         if _EXPONENT.search(before[-4:]) is None and not is_in_word and not is_square:
             yield found

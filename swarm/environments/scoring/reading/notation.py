@@ -48,11 +48,12 @@ _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 _PERCENT = re.compile(r"(?<=[\d}])[\s$]*(?:percent(?:age)?(?:\s+points?)?|per\s+cent|pct\.?)(?![a-z])", re.IGNORECASE)
 _NEGATIVE = re.compile(r"(?:^|(?<=[=,(\[{]))\s*(?:negative|minus)\s+(?=[\d.\\])", re.IGNORECASE)
 _PLAIN_FUNCTION = re.compile(
-    r"(?<![a-z\\])(?:(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|arc(?:sin|cos|tan))(?=[({])|pi(?![a-z]))"
+    r"(?<![a-z\\])(?:sqrt(?=\d)|(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|arc(?:sin|cos|tan))(?=[({])|pi(?![a-z]))"
 )
 _PLAIN_ABSOLUTE = re.compile(r"(?<![a-z\\])abs\(([^()]*)\)")
 _PLAIN_INVERSE = re.compile(r"(?<![a-z\\])a(sin|cos|tan)(?=\()")
 _PLAIN_ROOT = re.compile(r"\\sqrt\(([^()]*)\)")
+_PLAIN_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _INFINITY = re.compile(r"(?<![a-z\\])(?:infinity|infty|inf|oo)(?![a-z])", re.IGNORECASE)
 _NAME = re.compile(
     r"(?:m?\\angle[a-z]{1,3}|\\[a-z]+|[a-z]\w?|\|[a-z]{2}\||[a-z](?:_\w+)?:[a-z]|[a-z]{4,20})(?:_\w+)?'{0,2}(?:\([\w.,+-]{1,12}\))?|\((?:[a-z],){1,3}[a-z]\)"
@@ -135,7 +136,7 @@ def notation(text: str) -> str:
     text = _OVER.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_TOP.sub(r"\\\1{\2}", _SHORT_ARGUMENTS.sub(r"\\\1{\2}{\3}", text))
     text = _MIXED.sub(_as_mixed, text)
-    text = _marked(text)
+    text = _PLAIN_PI.sub(r"\\pi ", _marked(text))
     text = _FUSED.sub(",", _CONJUNCTION.sub(",", text))
     text = "".join(_SCIENTIFIC.sub(r"\1\\cdot10^{\2}", text).split()).rstrip(".").casefold()
     text = _SHORT_BOTTOM.sub(r"\\frac{\1}{\2}", text)
@@ -164,7 +165,7 @@ def unit_of(text: str) -> str:
 
 
 def last_side(text: str) -> str:
-    r"""A text of `notation` without `x=`, `f(x)=` or `x\in` before it; of `x=2+3=5` the last, of `1/3≈0.3` the first side."""
+    r"""A text of `notation` without `x=`, `f(x)=` or `x\in` before it; the last side of `x=2+3=5`."""
     exact, sign, rounded = text.partition("≈")
     if sign:
         text = f"{exact}={rounded}" if _NAME.fullmatch(exact) is not None else exact
