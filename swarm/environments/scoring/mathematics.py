@@ -42,6 +42,8 @@ MAX_COMPARISONS = 1_000
 """Of parts; beyond it answers differ."""
 MAX_STATED = 10_000
 """Of parts of a question with those of its references."""
+_HUNDREDTHS = re.compile(r",\d\d")
+"""What a reference's comma separates that is rather no list."""
 _WORD = re.compile(r"(?<![a-z\\])[a-z]{4}")
 _COMMAND = re.compile(r"\\[a-z]+")
 
@@ -77,7 +79,7 @@ def _compare(answer: str, reference: str, comparison: Callable[[str], _Compariso
 def _with_decimal_points(answer: str, reference: str) -> tuple[str, str]:
     """Both with `2,74` as `2.74`, if it is all that one has and the other one has a point."""
     given, wanted = map(decimal_points, (answer, reference))
-    is_one = (given != answer) != (wanted != reference)
+    is_one = given != answer if wanted == reference else given == answer and _HUNDREDTHS.search(reference) is not None
     if is_one and all(read_number(last_side(without_units(notation(text)))) for text in (given, wanted)):
         return notation(given), notation(wanted)
     return notation(answer), notation(reference)

@@ -59,7 +59,8 @@ def fits(given: Written, wanted: Written | None, asked: Asked | None, is_stated:
     kind = None if wanted is None else wanted.kind
     if wanted is not None and form_of(given) == form_of(wanted):
         return True
-    if given.kind in ("fraction", "mixed") and (kind == "whole" or not given.is_of_whole_numbers):
+    is_whole = wanted is not None and kind == "whole" and not wanted.is_percentage
+    if given.kind in ("fraction", "mixed") and (is_whole or not given.is_of_whole_numbers):
         return False
     if asked is None:
         return True

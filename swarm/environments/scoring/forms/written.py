@@ -40,6 +40,7 @@ _NUMBER = re.compile(
 )
 SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NEGATIVE = re.compile(r"\bnegative\s+(?=[\d.$])", re.IGNORECASE)
+_POWER_OF_NEGATIVE = re.compile(r"\(-(\d{1,9})\)\s?(?:\^|\*\*)\s?\{?(\d{1,2})(?!\d)\}?")
 _GLUED = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+\Z")
 _SQUARED = re.compile(r"(?<![A-Za-z])(?:[kcmd]?m|ft|in|yd|mi)\Z")
 """Units whose exponent may be written as a digit: `25 cm2`."""
@@ -178,6 +179,7 @@ def _plain(text: str) -> str:
     text = decimal_points(plain_digits(plain_characters(text)))
     for form, plain in _SAME.items():
         text = text.replace(form, plain)
+    text = _POWER_OF_NEGATIVE.sub(lambda found: f"{'-' * (int(found[2]) % 2)}{found[1]}^{found[2]}", text)
     text = _NEGATIVE.sub("-", text)
     return _FRACTION.sub(_as_quotient, text)
 

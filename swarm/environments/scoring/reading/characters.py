@@ -20,7 +20,7 @@ _SAME = str.maketrans(
         **dict.fromkeys("｡。", "."),
         **dict.fromkeys("⩽≦", "≤"),
         **dict.fromkeys("⩾≧", "≥"),
-        "⁺": "⁺",
+        "¢": " cents",
         "∣": "|",
         "∖": "\\",
     }

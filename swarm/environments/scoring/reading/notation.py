@@ -13,7 +13,7 @@ MAX_CHARS = 2_000
 """Of a short answer; longer ones keep their notation."""
 
 _TEXT = re.compile(
-    r"\\(?:text\w*|math(?:rm|bf|it|sf|tt|bb|cal|normal)|boldsymbol|bm|bold|emph|operatorname\*?|[mh]box)\s*\{([^{}]*)\}"
+    r"\\(?:text\w*|math(?:rm|bf|it|sf|tt|bb|cal|normal)|boldsymbol|bm|bold|emph|operatorname\*?|[mh]box|pmb|num)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _SPACES = r"(?:\\[,;:! ]|~|\s)*"
 _TEXT_RUN = re.compile(
@@ -27,7 +27,7 @@ _WORD = re.compile(r"[\s~]+[A-Za-z]{4}")
 _MARK = re.compile("\ue000([^\ue001\ue002]*)\ue002([^\ue001]*)\ue001")
 """A unit, after the number that it belongs to."""
 _STYLE = re.compile(
-    r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|boldmath|bf|rm|it|color\s*\{\w*\}"
+    r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|boldmath|bf|rm|it|[lL]arge|LARGE|small|color\s*\{\w*\}"
     r"|[hv]space\*?\s*\{[^{}]*\}|h?phantom\s*\{[^{}]*\})(?![A-Za-z])"
 )
 _AROUND = re.compile(r"\\(?:textcolor\s*\{\w*\}|underline|mathop|ensuremath)\s*\{([^{}]*)\}")
@@ -53,7 +53,16 @@ _PLAIN_FUNCTION = re.compile(
 _PLAIN_ABSOLUTE = re.compile(r"(?<![a-z\\])abs\(([^()]*)\)")
 _PLAIN_INVERSE = re.compile(r"(?<![a-z\\])a(sin|cos|tan)(?=\()")
 _PLAIN_ROOT = re.compile(r"\\sqrt\(([^()]*)\)")
-_PLAIN_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+_PLAIN_NAME = re.compile(r"(?<![A-Za-z\\])(?:pi|alpha|beta|gamma|theta|lambda|sigma|omega|phi)(?![A-Za-z])")
+_PLAIN_APPLIED = re.compile(
+    r"(?<![A-Za-z\\])(?:(?:arc)?(?:sin|cos|tan)|sec|csc|cot|log|ln)(?=\s+(?:\d|[A-Za-z](?![A-Za-z])|\\)|\^)"
+)
+_BASE = re.compile(r"(?<=\d)_(two|three|four|five|six|seven|eight|nine|ten|10(?!\d)|twelve|sixteen)")
+_BASES = {
+    **{word: f"_{n}" for n, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine"], 2)},
+    "ten": "", "10": "", "twelve": "_12", "sixteen": "_16",
+}  # fmt: skip
+_PLAIN_CUBE_ROOT = re.compile(r"(?<![a-z\\])cbrt\(([^()]*)\)")
 _INFINITY = re.compile(r"(?<![a-z\\])(?:infinity|infty|inf|oo)(?![a-z])", re.IGNORECASE)
 _NAME = re.compile(
     r"(?:m?\\angle[a-z]{1,3}|\\[a-z]+|[a-z]\w?|\|[a-z]{2}\||[a-z](?:_\w+)?:[a-z]|[a-z]{4,20})(?:_\w+)?'{0,2}(?:\([\w.,+-]{1,12}\))?|\((?:[a-z],){1,3}[a-z]\)"
@@ -67,7 +76,7 @@ _FUSED = re.compile(r"(?<=\d)(?<![_^]\d)\s+(?=\d)")
 _OPEN = re.compile(r"(?:(?<=\\cup)|(?<=\\in)|^)\]([^][,]+,[^][,]+)([][])")
 _HALF_OPEN = re.compile(r"(\[)([^][,]+,[^][,]+)\[")
 """French intervals, `]3,5]`."""
-_ALL_REAL = re.compile(r"^(?:\\in)?(?:\(?\\mathbb\{?r\}?\)?|allreals?(?:numbers)?|realnumbers|\\re(?:als)?)$")
+_ALL_REAL = re.compile(r"^(?:[a-z]?\\in)?(?:\(?\\mathbb\{?r\}?\)?|allreals?(?:numbers)?|realnumbers|\\re(?:als)?)$")
 _RELATIONS = {
     "<=": r"\\le(?![a-zA-Z])",
     ">=": r"\\ge(?![a-zA-Z])",
@@ -106,7 +115,7 @@ _SAME = [(form, name) for name, forms in _FORMS.items() for form in forms.split(
 
 def plain_text(text: str) -> str:
     r"""The text without `\text{}` and the like around parts of it."""
-    return _TEXT.sub(r"\1", text)
+    return _TEXT.sub(r"\1", _TEXT.sub(r"\1", text)) if "\\" in text else text
 
 
 def normalise(text: str) -> str:
@@ -118,7 +127,7 @@ def notation(text: str) -> str:
     """One notation of a short answer, in which units are marked."""
     for form in ("ℝ", "—"):
         text = text.replace(form, next(name for other, name in _SAME if other == form))
-    text = plain_characters(text)
+    text = plain_characters(text).replace("\\&", " and ")
     if len(text) > MAX_CHARS:
         return "".join(text.split()).casefold()
     if "\\\\" in text and "\\begin" not in text:
@@ -136,14 +145,15 @@ def notation(text: str) -> str:
     text = _OVER.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_TOP.sub(r"\\\1{\2}", _SHORT_ARGUMENTS.sub(r"\\\1{\2}{\3}", text))
     text = _MIXED.sub(_as_mixed, text)
-    text = _PLAIN_PI.sub(r"\\pi ", _marked(text))
+    text = _PLAIN_APPLIED.sub(r"\\\g<0>", _PLAIN_NAME.sub(r"\\\g<0> ", _marked(text)))
     text = _FUSED.sub(",", _CONJUNCTION.sub(",", text))
     text = "".join(_SCIENTIFIC.sub(r"\1\\cdot10^{\2}", text).split()).rstrip(".").casefold()
     text = _SHORT_BOTTOM.sub(r"\\frac{\1}{\2}", text)
+    text = _PLAIN_CUBE_ROOT.sub(r"\\sqrt[3]{\1}", text)
     text = _PLAIN_INVERSE.sub(r"\\arc\1", _PLAIN_ABSOLUTE.sub(r"|\1|", _INFINITY.sub(r"\\infty", text)))
     text = _PLAIN_FUNCTION.sub(r"\\\g<0>", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _PLAIN_ROOT.sub(r"\\sqrt{\1}", text))
-    text = _without_braces(_INDEX.sub(r"_\1", text).replace(";", ","))
+    text = _without_braces(_BASE.sub(lambda found: _BASES[found[1]], _INDEX.sub(r"_\1", text)).replace(";", ","))
     text = _HALF_OPEN.sub(r"\1\2)", _OPEN.sub(_as_open, text)) if "]" in text or "[" in text else text
     return "(-\\infty,\\infty)" if _ALL_REAL.match(text) else _LETTER.sub(r"\1", text)
 

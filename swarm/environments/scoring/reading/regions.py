@@ -11,12 +11,17 @@ _SIDE = r"([^<>=≠,]{1,200})"
 _CHAIN = re.compile(rf"{_SIDE}(<=?|>=?)([a-z](?:\([a-z]\))?|\\[a-z]+)(<=?|>=?){_SIDE}")
 _ONE = re.compile(rf"{_SIDE}(<=?|>=?|≠){_SIDE}")
 _SET = re.compile(r"\\\{([a-z])(?:\\in(?:\\mathbb)?\{?r\}?)?[|:](.+)\\\}")
+_WITHOUT = re.compile(r"(?:[a-z]\\in)?(?:\\mathbb)?\{?r\}?(?:\\setminus|\\backslash|-)\\\{([^,{}]{1,200})\\\}")
+_ABSOLUTE = re.compile(r"\|[a-df-hj-z]\|(<=?)(\d[^<>=≠,]{0,40})")
 _LETTER = re.compile(r"[a-df-hj-z](?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu|phi)")
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "≠": "≠"}
 
 
 def region_of(text: str) -> str | None:
     """The values that a normalised relation, or a set of the values that fulfil one, allows; None for another text."""
+    without = _WITHOUT.fullmatch(text)
+    if without is not None:
+        return f"(-\\infty,{without[1]})\\cup({without[1]},\\infty)"
     in_set = _SET.fullmatch(text)
     text = text if in_set is None else in_set[2]
     intervals = [_interval(part) for part in at_top(text, ",")]
@@ -42,6 +47,9 @@ def _interval(text: str) -> str | None:
         if first[0] == ">":
             low, first, second, high = high, second, first, low
         return f"{'[' if '=' in first else '('}{low},{high}{']' if '=' in second else ')'}"
+    absolute = _ABSOLUTE.fullmatch(text)
+    if absolute is not None:
+        return f"{'[' if '=' in absolute[1] else '('}-{absolute[2]},{absolute[2]}{']' if '=' in absolute[1] else ')'}"
     one = _ONE.fullmatch(text)
     if one is None:
         return None

@@ -30,7 +30,7 @@ _FACTOR = rf"(?P<{{1}}>(?:square|sq\.?|cubic|cu\.?)\s+)?(?P<{{2}}>{_WORDS})\.?(?
 _UNIT = re.compile(
     r"[\s~]*(?P<open>\\?[({]\s*)?"
     + (_FACTOR.replace("{1}", "kind").replace("{2}", "word") + _POWER.replace("{0}", "power").replace("}}?", "}?"))
-    + r"(?:\s*(?:/|\bper\b|\ba\b(?=\s[a-z]{3}))\s*"
+    + r"(?:\s*(?P<sign>/|\bper\b|·|\\cdot|\s)\s*"
     + (_FACTOR.replace("{1}", "kind_b").replace("{2}", "below") + _POWER.replace("{0}", "power_b").replace("}}?", "}?"))
     + r")?(?(open)\s*[)}])",
     re.IGNORECASE,
@@ -101,7 +101,10 @@ def unit_at(text: str, position: int, letters: bool = True) -> tuple[str, int] |
         return None
     unit = _power(found["word"], found["kind"], found["power"] or found["power2"])
     if below is not None:
-        unit += f"/{_power(below, found['kind_b'], found['power_b'] or found['power_b2'])}"
+        power = found["power_b"] or found["power_b2"]
+        is_divided = found["sign"] in ("/", "per") or (power or "").startswith("-")
+        power = None if power is None or power.lstrip("-") == "1" else power.lstrip("-")
+        unit += f"{'/' if is_divided else '*'}{_power(below, found['kind_b'], power)}"
     return unit, found.end()
 
 
