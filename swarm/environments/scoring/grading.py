@@ -15,8 +15,8 @@ from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.forms.written import Written, last_written, numbers, read_number, same_written
 from swarm.environments.scoring.latex import boxed_content
 from swarm.environments.scoring.mathematics import is_answer, is_stated
-from swarm.environments.scoring.reading.characters import plain_characters
-from swarm.environments.scoring.reading.notation import MAX_CHARS, normalise, plain_text
+from swarm.environments.scoring.reading.characters import plain_characters, plain_text
+from swarm.environments.scoring.reading.notation import MAX_CHARS, normalise
 
 _UNIT = r"[^\W\d_]{0,12}"
 _ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|\|)\s*(?:(?:maybe|perhaps|possibly)\s+|[a-z]\s*=\s*)?", re.IGNORECASE)

@@ -16,6 +16,7 @@ from swarm.environments.scoring.forms.asked import NUM_QUESTIONS, Asked
 from swarm.environments.scoring.forms.rules import is_finished, is_in_form
 from swarm.environments.scoring.forms.written import read_number, same_number, same_written
 from swarm.environments.scoring.latex import Parts, split
+from swarm.environments.scoring.reading.characters import plain_characters
 from swarm.environments.scoring.reading.notation import (
     MAX_CHARS,
     last_side,
@@ -26,7 +27,7 @@ from swarm.environments.scoring.reading.notation import (
     without_units,
 )
 from swarm.environments.scoring.reading.regions import region_of
-from swarm.environments.scoring.reading.separators import decimal_points
+from swarm.environments.scoring.reading.separators import decimal_points, plain_digits
 from swarm.environments.scoring.reading.statements import answer_in
 from swarm.environments.scoring.reading.units import agree
 from swarm.environments.scoring.values import number_of, read, value
@@ -78,6 +79,7 @@ def _compare(answer: str, reference: str, comparison: Callable[[str], _Compariso
 
 def _with_decimal_points(answer: str, reference: str) -> tuple[str, str]:
     """Both with `2,74` as `2.74`, if it is all that one has and the other one has a point."""
+    answer, reference = (plain_digits(plain_characters(text), in_brackets=False) for text in (answer, reference))
     given, wanted = map(decimal_points, (answer, reference))
     is_one = given != answer if wanted == reference else given == answer and _HUNDREDTHS.search(reference) is not None
     if is_one and all(read_number(last_side(without_units(notation(text)))) for text in (given, wanted)):

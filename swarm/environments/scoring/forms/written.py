@@ -11,8 +11,8 @@ from typing import Literal
 from msgspec import Struct
 
 from swarm.environments.scoring.expressions import repeating
-from swarm.environments.scoring.reading.characters import plain_characters
-from swarm.environments.scoring.reading.separators import decimal_points, plain_digits
+from swarm.environments.scoring.reading.characters import plain_characters, plain_text
+from swarm.environments.scoring.reading.separators import SCALES, decimal_points, plain_digits
 from swarm.environments.scoring.reading.units import agree, unit_at
 
 RELATIVE_TOLERANCE = 1e-6
@@ -36,9 +36,8 @@ _NUMBER = re.compile(
     r"|\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<raised>-?\d{1,4})\}?"
     r"|(?:(?P<mixed>\s+\d+)(?=\s*/\s*\d))?\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
     r"(?P<percent>\s*(?:\$\s*)?(?:\\?%|(?:percent|per cent|pct)\b))?"
-    r"(?:\s+(?P<scale>thousand|million|billion|trillion)\b)?"
+    rf"(?:\s+(?P<scale>{'|'.join(SCALES)})\b)?"
 )
-SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NEGATIVE = re.compile(r"\bnegative\s+(?=[\d.$])", re.IGNORECASE)
 _POWER_OF_NEGATIVE = re.compile(r"\(-(\d{1,9})\)\s?(?:\^|\*\*)\s?\{?(\d{1,2})(?!\d)\}?")
 _GLUED = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+\Z")
@@ -176,7 +175,7 @@ def plain_number(found: re.Match[str]) -> str:
 
 def _plain(text: str) -> str:
     """A text with fractions as `1/2`, and one notation of signs and separators."""
-    text = decimal_points(plain_digits(plain_characters(text)))
+    text = decimal_points(plain_digits(plain_text(plain_characters(text))))
     for form, plain in _SAME.items():
         text = text.replace(form, plain)
     text = _POWER_OF_NEGATIVE.sub(lambda found: f"{'-' * (int(found[2]) % 2)}{found[1]}^{found[2]}", text)
@@ -212,7 +211,7 @@ def _written(found: re.Match[str]) -> Written | None:
         value = int(value) if value.is_integer() and abs(value) < 2**53 else value
     value = -value if _is_negative(found) else value
     unit = unit_at(found.string, found.end()) if found["percent"] is None else None
-    scale = SCALES[found["scale"]] if found["scale"] is not None else 1
+    scale = 10 ** SCALES[found["scale"]] if found["scale"] is not None else 1
     return Written(kind, value, parts, found["percent"] is not None, "" if unit is None else unit[0], scale)
 
 

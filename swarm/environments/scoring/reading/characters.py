@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+TEXT = re.compile(
+    r"\\(?:text\w*|math(?:rm|bf|it|sf|tt|bb|cal|normal)|boldsymbol|bm|bold|emph|operatorname\*?|[mh]box|pmb|num)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
 MAX_COMPOSED_CHARS = 4_096
 """Of a text whose letters are composed, which takes quadratic time on strange ones."""
 
@@ -48,3 +51,8 @@ def plain_characters(text: str) -> str:
         for character in text
         if unicodedata.category(character) not in _UNSEEN
     )
+
+
+def plain_text(text: str) -> str:
+    r"""The text without `\text{}` and the like around parts of it."""
+    return TEXT.sub(r"\1", TEXT.sub(r"\1", text)) if "\\" in text else text

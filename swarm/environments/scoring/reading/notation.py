@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 
 from swarm.environments.scoring.forms.written import is_enclosed
-from swarm.environments.scoring.reading.characters import plain_characters
-from swarm.environments.scoring.reading.separators import plain_digits
+from swarm.environments.scoring.reading.characters import TEXT, plain_characters, plain_text
+from swarm.environments.scoring.reading.separators import SCALES, plain_digits
 from swarm.environments.scoring.reading.units import noun_at, unit_at
 
 MAX_CHARS = 2_000
 """Of a short answer; longer ones keep their notation."""
 
-_TEXT = re.compile(
-    r"\\(?:text\w*|math(?:rm|bf|it|sf|tt|bb|cal|normal)|boldsymbol|bm|bold|emph|operatorname\*?|[mh]box|pmb|num)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
-)
 _SPACES = r"(?:\\[,;:! ]|~|\s)*"
 _TEXT_RUN = re.compile(
-    rf"(?<=[\w}})])(?:{_SPACES}(?:(?:/|\\cdot|\*)\s*)?{_TEXT.pattern}(?:\s?\^\s?(?:\{{\s?-?\d\s?\}}|\d))?)+"
+    rf"(?<=[\w}})])(?:{_SPACES}(?:(?:/|\\cdot|\*)\s*)?{TEXT.pattern}(?:\s?\^\s?(?:\{{\s?-?\d\s?\}}|\d))?)+"
     rf"(?={_SPACES}(?:\$|\\\)|\\\])?{_SPACES}(?:$|[,;.)\]}}]|\\}}|\\text|\\cup|\\?(?:and|or)\b))"
 )
 """Text commands at the end of a part: its unit, or words."""
@@ -46,6 +43,7 @@ _MIXED = re.compile(
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,4})(?![\w.])")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 _PERCENT = re.compile(r"(?<=[\d}])[\s$]*(?:percent(?:age)?(?:\s+points?)?|per\s+cent|pct\.?)(?![a-z])", re.IGNORECASE)
+_SCALE = re.compile(rf"(?<=\d)\s+({'|'.join(SCALES)})(?![A-Za-z])", re.IGNORECASE)
 _NEGATIVE = re.compile(r"(?:^|(?<=[=,(\[{]))\s*(?:negative|minus)\s+(?=[\d.\\])", re.IGNORECASE)
 _PLAIN_FUNCTION = re.compile(
     r"(?<![a-z\\])(?:sqrt(?=\d)|(?:sqrt|sin|cos|tan|sec|csc|cot|log|ln|exp|arc(?:sin|cos|tan))(?=[({])|pi(?![a-z]))"
@@ -113,11 +111,6 @@ _FORMS = {
 _SAME = [(form, name) for name, forms in _FORMS.items() for form in forms.split()]
 
 
-def plain_text(text: str) -> str:
-    r"""The text without `\text{}` and the like around parts of it."""
-    return _TEXT.sub(r"\1", _TEXT.sub(r"\1", text)) if "\\" in text else text
-
-
 def normalise(text: str) -> str:
     """One notation of a short answer; units, and the left side of `x = …`, are dropped."""
     return last_side(without_units(notation(text)))
@@ -141,6 +134,7 @@ def notation(text: str) -> str:
         text = command.sub(sign, text)
     text = _PERCENT.sub("%", _DEGREES.sub("°", text))
     text = _DROPPED.sub("", _SPACE.sub(" ", text)).strip().rstrip(".")
+    text = _SCALE.sub(lambda found: f"\\cdot10^{{{SCALES[found[1].casefold()]}}}", text)
     text = _NEGATIVE.sub("-", plain_digits(_TIMES_TEN.sub(r"\\times", text), in_brackets=False))
     text = _OVER.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_TOP.sub(r"\\\1{\2}", _SHORT_ARGUMENTS.sub(r"\\\1{\2}{\3}", text))

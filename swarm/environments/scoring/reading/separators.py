@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
+SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Powers of ten."""
 _THIN = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*)(?=\d{3}(?!\d))")
 _IN_LATEX = re.compile(r"(?<=\d)(?:\\[,!]|\{ \})+(?=\d{3}(?!\d))|(?<=,)\\!\s*")
 _GROUPED = re.compile(
