@@ -20,9 +20,9 @@ MAX_PROMPT_CHARS = 2**20
 """Of a question, of several in one reply, and of the observations of a group's episodes together."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
-READING_VERSION = 2
-"""Of how numbers and mathematics are read, in digests: nodes that read them in another way refuse each other's groups.
-To be raised with every change of a right answer under `match: numeric` and `boxed`, or of `find: last_number`."""
+READING_VERSION = 3
+"""Of how answers are read, in digests: nodes that read them in another way refuse each other's groups.
+To be raised with every change of a right answer under `match`, or of `find: last_number`."""
 
 FindRule = Literal["tags", "last_number", "boxed", "regex", "whole"]
 
@@ -133,9 +133,13 @@ class QuestionSettings(FindSettings, RewardedTask):
     def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
         """What distinguishes the rules for right answers from the default, for digests; empty for the default."""
         rules = self.model_dump(mode="json", include=GRADING_RULES, exclude_defaults=True)
-        if rules.get("match"):
-            rules["version"] = READING_VERSION
-        return ({"graded": rules},) if rules else ()
+        graded = ({"graded": rules},) if rules else ()
+        return (*graded, {"reading": READING_VERSION}) if self._compares else graded
+
+    @property
+    def _compares(self) -> bool:
+        """Whether answers are compared with references by rules of this package."""
+        return False
 
     @property
     def own_tool(self) -> str | None:

@@ -105,6 +105,10 @@ class DatasetTask(QuestionSettings, MediaSettings):
     reward: RewardSettings = RewardSettings(threshold=None)
 
     @property
+    def _compares(self) -> bool:
+        return self.scorer is None
+
+    @property
     def offers_as(self) -> tuple[Mapping[str, JsonValue], ...]:
         """What decides the list of choices, for digests; empty without them."""
         if self.choices is None:

@@ -19,8 +19,8 @@ from swarm.environments.scoring.forms.asked import MAX_CHARS, Asked
 from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.forms.written import all_written, last_written, read_number
 from swarm.environments.scoring.grading import matches, numeric
-from swarm.environments.scoring.latex import normalise
 from swarm.environments.scoring.mathematics import equivalent, is_answer, is_stated
+from swarm.environments.scoring.reading.notation import normalise
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.errors import Refusal
 from tests.environments import test_grading
@@ -113,11 +113,9 @@ def test_who_reads_answers_in_another_way_refuses_the_group(tmp_path: Path, monk
     with monkeypatch.context() as earlier:
         earlier.setattr("swarm.environments.answering.READING_VERSION", READING_VERSION - 1)
         of_earlier = {rule: DatasetSource(task).question(1, 1).ref for rule, task in {**tasks, "last": last}.items()}
-    assert DatasetSource(tasks["exact"]).recall(of_earlier["exact"])
     for rule, task in ({**tasks, "last": last}).items():
-        if rule != "exact":
-            with pytest.raises(Refusal, match="options_differ"):
-                DatasetSource(task).recall(of_earlier[rule])
+        with pytest.raises(Refusal, match="options_differ"):
+            DatasetSource(task).recall(of_earlier[rule])
 
 
 def test_choices_are_answered_by_their_text_and_not_by_the_question(tmp_path: Path) -> None:
@@ -131,7 +129,7 @@ def test_choices_are_answered_by_their_text_and_not_by_the_question(tmp_path: Pa
 
 
 UNFINISHED = {
-    r"\sqrt[3]{27}", r"2\pi", "5!", r"\binom{5}{2}", r"\log_2 8", r"\sqrt[3]{-8}", "(x-1)(x+2)", r"e^{i\pi}", "(1+i)^2",
+    r"\sqrt[3]{27}", "5!", r"\binom{5}{2}", r"\log_2 8", r"\sqrt[3]{-8}", "(x-1)(x+2)", r"e^{i\pi}", "(1+i)^2",
     r"\sin^2 x + \cos^2 x", r"\begin{bmatrix}1&2\\3&\frac{8}{2}\end{bmatrix}",
 }  # fmt: skip
 """Equal in value to what `test_grading.py` has as the other side, and no answer to it."""

@@ -94,7 +94,9 @@ def test_a_number_is_found_however_it_is_written(number: int, after: str, before
         (r"\boxed{3} and \boxed{unclosed", "3"),
         (r"\boxed{\boxed{5}}", "5"),
         ("boxed{5}", None),
-        (r"\boxed 5", None),
+        (r"\boxed 5", "5"),
+        (r"\boxed\frac12", r"\frac12"),
+        (r"\boxed{28}$ percent", r"28\%"),
         ("5", None),
     ],
 )

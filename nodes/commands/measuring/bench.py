@@ -16,6 +16,7 @@ BENCHMARKS = (
     "broadcast",
     "demo",
     "engine",
+    "grading",
     "network",
     "overlap",
     "page",

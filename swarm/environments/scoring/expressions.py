@@ -9,10 +9,11 @@ shapes) needs a stack and no recursion.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -64,6 +65,13 @@ class Negation(Struct, frozen=True):
 
 Step = Number | Name | Call | Operation | Negation
 T = TypeVar("T")
+N = TypeVar("N", Fraction, complex)
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 
 
 class Algebra(Protocol[T]):
@@ -170,6 +178,14 @@ def evaluate(steps: Sequence[Step], algebra: Algebra[T]) -> T:
     return stack[0]
 
 
+def arithmetic(symbol: str, left: N, right: N) -> N:
+    """One of + - * /. Raises `Unreadable` for other operations, and `ZeroDivisionError`."""
+    if symbol not in _ARITHMETIC:
+        raise Unreadable(f"must be + - * /, got {symbol!r}")
+    result: N = _ARITHMETIC[symbol](left, right)
+    return result
+
+
 class Rationals:
     """Implements `Algebra` for exact arithmetic with + - * /."""
 
@@ -187,16 +203,7 @@ class Rationals:
 
     def operate(self, symbol: str, left: Fraction, right: Fraction) -> Fraction:
         """Raises `Unreadable` for powers, and `ZeroDivisionError`."""
-        match symbol:
-            case "+":
-                return left + right
-            case "-":
-                return left - right
-            case "*":
-                return left * right
-            case "/":
-                return left / right
-        raise Unreadable(f"must be + - * /, got {symbol!r}")
+        return arithmetic(symbol, left, right)
 
 
 class BoundedRationals(Rationals):

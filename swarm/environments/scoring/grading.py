@@ -13,8 +13,10 @@ from swarm.environments.scoring.forms.asked import Asked, asked_in
 from swarm.environments.scoring.forms.rules import fits
 from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.forms.written import Written, last_written, numbers, read_number, same_written
-from swarm.environments.scoring.latex import boxed_content, normalise, plain_text
-from swarm.environments.scoring.mathematics import MAX_CHARS, is_answer, is_stated
+from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.mathematics import is_answer, is_stated
+from swarm.environments.scoring.reading.characters import plain_characters, plain_text
+from swarm.environments.scoring.reading.notation import MAX_CHARS, normalise
 
 _UNIT = r"[^\W\d_]{0,12}"
 _ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|\|)\s*(?:(?:maybe|perhaps|possibly)\s+|[a-z]\s*=\s*)?", re.IGNORECASE)
@@ -36,8 +38,9 @@ def matches(rule: MatchRule, answer: str, reference: str, question: str | None =
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Equal, ignoring case and white space."""
-    return " ".join(answer.split()).casefold() == " ".join(reference.split()).casefold()
+    """Equal, ignoring case, white space, and how characters are encoded (`reading/characters.py`)."""
+    one, other = (" ".join(plain_characters(text).split()).casefold() for text in (answer, reference))
+    return one == other
 
 
 def numeric(answer: str, reference: str) -> bool:

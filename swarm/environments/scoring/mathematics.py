@@ -15,7 +15,21 @@ from swarm.environments.scoring.expressions import Step
 from swarm.environments.scoring.forms.asked import NUM_QUESTIONS, Asked
 from swarm.environments.scoring.forms.rules import is_finished, is_in_form
 from swarm.environments.scoring.forms.written import read_number, same_number, same_written
-from swarm.environments.scoring.latex import Parts, boxed_content, normalise, split, without_left_side
+from swarm.environments.scoring.latex import Parts, split
+from swarm.environments.scoring.reading.characters import plain_characters
+from swarm.environments.scoring.reading.notation import (
+    MAX_CHARS,
+    last_side,
+    name_of,
+    notation,
+    unit_of,
+    units_as_letters,
+    without_units,
+)
+from swarm.environments.scoring.reading.regions import region_of
+from swarm.environments.scoring.reading.separators import decimal_points, plain_digits
+from swarm.environments.scoring.reading.statements import answer_in
+from swarm.environments.scoring.reading.units import agree
 from swarm.environments.scoring.values import number_of, read, value
 
 RELATIVE_TOLERANCE_OF_LETTERS = 1e-9
@@ -29,9 +43,8 @@ MAX_COMPARISONS = 1_000
 """Of parts; beyond it answers differ."""
 MAX_STATED = 10_000
 """Of parts of a question with those of its references."""
-MAX_CHARS = 2_000
-"""Of a normalised answer; longer ones must be equal as they are."""
-
+_HUNDREDTHS = re.compile(r",\d\d")
+"""What a reference's comma separates that is rather no list."""
 _WORD = re.compile(r"(?<![a-z\\])[a-z]{4}")
 _COMMAND = re.compile(r"\\[a-z]+")
 
@@ -52,13 +65,26 @@ def is_stated(reference: str, asked: Asked | None) -> bool:
 
 
 def _compare(answer: str, reference: str, comparison: Callable[[str], _Comparison]) -> bool:
-    given, wanted = (normalise(_unboxed(side)) for side in (answer, reference))
+    texts = answer_in(answer), answer_in(reference)
+    given, wanted = map(notation, texts)
     if not given or not wanted:
         return False
     if given == wanted:
         return True
-    short = max(len(given), len(wanted)) <= MAX_CHARS
-    return short and comparison(f"{given}\n{wanted}").same(given, wanted)
+    if max(len(given), len(wanted)) > MAX_CHARS:
+        return False
+    pairs = [(given, wanted), (units_as_letters(given), units_as_letters(wanted)), _with_decimal_points(*texts)]
+    return any(comparison(f"{one}\n{other}").same(one, other) for one, other in dict.fromkeys(pairs))
+
+
+def _with_decimal_points(answer: str, reference: str) -> tuple[str, str]:
+    """Both with `2,74` as `2.74`, if it is all that one has and the other one has a point."""
+    answer, reference = (plain_digits(plain_characters(text), in_brackets=False) for text in (answer, reference))
+    given, wanted = map(decimal_points, (answer, reference))
+    is_one = given != answer if wanted == reference else given == answer and _HUNDREDTHS.search(reference) is not None
+    if is_one and all(read_number(last_side(without_units(notation(text)))) for text in (given, wanted)):
+        return notation(given), notation(wanted)
+    return notation(answer), notation(reference)
 
 
 class _Comparison:
@@ -72,21 +98,58 @@ class _Comparison:
 
     def same(self, one: str, other: str) -> bool:
         """Whether two answers or parts of answers are the same."""
-        one, other = without_left_side(one), without_left_side(other)
         if one == other:
             return True
         self._left -= 1
-        given, wanted = split(one), split(other)
-        if self._left < 0 or (given.kind, given.shape) != (wanted.kind, wanted.shape):
+        if self._left < 0 or self._are_of_different_names(one, other):
             return False
+        given, wanted = split(one), split(other)
+        if given.kind == wanted.kind == "equation" and self._same_relation(given, wanted):
+            return True
+        one, other = self._result(given, one), self._result(wanted, other)
+        given, wanted = split(one), split(other)
+        if (given.kind, given.shape) != (wanted.kind, wanted.shape) or (given.kind == "single" and "<" in one + other):
+            return self._same_region(one, other)
         match given.kind:
             case "single":
-                return self._same_value(one, other)
-            case "equation" | "inequality":
+                return self._same_quantity(one, other)
+            case "equation":
+                return False
+            case "inequality":
                 return self._same_relation(given, wanted)
             case "ordered":
                 return len(given.parts) == len(wanted.parts) and all(map(self.same, given.parts, wanted.parts))
         return self._same_set(given.parts, wanted.parts)
+
+    def _are_of_different_names(self, one: str, other: str) -> bool:
+        """Whether both are constants, of variables of other names: `x=2` and `y=2` are different lines."""
+        names = name_of(one), name_of(other)
+        if not all(len(name) == 1 for name in names) or names[0] == names[1]:
+            return False
+        return all(read_number(without_units(last_side(text))) is not None for text in (one, other))
+
+    def _result(self, parts: Parts, text: str) -> str:
+        """What an answer states: of `x=5` and `2+3=5` the right side."""
+        if parts.kind == "equation":
+            left, right = (None if (steps := self._read(side)) is None else number_of(steps) for side in parts.parts)
+            if left is not None and right is not None and same_number(left, right):
+                return parts.parts[1]
+        return last_side(text)
+
+    def _same_region(self, one: str, other: str) -> bool:
+        """Whether a relation allows the values of an interval, a union of them, or another relation."""
+        given, wanted = region_of(one), region_of(other)
+        if given is None and wanted is None:
+            return without_units(one) == without_units(other)
+        return self.same(given or one, wanted or other)
+
+    def _same_quantity(self, one: str, other: str) -> bool:
+        """Whether values are the same, in units that agree."""
+        units = ["%" if text.endswith("%") else unit_of(text) for text in (one, other)]
+        if not agree(units[0], units[1]):
+            return False
+        one, other = without_units(one), without_units(other)
+        return bool(one) and (one == other or self._same_value(one, other))
 
     def _same_set(self, parts: Sequence[str], wanted: Sequence[str]) -> bool:
         """Whether each part is another one of those wanted, in any order."""
@@ -109,14 +172,22 @@ class _Comparison:
 
     def _same_relation(self, given: Parts, wanted: Parts) -> bool:
         """Whether the differences of both sides are a multiple of each other, for inequalities a positive one."""
+        if given.kind == "equation" and any(self._is_a_value(sides) for sides in (given, wanted)):
+            return False
         both = [(self._difference(given, point), self._difference(wanted, point)) for point in range(NUM_POINTS)]
         ratios = [a / b for a, b in both if a is not None and b]
         if not ratios or not ratios[0] or (given.kind == "inequality" and not ratios[0].real > 0):
             return False
         return _agree((a, None if b is None else b * ratios[0]) for a, b in both)
 
+    def _is_a_value(self, sides: Parts) -> bool:
+        """Whether an equation says what a variable is."""
+        left, right = sides.parts
+        steps = self._read(right)
+        return name_of(f"{left}=") != "" and steps is not None and number_of(steps) is not None
+
     def _difference(self, relation: Parts, point: int) -> complex | None:
-        left, right = (self._at(side, point) for side in relation.parts)
+        left, right = (self._at(without_units(side), point) for side in relation.parts)
         return None if left is None or right is None else left - right
 
     def _at(self, text: str, point: int) -> complex | None:
@@ -152,8 +223,16 @@ class _Answers(_Comparison):
             return False
         return is_in_form(one, other, self._asked, lambda: is_stated(other, self._asked))
 
+    def _same_region(self, one: str, other: str) -> bool:
+        if self._asked is not None and _statements_of(self._asked).have(one):
+            return False
+        return super()._same_region(one, other)
+
     def _same_relation(self, given: Parts, wanted: Parts) -> bool:
         if not super()._same_relation(given, wanted):
+            return False
+        is_solved = [len(relation.parts[0]) == 1 for relation in (given, wanted)]
+        if wanted.kind == "equation" and self._asked and self._asked.asks_for_form and is_solved[0] != is_solved[1]:
             return False
         reference = ("=" if wanted.kind == "equation" else f"<{wanted.shape}").join(wanted.parts)
         return is_finished(given.parts, wanted.parts, lambda: is_stated(reference, self._asked))
@@ -193,8 +272,3 @@ def _agree(pairs: Iterable[tuple[complex | None, complex | None]]) -> bool:
             return False
         num_both += 1
     return num_both >= MIN_POINTS
-
-
-def _unboxed(text: str) -> str:
-    content = boxed_content(text)
-    return text if content is None else content

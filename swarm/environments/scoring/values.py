@@ -7,7 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from swarm.environments.scoring.expressions import LATEX, BoundedRationals, Step, Unreadable, evaluate, parse
+from swarm.environments.scoring.expressions import (
+    LATEX,
+    BoundedRationals,
+    Step,
+    Unreadable,
+    arithmetic,
+    evaluate,
+    parse,
+)
 
 MAX_VALUE = 1e300
 """Beyond it, and for nan, an expression has no value: differences and magnitudes of others do not overflow."""
@@ -116,21 +124,17 @@ class Complexes:
     def operate(self, symbol: str, left: complex, right: complex) -> complex:
         """Raises `ArithmeticError` where there is no value, and `Unreadable` for binomials that are not small."""
         match symbol:
-            case "+" | "mixed":
+            case "mixed":
                 return left + right
-            case "-":
-                return left - right
-            case "*":
-                return left * right
-            case "/":
-                return left / right
             case "log":
                 return cmath.log(left) / cmath.log(right)
             case "binom":
                 return complex(math.comb(_count(left), _count(right)))
             case "root":
                 return _root(left, right)
-        return _raise(left, right)
+            case "**":
+                return _raise(left, right)
+        return arithmetic(symbol, left, right)
 
 
 def _raise(base: complex, exponent: complex) -> complex:

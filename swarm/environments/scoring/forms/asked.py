@@ -12,7 +12,8 @@ from functools import cached_property, lru_cache
 
 from swarm.environments.scoring.forms.shapes import Shape, shape_of
 from swarm.environments.scoring.forms.written import Form, Written, all_written, form_of, read_number
-from swarm.environments.scoring.latex import at_top, normalise, sides
+from swarm.environments.scoring.latex import sides
+from swarm.environments.scoring.reading.notation import at_top, normalise
 
 MAX_CHARS = 16_384
 """Read of a question: half of them at its start, the others at its end."""
@@ -25,6 +26,7 @@ NUM_QUESTIONS = 8
 
 _PERCENT = re.compile(r"%|per ?cent|\brates?\b", re.IGNORECASE)
 _FACTOR = re.compile(r"factor", re.IGNORECASE)
+_FORM = re.compile(r"\bforms?\b|solved? for", re.IGNORECASE)
 _DELIMITED = re.compile(r"\$([^$]+)\$|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]", re.DOTALL)
 _END = re.compile(r"[\n?;:]|[.](?!\d)|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}")
 """What ends an expression: punctuation and text."""
@@ -56,6 +58,11 @@ class Asked:
     def asks_for_factors(self) -> bool:
         """Whether it speaks of factors."""
         return _FACTOR.search(self._question) is not None
+
+    @cached_property
+    def asks_for_form(self) -> bool:
+        """Whether it speaks of the form of an answer, such as that of an equation."""
+        return _FORM.search(self._question) is not None
 
     @cached_property
     def _written(self) -> tuple[Written, ...]:

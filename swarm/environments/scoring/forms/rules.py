@@ -8,6 +8,9 @@ from swarm.environments.scoring.forms.asked import Asked
 from swarm.environments.scoring.forms.shapes import Shape, is_made_of, is_rational, shape_of, spread
 from swarm.environments.scoring.forms.written import Written, form_of, read_number
 
+OF_CONSTANTS = frozenset({"roots", "logarithms", "other functions"})
+"""Work that a rounded reference does not have, and its exact value may: `2\\pi` for 6.283185307."""
+
 IsStated = Callable[[], bool]
 """Whether the question has an expression of the reference's value."""
 
@@ -25,6 +28,8 @@ def is_in_form(given: str, wanted: str, asked: Asked | None, is_stated: IsStated
     if number is not None:
         return fits(number, reference, asked, is_stated)
     one, other = shape_of(given), shape_of(wanted)
+    if reference is not None and one is not None and reference.kind == "decimal" and one.value is not None:
+        return not (is_rational(one.value) or one.work - OF_CONSTANTS or (asked is not None and is_stated()))
     if reference is not None or one is None or other is None:
         return False
     if one.key == other.key:
@@ -54,7 +59,8 @@ def fits(given: Written, wanted: Written | None, asked: Asked | None, is_stated:
     kind = None if wanted is None else wanted.kind
     if wanted is not None and form_of(given) == form_of(wanted):
         return True
-    if given.kind in ("fraction", "mixed") and (kind == "whole" or not given.is_of_whole_numbers):
+    is_whole = wanted is not None and kind == "whole" and not wanted.is_percentage
+    if given.kind in ("fraction", "mixed") and (is_whole or not given.is_of_whole_numbers):
         return False
     if asked is None:
         return True

@@ -11,34 +11,44 @@ from typing import Literal
 from msgspec import Struct
 
 from swarm.environments.scoring.expressions import repeating
+from swarm.environments.scoring.reading.characters import plain_characters, plain_text
+from swarm.environments.scoring.reading.separators import SCALES, decimal_points, plain_digits
+from swarm.environments.scoring.reading.units import agree, unit_at
 
 RELATIVE_TOLERANCE = 1e-6
 """Of numbers that are not whole, which may be rounded."""
+MOST_FROM_WHOLE = 1e-3
+"""From a whole number, however large."""
 MAX_DIGITS = 400
 """Of a whole number; longer ones are read as floats."""
 
 Kind = Literal["whole", "decimal", "fraction", "mixed", "scientific", "power"]
 
 _FRACTION = re.compile(
-    r"(?P<whole>(?<=\d))?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>[\d.]+)\s*\}"
-    r"|(?P<short>\d)\s*(?P<below>\d))"
+    r"(?P<whole>(?<=\d)\s{0,2})?\\[dtc]?frac\s*(?:\{\s*(?P<top>-?[\d.]+)\s*\}\s*\{\s*(?P<bottom>-?[\d.]+)\s*\}"
+    r"|(?P<short>\d)\s*(?:(?P<below>\d)|\{\s*(?P<under>\d+)\s*\}))"
 )
-_TEN_TO = r"\s*(?:×|\*|x|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<power>[-+]?\d{1,4})\}?"
+_TEN_TO = r"\s*(?:×|·|\*|x|X|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<power>[-+]?\d{1,4})\}?"
 _NUMBER = re.compile(
     r"(?P<sign>(?<![^\W_])(?<![).])[-+](?!\s)|(?:\A|(?<=[=({$])|(?<=[=({$]\s))[-+]\s)?[$€£]?\s?(?P<sign2>(?<=[$€£])-)?"
-    r"(?P<top>(?:\d{1,3}(?:,\d{3}){1,20}(?!\d|,\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?P<top>\d+(?:\.\d+)?|\.\d+)"
     rf"(?:[eE](?P<exponent>[-+]?\d{{1,4}})(?!\w)|{_TEN_TO}"
     r"|\s*(?:\^|\*\*)\s*(?:\{\s*)?(?P<raised>-?\d{1,4})\}?"
     r"|(?:(?P<mixed>\s+\d+)(?=\s*/\s*\d))?\s*/\s*(?P<bottom>\d+(?:\.\d+)?))?"
-    r"(?P<percent>\s*\\?%)?"
+    r"(?P<percent>\s*(?:\$\s*)?(?:\\?%|(?:percent|per cent|pct)\b))?"
+    rf"(?:\s+(?P<scale>{'|'.join(SCALES)})\b)?"
 )
+_NEGATIVE = re.compile(r"\bnegative\s+(?=[\d.$])", re.IGNORECASE)
+_POWER_OF_NEGATIVE = re.compile(r"\(-(\d{1,9})\)\s?(?:\^|\*\*)\s?\{?(\d{1,2})(?!\d)\}?")
+_GLUED = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+\Z")
+_SQUARED = re.compile(r"(?<![A-Za-z])(?:[kcmd]?m|ft|in|yd|mi)\Z")
+"""Units whose exponent may be written as a digit: `25 cm2`."""
 _EXPONENT = re.compile(r"\^\{?\s*[-+]?\Z")
 """What precedes an exponent, such as that of a unit, in the four characters before a number."""
 _REPEATING = re.compile(r"-?\d*\.\d*\\overline\{\d+\}")
 _IN_BRACKETS = re.compile(r"\A([-+]?)\((\d+)\)/\((\d+)\)\Z")
 """A fraction of numbers in brackets."""
-_VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅛": "1/8", "⅕": "1/5"}
-_SAME = {"−": "-", "{,}": ",", ",\\!": ",", "\\,": ""}
+_SAME = {"\\$": "$", "\\,": "", "\\ ": " ", "~": " "}
 
 
 class Written(Struct, frozen=True):
@@ -50,6 +60,10 @@ class Written(Struct, frozen=True):
     parts: tuple[int | float, ...] = ()
     """Of a fraction numerator and denominator, of scientific notation and powers base and exponent."""
     is_percentage: bool = False
+    unit: str = ""
+    """Behind it, if it is a known one."""
+    scale: int = 1
+    """Of a word such as million, by which the value is not multiplied."""
 
     @property
     def share(self) -> float:
@@ -80,10 +94,12 @@ def form_of(number: Written) -> Form:
 
 
 def same_number(one: float, other: float) -> bool:
-    """Integers exactly, others within a relative 1e-6."""
+    """Integers exactly, others within a relative 1e-6, of an integer also within 1e-3."""
     if isinstance(one, int) and isinstance(other, int):
         return one == other
     try:
+        if (isinstance(one, int) or isinstance(other, int)) and abs(one - other) > MOST_FROM_WHOLE:
+            return False
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
     except OverflowError:  # an integer beyond the range of floats
         return False
@@ -95,9 +111,11 @@ def same_written(given: Written, wanted: Written) -> bool:
     A percentage equals its bare number, because the sign is often omitted. It equals its share only if a wanted number
     without the sign can be one: 1200% is not 12.
     """
-    if same_number(given.value, wanted.value):
+    if not agree(given.unit, wanted.unit):
+        return False
+    if same_number(given.value * given.scale, wanted.value * wanted.scale):
         return True
-    if given.is_percentage == wanted.is_percentage:
+    if given.scale != wanted.scale or given.is_percentage == wanted.is_percentage:
         return False
     if given.is_percentage and isinstance(wanted.value, int) and abs(wanted.value) > 1:
         return False
@@ -108,9 +126,13 @@ def same_written(given: Written, wanted: Written) -> bool:
 
 
 def numbers(text: str) -> Iterator[re.Match[str]]:
-    """The numbers in a text, as matches with the groups of `_NUMBER`; exponents, such as those of units, are none."""
+    """The numbers in a text, as matches with the groups of `_NUMBER`; digits in words, exponents of units are none."""
     for found in _NUMBER.finditer(_plain(text)):
-        if _EXPONENT.search(found.string[max(0, found.start() - 4) : found.start()]) is None:
+        before = found.string[max(0, found.start() - 16) : found.start()]
+        first, behind = found.start("top"), found.string[found.end() : found.end() + 1]
+        is_in_word = behind.isalpha() and _GLUED.search(found.string, max(0, first - 16), first) is not None
+        is_square = found[0] in ("2", "3") and _SQUARED.search(before) is not None
+        if _EXPONENT.search(before[-4:]) is None and not is_in_word and not is_square:
             yield found
 
 
@@ -130,9 +152,9 @@ def last_written(text: str) -> Written | None:
 def read_number(text: str) -> Written | None:
     """The number that a normalised text is, and nothing else but brackets around it; None for any other text."""
     text = _IN_BRACKETS.sub(r"\1\2/\3", text)
-    while _is_enclosed(text):
+    while is_enclosed(text):
         text = text[1:-1]
-    if text[:1] in ("+", "-") and _is_enclosed(text[1:]) and text[2] not in "+-":
+    if text[:1] in ("+", "-") and is_enclosed(text[1:]) and text[2] not in "+-":
         text = f"{text[0]}{text[2:-1]}"
     if _REPEATING.fullmatch(text) is not None:
         sign = -1 if text.startswith("-") else 1
@@ -147,19 +169,21 @@ def plain_number(found: re.Match[str]) -> str:
     exponent = found["exponent"] or found["power"]
     ending = f"e{exponent}" if exponent else f"^{found['raised']}" if found["raised"] else ""
     fraction = f"{' ' + found['mixed'].strip() if found['mixed'] else ''}/{found['bottom']}" if found["bottom"] else ""
-    return f"{sign}{found['top'].replace(',', '')}{ending}{fraction}{'%' if found['percent'] else ''}"
+    scale = f" {found['scale']}" if found["scale"] else ""
+    return f"{sign}{found['top']}{ending}{fraction}{'%' if found['percent'] else ''}{scale}"
 
 
 def _plain(text: str) -> str:
     """A text with fractions as `1/2`, and one notation of signs and separators."""
+    text = decimal_points(plain_digits(plain_text(plain_characters(text))))
     for form, plain in _SAME.items():
         text = text.replace(form, plain)
-    for form, plain in _VULGAR.items():
-        text = text.replace(form, f" {plain}") if form in text else text
+    text = _POWER_OF_NEGATIVE.sub(lambda found: f"{'-' * (int(found[2]) % 2)}{found[1]}^{found[2]}", text)
+    text = _NEGATIVE.sub("-", text)
     return _FRACTION.sub(_as_quotient, text)
 
 
-def _is_enclosed(text: str) -> bool:
+def is_enclosed(text: str) -> bool:
     """Whether one pair of brackets encloses a text."""
     if text[:1] + text[-1:] not in ("()", "{}"):
         return False
@@ -169,7 +193,10 @@ def _is_enclosed(text: str) -> bool:
 
 def _as_quotient(found: re.Match[str]) -> str:
     separator = " " if found["whole"] is not None else ""
-    return f"{separator}{found['top'] or found['short']}/{found['bottom'] or found['below']}"
+    top, bottom = found["top"] or found["short"], found["bottom"] or found["below"] or found["under"]
+    if bottom.startswith("-"):
+        top, bottom = (top[1:] if top.startswith("-") else f"-{top}"), bottom[1:]
+    return f"{separator}{top}/{bottom}"
 
 
 def _is_negative(found: re.Match[str]) -> bool:
@@ -183,12 +210,14 @@ def _written(found: re.Match[str]) -> Written | None:
             return None
         value = int(value) if value.is_integer() and abs(value) < 2**53 else value
     value = -value if _is_negative(found) else value
-    return Written(kind, value, parts, found["percent"] is not None)
+    unit = unit_at(found.string, found.end()) if found["percent"] is None else None
+    scale = 10 ** SCALES[found["scale"]] if found["scale"] is not None else 1
+    return Written(kind, value, parts, found["percent"] is not None, "" if unit is None else unit[0], scale)
 
 
 def _read(found: re.Match[str]) -> tuple[Kind, int | float, tuple[int | float, ...]]:
     """Kind, absolute value and parts."""
-    top = found["top"].replace(",", "")
+    top = found["top"]
     first = _literal(top)
     exponent = found["exponent"] or found["power"]
     if exponent is not None:
