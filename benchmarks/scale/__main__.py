@@ -30,9 +30,8 @@ SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
 RATE = 5.0
 """Default groups per second of all nodes together."""
-LIMITS_NODES = 300
-"""The number of copies hardly depends on the number of nodes, so that few nodes suffice to measure an uplink's
-capacity."""
+LIMITS_NODES = 200
+"""What a node sends hardly depends on the number of nodes, so that few nodes suffice to measure an uplink's capacity."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
 MOST_GROWTH = 1.5
@@ -54,7 +53,7 @@ class Plan:
 
     def load(self, num_nodes: int, record_bytes: int, groups_per_s: float = RATE) -> Load:
         """Few enough groups that ten thousand nodes take a minute; each is delivered to all of them."""
-        return Load(record_bytes, groups_per_s, 10 if self.quick else 100_000 // max(1_000, num_nodes))
+        return Load(record_bytes, groups_per_s, 10 if self.quick else 50_000 // max(500, num_nodes))
 
     def simulate(self, network: Network, load: Load, seed: int = 0) -> Outcome:
         """One run."""
@@ -164,7 +163,7 @@ def limits(plan: Plan) -> Result:
 
 
 def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
-    load = Load(size, rate, max(1, min(int(rate * 15), 10 if plan.quick else 400)))
+    load = Load(size, rate, max(1, min(int(rate * 15), 10 if plan.quick else 300)))
     outcome = plan.simulate(network, load)
     return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
 

@@ -32,7 +32,7 @@ RECORD_LIFE_S = 200.0
 
 def measure_costs(*, quick: bool = False) -> Costs:
     """All of them; a minute, or with `quick` some seconds and less exact."""
-    pushed, named, fetched = asyncio.run(_transfers(50 if quick else 400))
+    pushed, named, fetched = asyncio.run(_transfers(20 if quick else 200))
     held = [Held(bytes(range(16)), 10_000 + index, 20.0 + index / 7) for index in range(1_000)]
     return Costs(
         seal_s=_line(FETCHED, [_sealing_s(size, 20 if quick else 200) for size in FETCHED]),
@@ -41,7 +41,7 @@ def measure_costs(*, quick: bool = False) -> Costs:
         fetched=fetched,
         held_bytes=len(msgspec.msgpack.encode(held)) / len(held),
         peer_record_bytes=float(len(_peer_record(Identity.generate(), time.time() + RECORD_LIFE_S)[0])),
-        directory_bytes=asyncio.run(_directory(20 if quick else 60)),
+        directory_bytes=asyncio.run(_directory(10 if quick else 60)),
     )
 
 

@@ -28,13 +28,12 @@ from swarm.net.membership.following import (
     FETCH_TIMEOUT_S,
     FETCHED_AT_ONCE,
     FETCHED_BYTES,
-    FOLLOWED_AT_ONCE,
     FOLLOWED_S,
     LOOK_EVERY_S,
     SILENCE_S,
     candidates,
 )
-from swarm.net.records.feed import OTHERS_BYTES, OWN_BYTES, READERS, REPLAYED_S, WAITS_S
+from swarm.net.records.feed import FOLLOWED_AT_ONCE, OTHERS_BYTES, OWN_BYTES, READERS, REPLAYED_S, WAITS_S
 from swarm.net.records.repair import GOSSIP_GRACE_S, MAX_GIVEN, WINDOW_ROUNDS
 
 COMING_S = 10.0
@@ -322,10 +321,11 @@ class _Swarm:
         message.readers += node == message.origin
         if self._load.record_bytes <= (OWN_BYTES if node == message.origin else OTHERS_BYTES):
             self._pushed += 1
-            self._hand_over(node, follower, number, self._send(node, follower, self._in_feed, now), 1)
+            self._give(node, follower, number, self._in_feed, now)
         else:
             self._named += 1
             told = self._send(node, follower, self._id, now)
+            self._core_free[follower % len(self._core_free)] += self._id.reader_s
             if message.at[follower] == inf and told < inf:
                 self._at(told, self._told, follower, number, node)
 
@@ -344,23 +344,33 @@ class _Swarm:
             if now - own.used.get(peer, -inf) > IDLE_S:
                 arrives += 2 * delay_s * transfer.rounds
             own.used[peer] = now
-        cores[peer % len(cores)] += transfer.reader_s
         return arrives
 
-    def _hand_over(self, node: int, peer: int, number: int, arrives: float, forwards: int) -> None:
-        """A record is on its way; only the earliest one of each record and node becomes an event."""
-        if arrives < inf:
-            self._received += 1
-        if arrives < self._messages[number].earliest[peer]:
-            self._messages[number].earliest[peer] = arrives
-            self._at(arrives, self._arrive, peer, number, node, forwards)
+    def _give(
+        self, node: int, peer: int, number: int, transfer: _Transfer, now: float,
+        *, until: float = inf, handed_on: bool = True,
+    ) -> float:  # fmt: skip
+        """Send a record; when it arrives. Only the earliest arrival of each record and node becomes an event."""
+        arrives = self._send(node, peer, transfer, now)
+        if arrives == inf or arrives > until:
+            return arrives
+        self._received += 1
+        earliest = self._messages[number].earliest
+        if arrives < earliest[peer]:
+            earliest[peer] = arrives
+            self._at(arrives, self._arrive, peer, number, node, transfer.reader_s, handed_on)
+        else:
+            self._core_free[peer % len(self._core_free)] += self._id.reader_s
+        return arrives
 
-    def _arrive(self, node: int, number: int, source: int, forwards: int) -> None:
+    def _arrive(self, node: int, number: int, source: int, work_s: float, handed_on: bool) -> None:
         message = self._messages[number]
         if message.at[node] != inf or not self._there[node]:
             return
+        core = node % len(self._core_free)
+        done = self._core_free[core] = max(self._now, self._core_free[core]) + work_s
         own = self._nodes[node]
-        message.at[node] = done = max(self._now, self._core_free[node % len(self._core_free)])
+        message.at[node] = done
         message.hops[node] = min(255, message.hops[source] + 1)
         self._one_less(number, node)
         known_to = [source]
@@ -368,7 +378,7 @@ class _Swarm:
             if number in wanted:
                 del wanted[number]
                 known_to.append(peer)
-        if forwards:
+        if handed_on:
             self._take(node, number, known_to, done)
         else:
             self._repaired += 1
@@ -408,10 +418,7 @@ class _Swarm:
         last, failed = began, not self._there[node]
         for number in names if not failed else ():
             self._given += 1
-            arrives = self._send(node, peer, self._answer, self._now)
-            if arrives <= limit:
-                self._hand_over(node, peer, number, arrives, 1)
-            last = max(last, arrives)
+            last = max(last, self._give(node, peer, number, self._answer, self._now, until=limit))
         self._at(min(last, limit) if not failed else limit, self._settled, peer, node, names)
 
     def _settled(self, node: int, peer: int, names: Sequence[int]) -> None:
@@ -448,7 +455,7 @@ class _Swarm:
     def _repaired_by(self, node: int, peer: int, number: int) -> None:
         if self._there[node]:
             self._given += 1
-            self._hand_over(node, peer, number, self._send(node, peer, self._answer, self._now), 0)
+            self._give(node, peer, number, self._answer, self._now, handed_on=False)
 
     # -- what came of it
 

@@ -28,6 +28,7 @@ from swarm.net.membership.upkeep import OpenStream
 from swarm.net.records.feed import (
     FEED_PROTOCOL,
     FEED_RECORDS,
+    FOLLOWED_AT_ONCE,
     HELLO_PROTOCOL,
     MAX_HELLO_BYTES,
     SIGN_OF_LIFE_S,
@@ -42,8 +43,8 @@ from swarm.net.runtime import AsyncRuntime
 
 logger = logging.getLogger(__name__)
 
-GREETED_AT_ONCE, FOLLOWED_AT_ONCE, FETCHED_AT_ONCE = 4, 8, 4
-"""Loops of each kind. Eight feeds reach every node of a large swarm within a few steps."""
+GREETED_AT_ONCE, FETCHED_AT_ONCE = 4, 4
+"""Loops, besides one for each feed."""
 GREETING_TIMEOUT_S = 5.0
 FOLLOWED_S = (60.0, 120.0)
 """Then another member is followed, if there are more than are followed: nobody chooses for long whom a node hears."""

@@ -26,6 +26,8 @@ from swarm.protocols import Wakeup
 from swarm.reasons import Reason
 from swarm.types import complete
 
+FOLLOWED_AT_ONCE = 8
+"""Feeds that a node reads: these reach every node of a large swarm within a few steps."""
 HELLO_PROTOCOL = "/swarm/hello/1"
 FEED_PROTOCOL = "/swarm/feed/1"
 MAX_HELLO_BYTES = 1_024
