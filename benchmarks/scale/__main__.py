@@ -31,7 +31,7 @@ UPLINKS = (10e6, 100e6)
 RATE = 5.0
 """Default groups per second of all nodes together."""
 LIMITS_NODES = 200
-"""What a node sends hardly depends on the number of nodes, so that few nodes suffice to measure an uplink's capacity."""
+"""What a node sends hardly depends on the number of nodes, so that few suffice to measure a link's capacity."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
 MOST_GROWTH = 1.5
