@@ -30,7 +30,7 @@ SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
 RATE = 5.0
 """Default groups per second of all nodes together."""
-LIMITS_NODES = 200
+LIMITS_NODES = 100
 """What a node sends hardly depends on the number of nodes, so that few suffice to measure a link's capacity."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
@@ -52,8 +52,8 @@ class Plan:
         return (20, 50) if self.quick else (100, 1_000, 10_000)
 
     def load(self, num_nodes: int, record_bytes: int, groups_per_s: float = RATE) -> Load:
-        """Few enough groups that ten thousand nodes take a minute; each is delivered to all of them."""
-        return Load(record_bytes, groups_per_s, 10 if self.quick else 50_000 // max(500, num_nodes))
+        """Few enough groups that ten thousand nodes take half a minute; each is delivered to all of them."""
+        return Load(record_bytes, groups_per_s, 10 if self.quick else 30_000 // max(500, num_nodes))
 
     def simulate(self, network: Network, load: Load, seed: int = 0) -> Outcome:
         """One run."""
@@ -163,7 +163,7 @@ def limits(plan: Plan) -> Result:
 
 
 def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
-    load = Load(size, rate, max(1, min(int(rate * 15), 10 if plan.quick else 300)))
+    load = Load(size, rate, max(1, min(int(rate * 10), 10 if plan.quick else 200)))
     outcome = plan.simulate(network, load)
     return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
 
@@ -182,9 +182,9 @@ def faults(plan: Plan) -> Result:
 def newcomers(plan: Plan) -> Result:
     """Groups of nodes that have come while others left: do they reach everybody, followed by few as these are?"""
     rows: list[Row] = []
-    num_nodes = plan.node_counts[1]
+    num_nodes = 50 if plan.quick else 300
     network = Network(num_nodes, churn_per_min=0.1)
-    load = replace(plan.load(num_nodes, SIZES[1], 1.0), by_comers=True)
+    load = Load(SIZES[1], 1.0, 10 if plan.quick else 80, by_comers=True)
     for name, num_proven in (("all are as good", 0), ("only the others are proven", num_nodes)):
         for waits in (False, True):
             outcome = simulate(network, load, replace(plan.rules, proven=num_proven, waits=waits), plan.costs)

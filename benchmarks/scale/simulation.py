@@ -217,7 +217,8 @@ class _Swarm:
         for peer in (node, *peers):
             self._follow(peer)
         if self._rules.repair_every_s:
-            self._at(self._now + draw.uniform(0, self._rules.repair_every_s), self._repair, node)
+            begins = max(self._now, self._shared_from)
+            self._at(begins + draw.uniform(0, self._rules.repair_every_s), self._repair, node)
 
     def _vanish(self) -> None:
         place = self._random.randrange(len(self._alive))
