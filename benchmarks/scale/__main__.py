@@ -28,6 +28,8 @@ from benchmarks.scale.traffic import (
 
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
+MANY = 10_000
+"""Nodes with which one size suffices."""
 RATE = 5.0
 """Default groups per second of all nodes together."""
 LIMITS_NODES = 100
@@ -90,7 +92,7 @@ def spread(plan: Plan) -> Result:
     """Delivery and traffic by number of nodes and size of a group."""
     rows: list[Row] = []
     for num_nodes in plan.node_counts:
-        for size in SIZES:
+        for size in SIZES if num_nodes < MANY else SIZES[1:2]:
             load = plan.load(num_nodes, size)
             outcome = plan.simulate(Network(num_nodes), load)
             what = f"N = {num_nodes}, {_kib(size)}, {RATE:g}/s in all"
@@ -163,7 +165,7 @@ def limits(plan: Plan) -> Result:
 
 
 def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
-    load = Load(size, rate, max(1, min(int(rate * 10), 10 if plan.quick else 200)))
+    load = Load(size, rate, max(1, min(int(rate * 10), 10 if plan.quick else 100)))
     outcome = plan.simulate(network, load)
     return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
 
@@ -171,11 +173,11 @@ def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> l
 def faults(plan: Plan) -> Result:
     """Nodes that vanish, and others that come."""
     rows: list[Row] = []
-    for num_nodes in plan.node_counts[1:]:
-        network = Network(num_nodes, churn_per_min=0.1)
-        for size in (RECORD_BYTES, SIZES[1]):
-            outcome = plan.simulate(network, plan.load(num_nodes, size))
-            rows += _delivery(f"N = {num_nodes}, {size} bytes, 10% of the nodes replaced a minute", outcome)
+    num_nodes = plan.node_counts[1]
+    network = Network(num_nodes, churn_per_min=0.1)
+    for size in (RECORD_BYTES, SIZES[1]):
+        outcome = plan.simulate(network, plan.load(num_nodes, size))
+        rows += _delivery(f"N = {num_nodes}, {size} bytes, 10% of the nodes replaced a minute", outcome)
     return rows, []
 
 
