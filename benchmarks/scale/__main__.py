@@ -54,8 +54,8 @@ class Plan:
         return (20, 50) if self.quick else (100, 1_000, 10_000)
 
     def load(self, num_nodes: int, record_bytes: int, groups_per_s: float = RATE) -> Load:
-        """Few enough groups that ten thousand nodes take ten seconds of a core; each is delivered to all of them."""
-        return Load(record_bytes, groups_per_s, 10 if self.quick else max(2, 15_000 // max(500, num_nodes)))
+        """Few enough groups that ten thousand nodes take half a minute; each is delivered to all of them."""
+        return Load(record_bytes, groups_per_s, 10 if self.quick else max(3, 20_000 // num_nodes))
 
     def simulate(self, network: Network, load: Load, seed: int = 0) -> Outcome:
         """One run."""
@@ -165,7 +165,7 @@ def limits(plan: Plan) -> Result:
 
 
 def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
-    load = Load(size, rate, max(1, min(int(rate * 10), 10 if plan.quick else 60)))
+    load = Load(size, rate, max(1, min(int(rate * 10), 10 if plan.quick else 300)))
     outcome = plan.simulate(network, load)
     return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
 
