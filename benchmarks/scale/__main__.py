@@ -1,4 +1,4 @@
-"""More nodes than a machine can run: gossip simulated with measured costs, compared with real daemons at small sizes.
+"""More nodes than a machine can run: feeds simulated with measured costs, compared with real daemons at small sizes.
 
     python -m benchmarks.scale [--quick] [--out FILE] [--only NAME ...] [--costs FILE]
 
@@ -17,22 +17,23 @@ from statistics import mean, median
 from benchmarks.common.report import Report, Row, percentile, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
 from benchmarks.scale.offers import RECORD_BYTES, Node, Sharing, node, settled_rate
-from benchmarks.scale.parameters import FREE, KIB, NOTHING, Costs, Gossip, Line, Load, Network
+from benchmarks.scale.parameters import FREE, KIB, NOTHING, PACKET_OVERHEAD, Costs, Load, Network, Rules, Transfer
 from benchmarks.scale.simulation import Outcome, simulate
 from benchmarks.scale.traffic import (
     discovery,
-    gossiping,
+    feeding,
     largest_rate,
     repair_bytes_per_s,
 )
 
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
 UPLINKS = (10e6, 100e6)
+MANY = 10_000
+"""Nodes with which one size suffices."""
 RATE = 5.0
 """Default groups per second of all nodes together."""
-LIMITS_NODES = 300
-"""The number of copies hardly depends on the number of nodes, so that few nodes suffice to measure an uplink's
-capacity."""
+LIMITS_NODES = 100
+"""What a node sends hardly depends on the number of nodes, so that few suffice to measure a link's capacity."""
 LOOPBACK_DELAY_S = 50e-6
 SEEDS = (0, 1, 2)
 MOST_GROWTH = 1.5
@@ -45,7 +46,7 @@ class Plan:
 
     quick: bool
     costs: Costs
-    gossip: Gossip = Gossip()
+    rules: Rules = Rules()
 
     @property
     def node_counts(self) -> tuple[int, ...]:
@@ -53,31 +54,34 @@ class Plan:
         return (20, 50) if self.quick else (100, 1_000, 10_000)
 
     def load(self, num_nodes: int, record_bytes: int, groups_per_s: float = RATE) -> Load:
-        """Few enough groups that ten thousand nodes take a minute; each is delivered to all of them."""
-        return Load(record_bytes, groups_per_s, 10 if self.quick else 200_000 // max(2_000, num_nodes))
+        """Few enough groups that ten thousand nodes take half a minute; each is delivered to all of them."""
+        return Load(record_bytes, groups_per_s, 10 if self.quick else max(3, 20_000 // num_nodes))
 
     def simulate(self, network: Network, load: Load, seed: int = 0) -> Outcome:
         """One run."""
-        return simulate(network, load, self.gossip, self.costs, seed=seed)
+        return simulate(network, load, self.rules, self.costs, seed=seed)
 
 
 def costs(plan: Plan) -> Result:
-    """The costs per message in the model."""
-    rows = []
-    for name, title in (
-        ("seal_s", "sealing"),
-        ("open_s", "checking and decoding"),
-        ("take_in_s", "socket to inbox"),
-        ("first_s", "daemon, a message new to it"),
-        ("duplicate_s", "daemon, a duplicate"),
-        ("send_s", "daemon, sending to one peer"),
+    """The costs in the model."""
+    rows = [row(f"CPU of sealing, {_kib(size)}", [1e6 * plan.costs.seal_s.at(size)], "us") for size in SIZES]
+    for name, title, sizes in (
+        ("pushed", "a record in a feed", (RECORD_BYTES, *SIZES[:2])),
+        ("named", "an id in a feed", SIZES[:1]),
+        ("fetched", "a record that is asked for", SIZES),
     ):
-        line: Line = getattr(plan.costs, name)
-        rows += [row(f"CPU of {title}, {_kib(size)}", [1e6 * line.at(size)], "us") for size in SIZES]
-    rows += [row(f"on the connection, {_kib(size)}", [plan.costs.wire_bytes.at(size)], "bytes") for size in SIZES]
+        transfer: Transfer = getattr(plan.costs, name)
+        for size in sizes:
+            what = f"{title}, {size} bytes"
+            rows += [
+                row(f"{what}: CPU of the daemon that gives", [1e6 * transfer.server_s.at(size)], "us"),
+                row(f"{what}: CPU of the daemon that gets", [1e6 * transfer.reader_s.at(size)], "us"),
+                row(f"{what}: CPU of both nodes", [1e6 * transfer.nodes_s.at(size)], "us"),
+                row(f"{what}: on the connection", [transfer.wire_bytes.at(size)], "bytes"),
+            ]
+        rows.append(row(f"{title}: the other way", [transfer.asked_bytes], "bytes"))
     rows += [
         row("an entry of a repair summary", [plan.costs.held_bytes], "bytes"),
-        row("a message's id", [plan.costs.id_bytes], "bytes"),
         row("a peer's signed record", [plan.costs.peer_record_bytes], "bytes"),
         row("the directory, for each peer in it, to one reader", [plan.costs.directory_bytes], "bytes"),
     ]
@@ -88,7 +92,7 @@ def spread(plan: Plan) -> Result:
     """Delivery and traffic by number of nodes and size of a group."""
     rows: list[Row] = []
     for num_nodes in plan.node_counts:
-        for size in SIZES:
+        for size in SIZES if num_nodes < MANY else SIZES[1:2]:
             load = plan.load(num_nodes, size)
             outcome = plan.simulate(Network(num_nodes), load)
             what = f"N = {num_nodes}, {_kib(size)}, {RATE:g}/s in all"
@@ -109,12 +113,18 @@ def _delivery(what: str, outcome: Outcome) -> list[Row]:
         row(f"{what}: to a node, 99th percentile", ms(99), "ms"),
         row(f"{what}: to the last node, mean", [1e3 * mean(outcome.last_s)], "ms"),
         row(f"{what}: delivered fraction", [outcome.fraction], ""),
-        row(f"{what}: copies a node receives", [outcome.copies_per_delivery], ""),
+        row(f"{what}: records a node receives of each", [outcome.copies_per_delivery], ""),
+        row(f"{what}: ids a node receives of each", [outcome.names_per_delivery], ""),
         row(f"{what}: hops, mean", [mean(outcome.hops)], ""),
-        row(f"{what}: sent because an id was told", [1e2 * _share(outcome.pulled, outcome)], "% of deliveries"),
         row(f"{what}: brought by repair", [1e2 * _share(outcome.repaired, outcome)], "% of deliveries"),
-        row(f"{what}: dropped in full queues", [outcome.queue_drops], ""),
+        row(f"{what}: the author had no follower", [1e2 * outcome.unheard / outcome.num_groups], "% of groups"),
+        row(f"{what}: followers, most", [max(outcome.followers)], ""),
+        row(f"{what}: nodes without followers at the end", [1e2 * _unfollowed(outcome)], "%"),
     ]
+
+
+def _unfollowed(outcome: Outcome) -> float:
+    return outcome.followers.count(0) / len(outcome.followers)
 
 
 def _share(count: int, outcome: Outcome) -> float:
@@ -122,13 +132,13 @@ def _share(count: int, outcome: Outcome) -> float:
 
 
 def _traffic(plan: Plan, what: str, outcome: Outcome, load: Load) -> list[Row]:
-    sent = gossiping(outcome, load, plan.costs)
+    sent = feeding(outcome, load, plan.costs)
     kbytes = {
-        "first copies": sent.first,
-        "duplicates": sent.duplicates,
-        "ids": sent.ids,
-        "repair summaries": repair_bytes_per_s(plan.gossip, plan.costs, load.groups_per_s),
-        "gossip, busiest node": sent.busiest,
+        "records that are new": sent.first,
+        "records that are not": sent.duplicates,
+        "ids and requests": sent.ids,
+        "repair summaries": repair_bytes_per_s(plan.rules, plan.costs, load.groups_per_s),
+        "feeds, busiest node": sent.busiest,
     }
     return [row(f"{what}: {name}", [value / 1e3], "kB/s") for name, value in kbytes.items()] + [
         row(f"{what}: CPU of a node for the network", [1e2 * sent.cpu], "% of a core")
@@ -136,7 +146,7 @@ def _traffic(plan: Plan, what: str, outcome: Outcome, load: Load) -> list[Row]:
 
 
 def limits(plan: Plan) -> Result:
-    """The largest rate of a topic by uplink and size of a group, simulated at that rate and at twice it."""
+    """The largest rate of a run by uplink and size of a group, simulated at that rate and at twice it."""
     rows: list[Row] = []
     num_nodes = 20 if plan.quick else LIMITS_NODES
     for size in SIZES:
@@ -155,23 +165,33 @@ def limits(plan: Plan) -> Result:
 
 
 def _under(plan: Plan, network: Network, size: int, rate: float, what: str) -> list[Row]:
-    load = Load(size, rate, max(1, min(int(rate * 15), 10 if plan.quick else 400)))
+    load = Load(size, rate, max(1, min(int(rate * 10), 10 if plan.quick else 300)))
     outcome = plan.simulate(network, load)
     return _delivery(f"{what}, {rate:.3g}/s", outcome) + _traffic(plan, f"{what}, {rate:.3g}/s", outcome, load)
 
 
 def faults(plan: Plan) -> Result:
-    """Lost messages, and churn."""
+    """Nodes that vanish, and others that come."""
     rows: list[Row] = []
-    for num_nodes in plan.node_counts[1:]:
-        network, load = Network(num_nodes), plan.load(num_nodes, SIZES[1])
-        for name, troubled in (
-            ("5% loss", replace(network, loss=0.05)),
-            ("10% of the nodes replaced a minute", replace(network, churn_per_min=0.1)),
-            ("both", replace(network, loss=0.05, churn_per_min=0.1)),
-        ):
-            outcome = plan.simulate(troubled, load)
-            rows += _delivery(f"N = {num_nodes}, {_kib(SIZES[1])}, {RATE:g}/s in all, {name}", outcome)
+    num_nodes = plan.node_counts[1]
+    network = Network(num_nodes, churn_per_min=0.1)
+    for size in (RECORD_BYTES, SIZES[1]):
+        outcome = plan.simulate(network, plan.load(num_nodes, size))
+        rows += _delivery(f"N = {num_nodes}, {size} bytes, 10% of the nodes replaced a minute", outcome)
+    return rows, []
+
+
+def newcomers(plan: Plan) -> Result:
+    """Groups of nodes that have come while others left: do they reach everybody, followed by few as these are?"""
+    rows: list[Row] = []
+    num_nodes = 50 if plan.quick else 300
+    network = Network(num_nodes, churn_per_min=0.1)
+    load = Load(SIZES[1], 1.0, 10 if plan.quick else 80, by_comers=True)
+    for name, num_proven in (("all are as good", 0), ("only the others are proven", num_nodes)):
+        for waits in (False, True):
+            outcome = simulate(network, load, replace(plan.rules, proven=num_proven, waits=waits), plan.costs)
+            what = f"N = {num_nodes}, groups of newcomers, {name}, own records {'wait' if waits else 'do not wait'}"
+            rows += _delivery(what, outcome)
     return rows, []
 
 
@@ -179,8 +199,8 @@ def directory(plan: Plan) -> Result:
     """The cost of discovery."""
     rows: list[Row] = []
     for num_nodes in plan.node_counts:
-        found = discovery(plan.gossip, plan.costs, num_nodes)
-        what = f"N = {num_nodes}, every {plan.gossip.announce_every_s:g} s"
+        found = discovery(plan.rules, plan.costs, num_nodes)
+        what = f"N = {num_nodes}, every {plan.rules.announce_every_s:g} s"
         rows += [
             row(f"{what}: exchange between members", [found.exchange / 1e3], "kB/s"),
             row(f"{what}: what comes with renewing an entry in the directory", [found.reading / 1e3], "kB/s"),
@@ -200,7 +220,7 @@ def offers(plan: Plan) -> Result:
             load = plan.load(num_nodes, RECORD_BYTES, rate)
             outcome = plan.simulate(Network(num_nodes, uplink_bits_per_s=UPLINKS[0]), load)
         sharing = Sharing(num_nodes, SIZES[1], rate)
-        nodes[num_nodes] = found = node(sharing, outcome, plan.gossip, plan.costs)
+        nodes[num_nodes] = found = node(sharing, outcome, plan.rules, plan.costs)
         what = f"N = {num_nodes}, offered"
         rows += [
             row(f"{what}: offers of all nodes", [rate], "1/s"),
@@ -219,45 +239,45 @@ def offers(plan: Plan) -> Result:
         what = f"a hundred times the nodes, 10 Mbit/s: {name}"
         growth = [after / before] if before else []
         rows.append(row(what, growth, "times", target=MOST_GROWTH, better="lower"))
-    return rows, [f"At N = {max(nodes)} a gossip message is assumed to cost what it does at a tenth of that."]
+    return rows, [f"At N = {max(nodes)} a record in a feed is assumed to cost what it does at a tenth of that."]
 
 
 def reality(plan: Plan) -> Result:
     """The model compared with real daemons on this machine; the baseline column has the daemons' figures."""
-    from benchmarks.scale.measure import SMALL, run_daemons
+    from benchmarks.scale.measure import run_daemons
 
     rows: list[Row] = []
-    for num_nodes in (4,) if plan.quick else (8, 16, 32):
-        load = Load(4 * SMALL, 10.0, 20 if plan.quick else 200)
+    for num_nodes in (4,) if plan.quick else (8, 16):
+        load = Load(SIZES[1], 10.0, 20 if plan.quick else 200)
         real = asyncio.run(run_daemons(num_nodes, load))
         network = Network(num_nodes, num_nodes, LOOPBACK_DELAY_S, 0.0, 1e10, cores=2)
-        runs = [plan.simulate(network, load, seed) for seed in SEEDS]
+        runs = [
+            simulate(network, load, replace(plan.rules, repair_every_s=0.0), plan.costs, seed=seed) for seed in SEEDS
+        ]
         what = f"N = {num_nodes} on this machine, {_kib(load.record_bytes)}, {load.groups_per_s:g}/s in all"
         rows += [
             row(
-                f"{what}: copies a node receives", [run.copies_per_delivery for run in runs], "", baseline=[real.copies]
+                f"{what}: a daemon reads of each group of others",
+                [_read_bytes(plan, run, load) for run in runs], "bytes", baseline=[real.received_bytes],
+            ),
+            row(
+                f"{what}: records that a node had already, of each group",
+                [run.copies_per_delivery - 1 for run in runs], "", baseline=[real.duplicates],
             ),
             row(f"{what}: delivered fraction", [run.fraction for run in runs], "", baseline=[real.fraction]),
-        ]
+        ]  # fmt: skip
         for percent in (50, 99):
-            modelled = [percentile(run.latencies_s, percent) for run in runs]
-            rows.append(
-                row(
-                    f"{what}: publish to arrival, {percent}%",
-                    [1e3 * value for value in modelled if value is not None],
-                    "ms",
-                    baseline=[1e3 * (percentile(real.latencies_s, percent) or 0.0)],
-                )
-            )
-        rows.append(
-            row(
-                f"{what}: CPU of a daemon",
-                [_daemon_cpu(plan, run, load) for run in runs],
-                "% of a core",
-                baseline=[1e2 * real.cpu],
-            )  # fmt: skip
-        )
+            modelled = [1e3 * (percentile(run.latencies_s, percent) or 0.0) for run in runs]
+            measured = [1e3 * (percentile(real.latencies_s, percent) or 0.0)]
+            rows.append(row(f"{what}: publish to arrival, {percent}%", modelled, "ms", baseline=measured))
+        cpu = [_daemon_cpu(plan, run, load) for run in runs]
+        rows.append(row(f"{what}: CPU of a daemon", cpu, "% of a core", baseline=[1e2 * real.cpu]))
     return rows, ["In the rows 'on this machine' the column of the public peer holds what real daemons did."]
+
+
+def _read_bytes(plan: Plan, outcome: Outcome, load: Load) -> float:
+    sent = feeding(outcome, load, plan.costs)
+    return sent.total / PACKET_OVERHEAD / load.groups_per_s * len(outcome.bytes_sent) / (len(outcome.bytes_sent) - 1)
 
 
 def bootstrap(plan: Plan) -> Result:
@@ -298,8 +318,10 @@ def bootstrap(plan: Plan) -> Result:
 
 
 def _daemon_cpu(plan: Plan, outcome: Outcome, load: Load) -> float:
-    daemon_only = replace(plan.costs, seal_s=NOTHING, open_s=NOTHING, take_in_s=NOTHING)
-    return 1e2 * gossiping(outcome, load, daemon_only).cpu
+    daemons_only = {
+        name: replace(getattr(plan.costs, name), nodes_s=NOTHING) for name in ("pushed", "named", "fetched")
+    }
+    return 1e2 * feeding(outcome, load, replace(plan.costs, seal_s=NOTHING, **daemons_only)).cpu
 
 
 def _kib(size: int) -> str:
@@ -312,6 +334,7 @@ SECTIONS: dict[str, Callable[[Plan], Result]] = {
     "spread": spread,
     "limits": limits,
     "faults": faults,
+    "newcomers": newcomers,
     "directory": directory,
     "offers": offers,
     "bootstrap": bootstrap,

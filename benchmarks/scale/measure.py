@@ -1,126 +1,139 @@
-"""What one message costs on this machine, measured on the code and the daemon that nodes run."""
+"""What a record costs on this machine, measured on the code and the daemon that nodes run."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import mean, median
 
 import msgspec
 
 from benchmarks.common.groups import benchmark_manifest, chars_for, make_group
-from benchmarks.scale.parameters import KIB, Costs, Line, Load
-from benchmarks.scale.real import Member, Round, daemons, latencies_s, share, usage
+from benchmarks.scale.parameters import KIB, Costs, Line, Load, Transfer
+from benchmarks.scale.real import Node, Round, daemons, groups, idle, latencies_s, share, usage
 from swarm.errors import TransportError
 from swarm.net.hivemind.dht import PeerDirectory
-from swarm.net.records.envelope import read_record
+from swarm.net.records.feed import OTHERS_BYTES, OWN_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import Held
-from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, seal, seal_peer_record
+from swarm.net.records.record_store import Held, record_id
+from swarm.net.records.wire import open_manifest, seal, seal_peer_record
 from swarm.types import PeerRecord
 
-SMALL, LARGE = 4 * KIB, 64 * KIB
-FEW, SOME = 2, 5
-"""Daemons: of few none has anybody to forward to, of some all are in one another's mesh."""
-MESSAGE_ID_BYTES = 38 + 8 + 2
-"""The sender's id, a sequence number, and their tag and length."""
-FRAMING_BYTES = 200
-"""Of a gossip message, roughly: signature, ids, topic, encryption."""
+PUSHED = (OTHERS_BYTES, OWN_BYTES)
+"""Sizes of records that are measured in feeds."""
+FETCHED = (4 * KIB, 64 * KIB)
+"""And of those that are named there."""
+PER_S = 50.0
 DIRECTORY_NODES = 8
 RECORD_LIFE_S = 200.0
 
 
 def measure_costs(*, quick: bool = False) -> Costs:
     """All of them; a minute, or with `quick` some seconds and less exact."""
-    repeats = 20 if quick else 200
-    num_messages = 50 if quick else 400
-    (seal_small, open_small), (seal_large, open_large) = (_sealing(size, repeats) for size in (SMALL, LARGE))
-    small, large = asyncio.run(_gossip(num_messages))
+    pushed, named, fetched = asyncio.run(_transfers(20 if quick else 200))
     held = [Held(bytes(range(16)), 10_000 + index, 20.0 + index / 7) for index in range(1_000)]
     return Costs(
-        seal_s=_line(seal_small, seal_large),
-        open_s=_line(open_small, open_large),
-        take_in_s=_line(small.take_in_s, large.take_in_s),
-        first_s=_line(small.first_s, large.first_s),
-        duplicate_s=_line(small.duplicate_s, large.duplicate_s),
-        send_s=_line(small.send_s, large.send_s),
-        wire_bytes=_line(small.wire_bytes, large.wire_bytes),
-        id_bytes=float(MESSAGE_ID_BYTES),
+        seal_s=_line(FETCHED, [_sealing_s(size, 20 if quick else 200) for size in FETCHED]),
+        pushed=pushed,
+        named=named,
+        fetched=fetched,
         held_bytes=len(msgspec.msgpack.encode(held)) / len(held),
         peer_record_bytes=float(len(_peer_record(Identity.generate(), time.time() + RECORD_LIFE_S)[0])),
-        directory_bytes=asyncio.run(_directory(20 if quick else 60)),
+        directory_bytes=asyncio.run(_directory(10 if quick else 60)),
     )
 
 
-def _line(small: float, large: float) -> Line:
-    per_byte = max(0.0, (large - small) / (LARGE - SMALL))
-    return Line(max(0.0, small - per_byte * SMALL), per_byte)
+def _line(sizes: Sequence[float], costs: Sequence[float]) -> Line:
+    (small, large), (less, more) = sizes, costs
+    per_byte = max(0.0, (more - less) / (large - small))
+    return Line(max(0.0, less - per_byte * small), per_byte)
 
 
-def _cpu_s(act: Callable[[], object], repeats: int) -> float:
-    spent = []
-    for _ in range(repeats):
-        began = time.process_time()
-        act()
-        spent.append(time.process_time() - began)
-    return median(spent)
-
-
-def _sealing(size_bytes: int, repeats: int) -> tuple[float, float]:
-    """CPU seconds of sealing and of opening a group of about this size."""
-    identity, limits = Identity.generate(), Limits()
+def _sealing_s(size_bytes: int, repeats: int) -> float:
+    """CPU seconds of sealing a group of about this size."""
+    identity = Identity.generate()
     run_id = open_manifest(benchmark_manifest(identity)).run_id
     group = msgspec.structs.replace(
         make_group(1, chars_for(size_bytes)), run_id=run_id, peer_id=identity.peer_id, created_at=time.time()
     )
-    sealed = seal(identity, run_id, "group", group)
-    return (
-        _cpu_s(lambda: seal(identity, run_id, "group", group), repeats),
-        _cpu_s(lambda: open_group(check_seal(read_record(sealed, size_bytes * 2), run_id), limits), repeats),
-    )
+    spent = []
+    for _ in range(repeats):
+        began = time.process_time()
+        seal(identity, run_id, "group", group)
+        spent.append(time.process_time() - began)
+    return median(spent)
 
 
 @dataclass(frozen=True)
-class _Message:
-    """What one gossip message of some size costs."""
+class _Used:
+    """What was used for one record, beyond what idle nodes use."""
 
-    take_in_s: float
-    first_s: float
-    duplicate_s: float
-    send_s: float
+    num_bytes: float
+    """Of the record itself."""
+    server_s: float
+    reader_s: float
+    nodes_s: float
     wire_bytes: float
+    """Read by the reader's daemon, what its node asks for included."""
+    asked_bytes: float
+    """Read by the server's daemon, besides what its node gives."""
 
 
-async def _gossip(num_messages: int) -> list[_Message]:
-    """Of a small message and of a large one."""
-    rounds: dict[tuple[int, int], Round] = {}
-    for count in (FEW, SOME):
-        async with daemons(count) as members:
-            await share(members, members[:1], SMALL, 100.0, 20)
-            for size in (SMALL, LARGE):
-                rounds[count, size] = await share(members, members[:1], size, 80.0, num_messages)
-    return [_per_message(rounds[FEW, size], rounds[SOME, size], size) for size in (SMALL, LARGE)]
+async def _transfers(num_records: int) -> tuple[Transfer, Transfer, Transfer]:
+    """In a feed, named, and fetched: from one node to another."""
+    async with daemons(2) as nodes:
+        server, reader = nodes
+        await share(nodes, [server], groups([server], OTHERS_BYTES, 20, foreign=True), PER_S, as_own=False)
+        nothing = await idle(nodes, 2.0 + num_records / PER_S)
+
+        async def used(size: int, *, as_own: bool = False, is_known: bool = False) -> _Used:
+            records = groups([server], size, num_records, foreign=not as_own)
+            for record in records if is_known else ():
+                reader.member.records.store.mark_seen(record_id(record))
+            done = await share(nodes, [server], records, PER_S, as_own=as_own)
+            if len(reader.arrivals) < (0 if is_known else num_records):
+                raise TransportError(
+                    f"{num_records - len(reader.arrivals)} groups did not arrive: is the machine busy?"
+                )
+            return _per_record(done, nothing, mean(len(record) for record in records), is_given=not is_known)
+
+        pushed = [await used(size, as_own=True) for size in PUSHED]
+        named = await used(FETCHED[0], is_known=True)
+        fetched = [_less(await used(size), named) for size in FETCHED]
+    return _transfer(*pushed), _transfer(named, replace(named, num_bytes=FETCHED[1])), _transfer(*fetched)
 
 
-def _per_message(few: Round, some: Round, size: int) -> _Message:
-    """Costs by subtraction: a publisher only sends, and the one receiver of a pair only takes first copies in.
+def _per_record(done: Round, nothing: Round, num_bytes: float, *, is_given: bool) -> _Used:
+    count, part = done.num_records, done.seconds / nothing.seconds
 
-    What a daemon reads is copies from others (the publisher: its node's messages), what it writes copies to others,
-    and each message once to its node.
-    """
-    count = few.num_messages
-    wire = few.usages[1].read_bytes / count
-    publishes, publishes_to_more = (each.usages[0].cpu_s / count for each in (few, some))
-    send = max(0.0, (publishes_to_more - publishes) / (SOME - FEW))
-    first = few.usages[1].cpu_s / count
-    others = some.usages[1:]
-    duplicates = mean(other.read_bytes for other in others) / count / wire - 1
-    sends = mean(other.written_bytes - count * size for other in others) / count / wire
-    duplicate = max(0.0, (mean(other.cpu_s for other in others) / count - first - sends * send) / duplicates)
-    take_in = max(0.0, (some.own.cpu_s - few.own.cpu_s) / count / (SOME - FEW))
-    return _Message(take_in, first, duplicate, send, wire)
+    def each(used: float, unused: float) -> float:
+        return max(0.0, used - part * unused) / count
+
+    (server, reader), (idle_server, idle_reader) = done.usages, nothing.usages
+    return _Used(
+        num_bytes,
+        each(server.cpu_s, idle_server.cpu_s),
+        each(reader.cpu_s, idle_reader.cpu_s),
+        each(done.own.cpu_s, nothing.own.cpu_s),
+        each(reader.read_bytes, idle_reader.read_bytes),
+        max(0.0, each(server.read_bytes, idle_server.read_bytes) - num_bytes * is_given),
+    )
+
+
+def _less(used: _Used, named: _Used) -> _Used:
+    names = ("server_s", "reader_s", "nodes_s", "wire_bytes", "asked_bytes")
+    differences = {name: max(0.0, getattr(used, name) - getattr(named, name)) for name in names}
+    return replace(used, **differences)
+
+
+def _transfer(small: _Used, large: _Used) -> Transfer:
+    def line(name: str) -> Line:
+        return _line((small.num_bytes, large.num_bytes), (getattr(small, name), getattr(large, name)))
+
+    asked_bytes = min(small.asked_bytes, large.asked_bytes)
+    return Transfer(line("server_s"), line("reader_s"), line("nodes_s"), line("wire_bytes"), asked_bytes)
 
 
 def _peer_record(identity: Identity, expires_at: float) -> tuple[bytes, float]:
@@ -141,7 +154,8 @@ async def _directory(num_records: int) -> float:
     async with daemons(DIRECTORY_NODES) as members:
         directories = [await PeerDirectory.create(member.daemon.p2p, _run_id()) for member in members]
         for directory, member in zip(directories, members, strict=True):
-            await directory.add_peers((other.peer_id for other in members if other is not member), first=True)
+            others = (other.member.identity.peer_id for other in members if other is not member)
+            await directory.add_peers(others, first=True)
         few = await _reading(directories, members, 0)
         expires_at = time.time() + RECORD_LIFE_S
         for index in range(num_records):
@@ -150,7 +164,7 @@ async def _directory(num_records: int) -> float:
         return (await _reading(directories, members, num_records) - few) / num_records
 
 
-async def _reading(directories: Sequence[PeerDirectory], members: Sequence[Member], num_records: int) -> float:
+async def _reading(directories: Sequence[PeerDirectory], members: Sequence[Node], num_records: int) -> float:
     """Of the node for which it is most: one that holds the directory itself asks one holder less."""
     read = []
     for directory, member in zip(directories, members, strict=True):
@@ -164,10 +178,12 @@ async def _reading(directories: Sequence[PeerDirectory], members: Sequence[Membe
 
 @dataclass(frozen=True)
 class Real:
-    """What real daemons did with a load."""
+    """What real nodes did with a load."""
 
-    copies: float
-    """A daemon received of each message of another."""
+    received_bytes: float
+    """That the daemon of a node read of each group of others, all it took to get it."""
+    duplicates: float
+    """Records that a node had already, of each group."""
     fraction: float
     latencies_s: list[float]
     cpu: float
@@ -175,14 +191,27 @@ class Real:
 
 
 async def run_daemons(num_nodes: int, load: Load) -> Real:
-    """Share messages among daemons that are all connected, each publishing in turn."""
-    async with daemons(num_nodes) as members:
-        await share(members, members, SMALL, 10.0, 2 * num_nodes)
-        done = await share(members, members, load.record_bytes, load.groups_per_s, load.num_groups)
-        latencies = latencies_s(members, members, done)
-    # What a daemon reads is its node's own messages, and copies from others with some framing.
-    read = sum(each.read_bytes for each in done.usages) - load.num_groups * load.record_bytes
-    pairs = load.num_groups * (num_nodes - 1)
-    framed = load.record_bytes + FRAMING_BYTES
-    cpu = sum(each.cpu_s for each in done.usages) / num_nodes / load.num_groups * load.groups_per_s
-    return Real(read / framed / pairs, len(latencies) / pairs, latencies, cpu)
+    """Share groups among nodes that are all connected, each publishing in turn."""
+    async with daemons(num_nodes) as nodes:
+        await share(nodes, nodes, groups(nodes, 4 * KIB, 2 * num_nodes), 10.0)
+        nothing = await idle(nodes, load.num_groups / load.groups_per_s)
+        before = [node.member.counters.snapshot() for node in nodes]
+        done = await share(nodes, nodes, groups(nodes, load.record_bytes, load.num_groups), load.groups_per_s)
+        latencies = latencies_s(nodes, nodes, done)
+        known = [
+            node.member.counters.snapshot().get("duplicates", 0) - old.get("duplicates", 0)
+            for node, old in zip(nodes, before, strict=True)
+        ]
+    part, pairs = done.seconds / nothing.seconds, load.num_groups * (num_nodes - 1)
+    used = list(zip(done.usages, nothing.usages, strict=True))
+    # A node gives each record to its daemon once for each follower, as often as others read it.
+    read = sum(each.read_bytes - part * unused.read_bytes for each, unused in used)
+    given = (pairs + sum(known)) * load.record_bytes
+    cpu = sum(each.cpu_s - part * unused.cpu_s for each, unused in used) / num_nodes
+    return Real(
+        (read - given) / pairs,
+        sum(known) / pairs,
+        len(latencies) / pairs,
+        latencies,
+        cpu / load.num_groups * load.groups_per_s,
+    )

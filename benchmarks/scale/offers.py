@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.scale.parameters import PACKET_OVERHEAD, Costs, Gossip, Load
+from benchmarks.scale.parameters import PACKET_OVERHEAD, Costs, Load, Rules
 from benchmarks.scale.simulation import Outcome
-from benchmarks.scale.traffic import discovery, gossiping, repair_bytes_per_s
+from benchmarks.scale.traffic import discovery, feeding, repair_bytes_per_s
 from swarm.net.records.offers import REQUEST_BYTES
 from swarm.net.records.referrals import Referrals
 from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
@@ -96,20 +96,21 @@ def author(num_pulls: float, group_bytes: int, peer_record_bytes: float, seed: i
     return Author(answers.count(None), sum(len(answer) for answer in answers if answer is not None))
 
 
-def node(sharing: Sharing, outcome: Outcome, gossip: Gossip, costs: Costs) -> Node:
-    """`outcome`: gossip of records with one offer each, in a swarm of this size or a smaller one."""
-    sent = gossiping(outcome, Load(RECORD_BYTES, sharing.offered_per_s, outcome.num_groups), costs)
-    found = discovery(gossip, costs, sharing.num_nodes)
+def node(sharing: Sharing, outcome: Outcome, rules: Rules, costs: Costs) -> Node:
+    """`outcome`: feeds of records with one offer each, in a swarm of this size or a smaller one."""
+    sent = feeding(outcome, Load(RECORD_BYTES, sharing.offered_per_s, outcome.num_groups), costs)
+    found = discovery(rules, costs, sharing.num_nodes)
     wanted = author(sharing.pulls_per_offer, sharing.group_bytes, costs.peer_record_bytes)
     # Of one who fetches: the group, and the referral before it with one more request.
-    record = (costs.wire_bytes.at(sharing.group_bytes) + REQUEST_BYTES + costs.peer_record_bytes) * PACKET_OVERHEAD
+    record = (costs.fetched.wire_bytes.at(sharing.group_bytes) + REQUEST_BYTES + costs.peer_record_bytes) * (
+        PACKET_OVERHEAD
+    )
     referred = max(0.0, sharing.pulls_per_offer - wanted.records)
     referrals = (wanted.referral_bytes + referred * REQUEST_BYTES) * PACKET_OVERHEAD
     group = record + referrals / max(1.0, sharing.pulls_per_offer)
     used_per_s = min(NUM_USED / ROUND_S, sharing.offered_per_s)
     directory = found.exchange + found.reading
-    base = sent.total + repair_bytes_per_s(gossip, costs, sharing.offered_per_s) + directory
-    work = costs.open_s.at(sharing.group_bytes) + costs.send_s.at(sharing.group_bytes)
+    base = sent.total + repair_bytes_per_s(rules, costs, sharing.offered_per_s) + directory
     return Node(
         base + used_per_s * group,
         directory,
@@ -117,5 +118,5 @@ def node(sharing: Sharing, outcome: Outcome, gossip: Gossip, costs: Costs) -> No
         base + (min(sharing.pulls_per_offer, wanted.records) * record + referrals) / ROUND_S,
         wanted.records,
         used_per_s,
-        sent.cpu + used_per_s * work,
+        sent.cpu + used_per_s * costs.fetched.cpu_s(sharing.group_bytes),
     )

@@ -1,8 +1,8 @@
-"""What the model is given: gossipsub's parameters, the links, the load, and what a message costs."""
+"""What the model is given: rules, links, load, and what a record costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,24 +27,16 @@ DIRECTORY_REPLICAS = 5
 
 
 @dataclass(frozen=True)
-class Gossip:
-    """Gossipsub v1.1, as go-libp2p-pubsub 0.10 has it by default: the daemon sets nothing else."""
+class Rules:
+    """What a swarm may do otherwise than by default. All other rules of feeds are constants of the nodes' own code."""
 
-    degree: int = 6
-    degree_low: int = 5
-    degree_high: int = 12
-    degree_lazy: int = 6
-    gossip_factor: float = 0.25
-    """Ids go to this fraction of the peers outside the mesh, and to `degree_lazy` of them at least."""
-    heartbeat_s: float = 1.0
-    heartbeats_told: int = 3
-    """Heartbeats in which the id of a message is told."""
-    prune_backoff_s: float = 60.0
-    queue_messages: int = 32
-    """That may wait for one peer; further ones are dropped."""
     repair_every_s: float = 5.0
-    """Of the swarm's own repair, which is no part of gossipsub; 0 switches it off."""
+    """0 switches repair off."""
     announce_every_s: float = 60.0
+    waits: bool = True
+    """Own records that nobody has read wait for the next follower."""
+    proven: int = 0
+    """Members, the first that come, that all others have found useful."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,6 @@ class Network:
     delay_sigma: float = 0.5
     """Of the log-normal distribution: at 0.5 nine of ten links are between 0.44 and 2.3 times the median."""
     uplink_bits_per_s: float = 100e6
-    loss: float = 0.0
-    """Of messages, whole, as in the fault layer of the network benchmark."""
     churn_per_min: float = 0.0
     """Fraction of the nodes that vanish, and as many that come."""
     notice_s: float = 30.0
@@ -77,6 +67,8 @@ class Load:
     groups_per_s: float
     """Of all nodes together."""
     num_groups: int
+    by_comers: bool = False
+    """Only by nodes that came to replace others, of any age up to the time that churn has lasted."""
 
 
 @dataclass(frozen=True)
@@ -92,24 +84,36 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """What it costs to bring a record, or its id, from one node to another, by the size of the record."""
+
+    server_s: Line
+    """CPU of the daemon that gives it."""
+    reader_s: Line
+    """CPU of the daemon that gets it."""
+    nodes_s: Line
+    """CPU of both nodes' processes; of a record, from the feed of one to the inbox of the other."""
+    wire_bytes: Line
+    """On the connection, encryption included, packet headers not."""
+    asked_bytes: float
+    """The other way."""
+
+    def cpu_s(self, num_bytes: float) -> float:
+        """CPU of both sides together."""
+        return self.server_s.at(num_bytes) + self.reader_s.at(num_bytes) + self.nodes_s.at(num_bytes)
+
+
+@dataclass(frozen=True)
 class Costs:
-    """What one message costs in CPU seconds and bytes; see `measure`."""
+    """CPU seconds and bytes; see `measure`."""
 
     seal_s: Line
-    open_s: Line
-    """Checking signature and limits, and decoding."""
-    take_in_s: Line
-    """From the daemon's socket to the inbox, in the node's process."""
-    first_s: Line
-    """The daemon's share of a message that is new to it, handing it to the node included."""
-    duplicate_s: Line
-    """The daemon's share of a message that it has already."""
-    send_s: Line
-    """The daemon's share of sending a message to one peer."""
-    wire_bytes: Line
-    """Of a record as one gossip message on the connection, encryption included, packet headers not."""
-    id_bytes: float
-    """Of a message's id in IHAVE or IWANT."""
+    pushed: Transfer
+    """A record in a feed."""
+    named: Transfer
+    """An id in a feed."""
+    fetched: Transfer
+    """A record that was asked for by `give`, with the request."""
     held_bytes: float
     """Of a record's entry in a repair summary."""
     peer_record_bytes: float
@@ -128,15 +132,12 @@ class Costs:
 
 
 NOTHING = Line(0.0, 0.0)
+_RECORD = Transfer(NOTHING, NOTHING, NOTHING, Line(0.0, 1.0), 0.0)
 FREE = Costs(
     seal_s=NOTHING,
-    open_s=NOTHING,
-    take_in_s=NOTHING,
-    first_s=NOTHING,
-    duplicate_s=NOTHING,
-    send_s=NOTHING,
-    wire_bytes=Line(0.0, 1.0),
-    id_bytes=48.0,
+    pushed=_RECORD,
+    named=replace(_RECORD, wire_bytes=Line(24.0, 0.0)),
+    fetched=_RECORD,
     held_bytes=32.0,
     peer_record_bytes=512.0,
     directory_bytes=512.0,
@@ -154,11 +155,11 @@ def slow_start_rounds(num_bytes: float) -> int:
     return rounds
 
 
-def repair_window_s(gossip: Gossip) -> float:
+def repair_window_s(rules: Rules) -> float:
     """Time whose records a repair summary lists."""
-    return (1 + WINDOW_ROUNDS) * gossip.repair_every_s
+    return (1 + WINDOW_ROUNDS) * rules.repair_every_s
 
 
-def records_listed(gossip: Gossip, groups_per_s: float) -> float:
+def records_listed(rules: Rules, groups_per_s: float) -> float:
     """Entries of a repair summary."""
-    return min(MAX_LISTED, groups_per_s * repair_window_s(gossip))
+    return min(MAX_LISTED, groups_per_s * repair_window_s(rules))

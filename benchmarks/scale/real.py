@@ -1,25 +1,44 @@
-"""Real daemons on loopback, all of them driven by this one process: what the model's costs and claims come from."""
+"""Real daemons on loopback, with the code by which nodes follow each other: where the model's costs come from.
+
+This one process drives them all; so there is a node for each daemon without models, rounds, repair and directory.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
-from benchmarks.common.own_feed import OwnFeed
+from benchmarks.common.groups import benchmark_manifest, chars_for, make_group
+from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
-from swarm.net.membership.following import FOLLOWED_AT_ONCE
-from swarm.net.records.record_store import RecordStore
+from swarm.net.hivemind.runtime import AsyncioRuntime
+from swarm.net.membership.following import FETCHED_AT_ONCE, Following
+from swarm.net.membership.member import Member
+from swarm.net.membership.own_entry import Profile
+from swarm.net.records.feed import FOLLOWED_AT_ONCE
+from swarm.net.records.identity import Identity
+from swarm.net.records.wire import open_manifest, seal
+from swarm.net.trust.accounts import SafetySettings
+from swarm.types import VerifiedGroup
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
-RUN_ID = "benchmark"
 SETTLE_S = 5.0
-NUMBER_BYTES = 8
+QUIET_S = 4.0
+"""Longer than a request for named records may take."""
+UNLIMITED = SafetySettings(newcomer_groups_per_min=10**6, newcomer_bytes_per_min=10**9)
+"""So that records of strangers are taken as fast as they are handed on."""
+SOMEBODY = "somebody"
+"""The author of records that a publisher passes on; nobody here."""
 
 
 @dataclass(frozen=True)
@@ -39,121 +58,176 @@ class Usage:
 
 
 def usage(process: psutil.Process) -> Usage:
-    """CPU seconds and bytes of a process."""
-    times, io = process.cpu_times(), process.io_counters()
-    return Usage(times.user + times.system, io.read_chars, io.write_chars)
+    """CPU seconds and bytes of a process: on Linux, where the kernel counts nanoseconds."""
+    nanoseconds, io = 0, process.io_counters()
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            nanoseconds += int((thread / "schedstat").read_text().split()[0])
+    return Usage(1e-9 * nanoseconds, io.read_chars, io.write_chars)
 
 
-@dataclass
-class Member:
-    """One daemon."""
+class Node:
+    """One daemon, and the member of a run behind it."""
 
-    daemon: Daemon
-    process: psutil.Process
-    peer_id: str
-    addresses: tuple[str, ...]
-    feed: OwnFeed
-    arrivals: dict[int, float] = field(default_factory=dict)
-    """Message number to the time of its first arrival."""
+    def __init__(self, identity: Identity, daemon: Daemon, process: psutil.Process, manifest: bytes) -> None:
+        """Connected with nobody."""
+        self.daemon = daemon
+        self.process = process
+        self.member = Member(NetworkSettings(safety=UNLIMITED), identity, Profile(), manifest)
+        self._following = Following(self.member, daemon.stream, AsyncioRuntime())
+        self._loops: list[asyncio.Task[None]] = []
+        self.arrivals: dict[int, float] = {}
+        """Number of each group of others to the time at which it was heard."""
+
+    async def start(self) -> None:
+        """Answer requests."""
+        for protocol in self.member.answering.handlers:
+            await self.daemon.answer(protocol, partial(self.member.answering.handle, protocol))
+
+    async def follow(self) -> None:
+        """Greet those that are connected, and follow them."""
+        connected, greetings = await self.daemon.connected(), self.member.greetings
+
+        def meet() -> None:
+            self.member.peers.update(connected, greetings.members())
+            self._following.peers_changed()
+
+        greetings.on_change = meet
+        meet()
+        following = self._following
+        loops = [following.greet, *[following.follow] * FOLLOWED_AT_ONCE, *[following.fetch] * FETCHED_AT_ONCE]
+        self._loops = [asyncio.create_task(loop()) for loop in loops]
+
+    def publish(self, record: bytes, *, as_own: bool) -> None:
+        """Put a record into the feed: this node's, or one that somebody else handed over."""
+        records = self.member.records
+        records.store.add(record, owner=self.member.identity.peer_id)
+        records.feed.add(record, *(() if as_own else (SOMEBODY,)), is_own=as_own)
+
+    def collect(self) -> None:
+        """Note the groups that have arrived."""
+        inbox = self.member.records.inbox
+        while (arrival := inbox.take()) is not None:
+            if isinstance(arrival, VerifiedGroup):
+                self.arrivals.setdefault(arrival.group.sequence, arrival.heard_at)
+
+    async def stop(self) -> None:
+        """End loops and daemon."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self.daemon.stop()
 
 
 @dataclass
 class Round:
-    """What some messages did to the daemons."""
+    """What some records did to the nodes."""
 
-    num_messages: int
+    num_records: int
     seconds: float
     published: list[float]
     usages: list[Usage]
     """By daemon; the publisher is the first, if there is only one."""
     own: Usage
-    """Of this process, which reads for all of them."""
+    """Of this process, which runs all nodes."""
 
 
 @asynccontextmanager
-async def daemons(count: int, dials: int | None = None, *, seed: int = 0) -> AsyncIterator[list[Member]]:
-    """Daemons connected with all others, or with `dials` random earlier ones each, all following one another."""
+async def daemons(count: int, dials: int | None = None, *, seed: int = 0) -> AsyncIterator[list[Node]]:
+    """Nodes connected with all others, or with `dials` random earlier ones each, all following one another."""
     quiet_hivemind()
-    members: list[Member] = []
-    listeners: list[asyncio.Task[None]] = []
+    manifest = benchmark_manifest(Identity.generate())
+    nodes: list[Node] = []
     try:
-        for _ in range(count):
-            members.append(await _start())
+        with tempfile.TemporaryDirectory() as folder:
+            for index in range(count):
+                nodes.append(await _start(Path(folder) / f"{index}.key", manifest))
         draw = random.Random(seed)
-        for index, member in enumerate(members):
-            earlier = members[:index]
+        for index, node in enumerate(nodes):
+            earlier = nodes[:index]
             for other in earlier if dials is None else draw.sample(earlier, min(dials, index)):
-                await member.daemon.connect(other.peer_id, other.addresses)
+                await node.daemon.connect(other.member.identity.peer_id, await other.daemon.addresses())
         await asyncio.sleep(SETTLE_S)
-        for member in members:
-            listeners += [asyncio.create_task(reading) for reading in await _listen(member)]
+        for node in nodes:
+            await node.follow()
         await asyncio.sleep(SETTLE_S)
-        yield members
+        yield nodes
     finally:
-        for listener in listeners:
-            listener.cancel()
-        await asyncio.gather(*(member.daemon.stop() for member in members))
+        await asyncio.gather(*(node.stop() for node in nodes))
 
 
-async def _start() -> Member:
+async def _start(key: Path, manifest: bytes) -> Node:
+    identity = Identity.load_or_create(key)
     before = set(psutil.Process().children())
-    daemon = await Daemon.start(listen=(LISTEN,))
+    daemon = await Daemon.start(listen=(LISTEN,), identity=key)
     (process,) = set(psutil.Process().children()) - before
-    feed = OwnFeed(daemon)
-    await feed.take_part(RUN_ID)
-    return Member(daemon, process, daemon.p2p.peer_id.to_base58(), await daemon.addresses(), feed)
+    node = Node(identity, daemon, process, manifest)
+    await node.start()
+    return node
 
 
-async def _listen(member: Member) -> list[Coroutine[None, None, None]]:
-    store = RecordStore(1_024, 2**26, 120.0)
-
-    def hear(sender: str, record: bytes) -> None:
-        # What a node does with a record on its network thread, short of the mailbox.
-        if store.add(record):
-            member.arrivals.setdefault(int.from_bytes(record[:NUMBER_BYTES], "big"), time.perf_counter())
-            member.feed.publish(record, sender)
-
-    connected = sorted(await member.daemon.connected())
-    followed = random.sample(connected, min(FOLLOWED_AT_ONCE, len(connected)))
-    return [member.feed.read(peer_id, hear, lambda name: not store.has_seen(name)) for peer_id in followed]
+def groups(authors: Sequence[Node], size_bytes: int, count: int, *, foreign: bool = False) -> list[bytes]:
+    """Sealed groups of about this size, by the authors in turn; `foreign`: by somebody who is not there."""
+    somebody, found = Identity.generate(), []
+    num_chars = chars_for(size_bytes)
+    for number in range(count):
+        member = authors[number % len(authors)].member
+        identity = somebody if foreign else member.identity
+        assert member.run.sealed is not None
+        run_id = open_manifest(member.run.sealed).run_id
+        group = replace(make_group(number, num_chars), run_id=run_id, peer_id=identity.peer_id, created_at=time.time())
+        found.append(seal(identity, run_id, "group", group))
+    return found
 
 
 async def share(
-    members: Sequence[Member], publishers: Sequence[Member], size_bytes: int, per_s: float, count: int
+    nodes: Sequence[Node], publishers: Sequence[Node], records: Sequence[bytes], per_s: float, *, as_own: bool = True
 ) -> Round:
-    """Publish messages, by the publishers in turn, evenly in time; wait until they have settled."""
-    for member in members:
-        member.arrivals.clear()
-    noise, published = random.randbytes(size_bytes), []
-    own, before = usage(psutil.Process()), [usage(member.process) for member in members]
-    began = time.perf_counter()
-    for number in range(count):
-        await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
-        published.append(time.perf_counter())
-        message = number.to_bytes(NUMBER_BYTES, "big") + noise[NUMBER_BYTES:]
-        publishers[number % len(publishers)].feed.publish(message)
-    await asyncio.sleep(1.0)
+    """Publish records, by the publishers in turn, evenly in time; wait until they have settled."""
+    published = []
+    for node in nodes:
+        node.arrivals.clear()
+    own, before = usage(psutil.Process()), [usage(node.process) for node in nodes]
+    began = time.time()
+    for number, record in enumerate(records):
+        await asyncio.sleep(max(0.0, began + number / per_s - time.time()))
+        published.append(time.time())
+        publishers[number % len(publishers)].publish(record, as_own=as_own)
+        for node in nodes:
+            node.collect()
+    await _settle(nodes)
     return Round(
-        count,
-        time.perf_counter() - began,
+        len(records),
+        time.time() - began,
         published,
-        [usage(member.process).since(old) for member, old in zip(members, before, strict=True)],
+        [usage(node.process).since(old) for node, old in zip(nodes, before, strict=True)],
         usage(psutil.Process()).since(own),
     )
 
 
-async def idle(members: Sequence[Member], seconds: float) -> list[Usage]:
-    """What the daemons use when nothing is shared."""
-    before = [usage(member.process) for member in members]
+async def _settle(nodes: Sequence[Node]) -> None:
+    """Wait until nothing more arrives."""
+    num_before = -1
+    while (num_arrived := sum(len(node.arrivals) for node in nodes)) > num_before:
+        num_before = num_arrived
+        await asyncio.sleep(QUIET_S)
+        for node in nodes:
+            node.collect()
+
+
+async def idle(nodes: Sequence[Node], seconds: float) -> Round:
+    """What they use when nothing is shared."""
+    before, own = [usage(node.process) for node in nodes], usage(psutil.Process())
     await asyncio.sleep(seconds)
-    return [usage(member.process).since(old) for member, old in zip(members, before, strict=True)]
+    used = [usage(node.process).since(old) for node, old in zip(nodes, before, strict=True)]
+    return Round(0, seconds, [], used, usage(psutil.Process()).since(own))
 
 
-def latencies_s(members: Sequence[Member], publishers: Sequence[Member], done: Round) -> list[float]:
-    """From publication to arrival, of every message at every daemon but its publisher's, in order of size."""
+def latencies_s(nodes: Sequence[Node], publishers: Sequence[Node], done: Round) -> list[float]:
+    """From publication to the inbox, of every group at every node but its publisher, in order of size."""
     return sorted(
-        arrived - done.published[number]
-        for member in members
-        for number, arrived in member.arrivals.items()
-        if publishers[number % len(publishers)] is not member
+        heard_at - done.published[number]
+        for node in nodes
+        for number, heard_at in node.arrivals.items()
+        if publishers[number % len(publishers)] is not node
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import mean
 
 from benchmarks.scale.parameters import (
     DIRECTORY_PARTS,
@@ -12,8 +11,8 @@ from benchmarks.scale.parameters import (
     PACKET_OVERHEAD,
     RENEWALS_OF_A_LIFE,
     Costs,
-    Gossip,
     Load,
+    Rules,
     records_listed,
 )
 from benchmarks.scale.simulation import Outcome
@@ -26,13 +25,14 @@ USABLE = 0.8
 
 
 @dataclass(frozen=True)
-class Gossiping:
-    """Bytes a second that one node sends on behalf of gossip, and its CPU time."""
+class Feeding:
+    """Bytes a second that one node sends in feeds and to those who ask, and its CPU time."""
 
     first: float
-    """Copies that are new to their receivers: on average a node sends as many as it receives."""
+    """Records that are new to their receivers: on average a node sends as many as it receives."""
     duplicates: float
     ids: float
+    """With the requests for what they name."""
     busiest: float
     """All of these, at the node that sends most."""
     cpu: float
@@ -44,28 +44,31 @@ class Gossiping:
         return self.first + self.duplicates + self.ids
 
 
-def gossiping(outcome: Outcome, load: Load, costs: Costs) -> Gossiping:
+def feeding(outcome: Outcome, load: Load, costs: Costs) -> Feeding:
     """Averages over all nodes; every figure grows in proportion to the rate of the groups."""
-    size, rate = load.record_bytes, load.groups_per_s / outcome.num_groups
-    copy = costs.wire_bytes.at(size) * PACKET_OVERHEAD
-    told = costs.id_bytes * PACKET_OVERHEAD
-    nodes = range(len(outcome.copies_sent))
-    sent, received, ids = mean(outcome.copies_sent), mean(outcome.copies_received), mean(outcome.ids_sent)
-    first = len(outcome.latencies_s) / len(nodes)
-    work = costs.first_s.at(size) + costs.take_in_s.at(size) + costs.open_s.at(size)
-    cpu = first * work + (received - first) * costs.duplicate_s.at(size) + sent * costs.send_s.at(size)
-    return Gossiping(
-        rate * first * copy,
-        rate * (sent - first) * copy,
-        rate * ids * told,
-        rate * max(outcome.copies_sent[node] * copy + outcome.ids_sent[node] * told for node in nodes),
-        rate * (cpu + outcome.num_groups / len(nodes) * costs.seal_s.at(size)),
+    size, num_nodes = load.record_bytes, len(outcome.bytes_sent)
+    rate = load.groups_per_s / outcome.num_groups
+    given, new = outcome.pushed + outcome.given, len(outcome.latencies_s)
+    records = outcome.pushed * costs.pushed.wire_bytes.at(size) + outcome.given * costs.fetched.wire_bytes.at(size)
+    ids = outcome.named * costs.named.wire_bytes.at(size) + outcome.given * costs.fetched.asked_bytes
+    each = rate * PACKET_OVERHEAD / num_nodes
+    work = (
+        outcome.pushed * costs.pushed.cpu_s(size)
+        + outcome.named * costs.named.cpu_s(size)
+        + outcome.given * costs.fetched.cpu_s(size)
+        # What a node has already it only reads, as it reads an id.
+        - max(0, outcome.received - new) * (costs.pushed.nodes_s.at(size) - costs.named.nodes_s.at(size))
+        + outcome.num_groups * costs.seal_s.at(size)
+    )
+    first = records * min(1.0, new / max(1, given))
+    return Feeding(
+        each * first, each * (records - first), each * ids, rate * max(outcome.bytes_sent), rate * work / num_nodes
     )
 
 
-def repair_bytes_per_s(gossip: Gossip, costs: Costs, groups_per_s: float) -> float:
+def repair_bytes_per_s(rules: Rules, costs: Costs, groups_per_s: float) -> float:
     """Summaries of what others hold, on average as many sent as received; what they bring counts with the copies."""
-    return PACKET_OVERHEAD * costs.held_bytes * records_listed(gossip, groups_per_s) / gossip.repair_every_s
+    return PACKET_OVERHEAD * costs.held_bytes * records_listed(rules, groups_per_s) / rules.repair_every_s
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ class Discovery:
     """Of a holder's answer."""
 
 
-def discovery(gossip: Gossip, costs: Costs, num_nodes: int) -> Discovery:
+def discovery(rules: Rules, costs: Costs, num_nodes: int) -> Discovery:
     """Nodes renew their entry in a part of the directory, whose holders answer with all of it; of many nodes, some."""
-    every_s = gossip.announce_every_s
+    every_s = rules.announce_every_s
     others = num_nodes - 1
     exchange = PEERS_ASKED * min(MAX_PEERS, others) * costs.peer_record_bytes / every_s
     turn = min(1.0, RENEWALS / num_nodes)
@@ -100,4 +103,4 @@ def discovery(gossip: Gossip, costs: Costs, num_nodes: int) -> Discovery:
 
 def largest_rate(outcome: Outcome, load: Load, costs: Costs, uplink_bits_per_s: float) -> float:
     """Groups a second of all nodes together at which the busiest node's uplink is used to `USABLE`."""
-    return USABLE * uplink_bits_per_s / 8 / (gossiping(outcome, load, costs).busiest / load.groups_per_s)
+    return USABLE * uplink_bits_per_s / 8 / (feeding(outcome, load, costs).busiest / load.groups_per_s)

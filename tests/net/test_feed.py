@@ -18,8 +18,10 @@ from swarm.net.records.feed import (
     OTHERS_BYTES,
     OWN_BYTES,
     PART_BYTES,
+    READERS,
     REPLAYED_S,
     SIGN_OF_LIFE_S,
+    WAITS_S,
     Change,
     Feed,
     FeedPart,
@@ -119,6 +121,21 @@ def test_a_new_follower_gets_what_was_on_its_way(feed: Feed, clock: Clock) -> No
     clock.now += REPLAYED_S + 1
     feed.add(b"recent")
     assert news(feed.follow("bob")).records == (b"recent",)
+
+
+def test_an_own_record_that_few_have_read_waits_for_the_next_followers(feed: Feed, clock: Clock) -> None:
+    """Members choose by chance whom they follow: nobody may follow this node just now, or one that hands nothing on."""
+    feed.add(b"others'", "carol")
+    feed.add(b"own", is_own=True)
+    for index in range(READERS):
+        clock.now += REPLAYED_S + 1
+        feed.add(b"recent %d" % index, "carol")
+        assert news(feed.follow(f"follower {index}")).records == (b"own", b"recent %d" % index)
+    clock.now += REPLAYED_S + 1
+    assert news(feed.follow("another")) == FeedPart(), "enough have read it"
+    feed.add(b"older", is_own=True)
+    clock.now += WAITS_S + 1
+    assert news(feed.follow("another")) == FeedPart()
 
 
 def test_who_falls_behind_loses_the_oldest_and_memory_is_bounded(feed: Feed, clock: Clock) -> None:

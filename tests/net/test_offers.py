@@ -157,6 +157,8 @@ def test_what_is_too_large_for_one_piece_is_not_offered() -> None:
         (3_000, 3, 0.5, True),
         (16_000, 1_000, 0.01, True),
         (100, 1_000, 0.9, False),
+        (3_000, 8, 0.8, False),  # most members use it, and a group that is sent comes once
+        (1_000, 8, 0.8, True),  # small enough to be in each feed
     ],
 )
 def test_small_swarms_send_and_large_ones_offer(num_bytes: int, num_members: int, wanted: float, pull: bool) -> None:

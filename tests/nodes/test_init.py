@@ -183,8 +183,8 @@ def test_every_way_to_fit_is_written_as_it_was_judged(tmp_path: Path, changes: c
 def test_bandwidth_grows_with_the_groups_it_is_about() -> None:
     short = load_config(command_line=[("generation.max_new_tokens", "16")]).config
     long = load_config(command_line=[("generation.max_new_tokens", "512")]).config
-    assert costs.bandwidth(short).startswith("at most about 0.4 GB a day in each direction for every 1,000 groups")
-    assert costs.bandwidth(long).startswith("at most about 3.6 GB a day") and "17 kB" in costs.bandwidth(long)
+    assert costs.bandwidth(short).startswith("at most about 0.6 GB a day in each direction for every 10,000 groups")
+    assert costs.bandwidth(long).startswith("at most about 4.6 GB a day") and "17 kB" in costs.bandwidth(long)
 
 
 def test_the_processors_limit_is_the_sum_of_its_packages(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ BYTES_PER_TOKEN = 4
 """Of a completion's text, at most as a rule; records are compressed to less."""
 RECORD_BYTES = 1_000
 """Of a group without its texts: names, sampling, signature."""
-COPIES = 8.6
-"""Bytes that gossip sends for each byte of a record, and as many that it receives, in a swarm of a hundred nodes or
-more; see docs/scale.md, "Delivery and traffic"."""
-TOLD_BYTES = 2_400
-"""For each group of the swarm: its id, told to neighbours, and summaries for repair; from the same table."""
-GROUPS_PER_HOUR = 1_000
+COPIES = 1.06
+"""Bytes that a node receives for each byte of a record, and sends on average, with packet headers; see docs/scale.md,
+"Delivery and traffic"."""
+TOLD_BYTES = 900
+"""For each group of the swarm: its id in eight feeds, a request, and summaries for repair; from the same table."""
+GROUPS_PER_HOUR = 10_000
 HOURS_A_DAY = 24
 GB = 1e9
 SMI_TIMEOUT_S = 10.0
@@ -33,7 +33,7 @@ def bandwidth(config: NodeConfig) -> str:
     a_day = HOURS_A_DAY * GROUPS_PER_HOUR * (COPIES * record + TOLD_BYTES)
     return (
         f"at most about {a_day / GB:.1f} GB a day in each direction for every {GROUPS_PER_HOUR:,} groups an hour that "
-        f"the whole swarm shares, with groups of {record / 1e3:.0f} kB as this node makes them; less with few members"
+        f"the whole swarm shares, with groups of {record / 1e3:.0f} kB as this node makes them"
     )
 
 

@@ -13,9 +13,10 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence, Set
 from contextlib import aclosing
 from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +28,7 @@ from swarm.net.membership.upkeep import OpenStream
 from swarm.net.records.feed import (
     FEED_PROTOCOL,
     FEED_RECORDS,
+    FOLLOWED_AT_ONCE,
     HELLO_PROTOCOL,
     MAX_HELLO_BYTES,
     SIGN_OF_LIFE_S,
@@ -41,8 +43,8 @@ from swarm.net.runtime import AsyncRuntime
 
 logger = logging.getLogger(__name__)
 
-GREETED_AT_ONCE, FOLLOWED_AT_ONCE, FETCHED_AT_ONCE = 4, 8, 4
-"""Loops of each kind. Eight feeds reach every node of a large swarm within a few steps."""
+GREETED_AT_ONCE, FETCHED_AT_ONCE = 4, 4
+"""Loops, besides one for each feed."""
 GREETING_TIMEOUT_S = 5.0
 FOLLOWED_S = (60.0, 120.0)
 """Then another member is followed, if there are more than are followed: nobody chooses for long whom a node hears."""
@@ -63,6 +65,7 @@ FETCHED_BYTES = 2**18
 FETCH_TIMEOUT_S = 3.0
 """And the time of the bytes at the least rate. Then another member that named the records is asked."""
 LOOK_EVERY_S = 2.0
+Peer = TypeVar("Peer")
 
 
 class Following:
@@ -154,9 +157,7 @@ class Following:
             for peer_id in self._member.peers.in_run - self._followed
             if self._unhelpful.wait_s(peer_id, now) <= 0
         ]
-        proven = self._member.records.admission.proven or frozenset()
-        if len(self._followed & proven) < PROVEN_FIRST:
-            free = [peer_id for peer_id in free if peer_id in proven] or free
+        free = candidates(free, self._followed, self._member.records.admission.proven or frozenset())
         return random.choice(free) if free else None
 
     async def _read_feed(self, peer_id: str) -> None:
@@ -275,6 +276,13 @@ class Following:
             async for chunk in chunks:
                 self._member.records.heard()
                 yield chunk
+
+
+def candidates(free: list[Peer], followed: Set[Peer], proven: Set[Peer]) -> list[Peer]:
+    """Of those that are free, the members among which chance decides. Pure."""
+    if len(followed & proven) < PROVEN_FIRST:
+        return [peer for peer in free if peer in proven] or free
+    return free
 
 
 class Pace:

@@ -15,10 +15,11 @@ from contextlib import aclosing
 from typing import Protocol
 
 from swarm.net.membership.dialling import Dialling
-from swarm.net.membership.following import FETCHED_AT_ONCE, FOLLOWED_AT_ONCE, GREETED_AT_ONCE, Following
+from swarm.net.membership.following import FETCHED_AT_ONCE, GREETED_AT_ONCE, Following
 from swarm.net.membership.joining import Joining
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE, Upkeep
+from swarm.net.records.feed import FOLLOWED_AT_ONCE
 from swarm.net.runtime import AsyncRuntime
 
 RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6

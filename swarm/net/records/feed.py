@@ -26,6 +26,8 @@ from swarm.protocols import Wakeup
 from swarm.reasons import Reason
 from swarm.types import complete
 
+FOLLOWED_AT_ONCE = 8
+"""Feeds that a node reads: these reach every node of a large swarm within a few steps."""
 HELLO_PROTOCOL = "/swarm/hello/1"
 FEED_PROTOCOL = "/swarm/feed/1"
 MAX_HELLO_BYTES = 1_024
@@ -39,6 +41,9 @@ PART_BYTES = 2**16
 """A part ends with the record that exceeds this; so it fits into one chunk."""
 REPLAYED_S = 3.0
 """Of a new follower: records of this time are repeated, which were on their way when it came."""
+WAITS_S, READERS = 120.0, 3
+"""So long an own record waits for further followers, until so many have read it: who has few of them, or some that hand
+nothing on, is heard all the same. Within this time all members choose anew whom to follow."""
 SIGN_OF_LIFE_S = 5.0
 """An empty part after this time without news."""
 
@@ -121,6 +126,12 @@ class _New(Struct):
     added_at: float
     known_to: set[str]
     """Peers that have it: its author, and those that handed it over or named it here."""
+    readers: set[str]
+    """The first followers that read it."""
+
+    def waits(self, now: float) -> bool:
+        """Whether a new follower is given it, however old it is."""
+        return self.is_own and len(self.readers) < READERS and now - self.added_at < WAITS_S
 
 
 class Feed:
@@ -143,7 +154,7 @@ class Feed:
         name = record_id(record)
         if name in self._new:
             return
-        self._new[name] = _New(record, is_own, self._clock(), set(known_to))
+        self._new[name] = _New(record, is_own, self._clock(), set(known_to), set())
         self._end += 1
         self._num_bytes += len(record)
         while len(self._new) > FEED_RECORDS or self._num_bytes > FEED_BYTES:
@@ -163,19 +174,20 @@ class Feed:
 
     def follow(self, follower: str) -> Iterator[bytes | Wakeup]:
         """The parts of the feed for one follower, for ever."""
-        position = self._end - sum(self._clock() - new.added_at < REPLAYED_S for new in self._new.values())
-        said_at = self._clock()
+        position, said_at = self._end - len(self._new), self._clock()
+        replayed_from = said_at - REPLAYED_S
         yield encode(FeedPart())  # so that it knows at once that it is served
         while True:
-            position, part = self._part(position, follower)
+            position, part = self._part(position, follower, replayed_from)
             if not (part.records or part.named) and self._clock() - said_at < SIGN_OF_LIFE_S:
                 yield self._added
                 continue
             said_at = self._clock()
             yield encode(part)
 
-    def _part(self, position: int, follower: str) -> tuple[int, FeedPart]:
+    def _part(self, position: int, follower: str, replayed_from: float) -> tuple[int, FeedPart]:
         """What is new from a position on, up to the limits of one part, and the position after it."""
+        now = self._clock()
         first = self._end - len(self._new)
         self.num_skipped += max(0, first - position)
         position = max(position, first)
@@ -186,8 +198,10 @@ class Feed:
             if max(len(records), len(named)) == MAX_ITEMS or num_bytes > PART_BYTES:
                 break
             position += 1
-            if follower in new.known_to:
+            if follower in new.known_to or not (new.added_at > replayed_from or new.waits(now)):
                 continue
+            if len(new.readers) < READERS:
+                new.readers.add(follower)
             if len(new.record) <= (OWN_BYTES if new.is_own else OTHERS_BYTES):
                 records.append(new.record)
                 num_bytes += len(new.record)

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from swarm.errors import Refusal
 from swarm.foreign import is_name
 from swarm.net.records.envelope import Kind, SignedRecord, check_kind, decode, decompress, seal_payload
+from swarm.net.records.feed import FOLLOWED_AT_ONCE, OTHERS_BYTES
 from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.record_store import record_id
@@ -44,8 +45,8 @@ TYPICAL_OFFER_BYTES = 150
 """With its part of the record around it, and a commitment to eight completions."""
 REQUEST_BYTES = 600
 """A request for one record and the frames of its answer."""
-MAX_COPIES = 8
-"""Copies of a gossip message that a node receives in a large swarm; in a small one, one from each other member."""
+NAMED_BYTES = 60
+"""An id in a feed, on the connection."""
 KNOWING = 2 / 3
 """Fraction of the members that must know offers before a node makes any: the others learn of the groups by repair."""
 
@@ -156,10 +157,12 @@ def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
 def pulling_is_cheaper(num_bytes: float, num_members: int, wanted: float) -> bool:
     """Whether members receive fewer bytes when a group of this size is offered than when it is sent to everybody.
 
-    `wanted` is the fraction of them that use a group.
+    Offers, and small groups, are in each feed that a member reads; of larger ones it receives one copy and the ids.
+    `wanted` is the fraction of the members that use a group.
     """
-    copies = min(num_members, MAX_COPIES)
-    return copies * TYPICAL_OFFER_BYTES + wanted * (num_bytes + REQUEST_BYTES) < copies * num_bytes
+    feeds = min(num_members, FOLLOWED_AT_ONCE)
+    sent = feeds * num_bytes if num_bytes <= OTHERS_BYTES else num_bytes + feeds * NAMED_BYTES
+    return feeds * TYPICAL_OFFER_BYTES + wanted * (num_bytes + REQUEST_BYTES) < sent
 
 
 def _problem(offer: Offer) -> str:

@@ -19,13 +19,12 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from swarm.errors import PeerUnreachable
-from swarm.net.records.offers import MAX_COPIES
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES
 
 MARK = b"\xc1"
 """Begins a referral: MessagePack has no value that begins so, and hence no record does."""
-SENT_ITSELF = MAX_COPIES
-"""Times that an author sends a record before it names others: as many as gossip would make it send at most."""
+SENT_ITSELF = 8
+"""Times that an author sends a record before it names others."""
 MAX_NAMED = 3
 """In one referral."""
 MAX_NAMINGS = 3

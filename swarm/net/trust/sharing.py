@@ -10,8 +10,9 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from swarm.net.records.feed import FOLLOWED_AT_ONCE
 from swarm.net.records.framing import MAX_CHUNK_BYTES
-from swarm.net.records.offers import KNOWING, MAX_COPIES, describe, pulling_is_cheaper
+from swarm.net.records.offers import KNOWING, describe, pulling_is_cheaper
 from swarm.net.trust.demand import Demand
 from swarm.net.trust.offer_rate import Appetite
 from swarm.types import NetworkStatus, Offer, VerifiedGroup
@@ -51,8 +52,8 @@ class Sharing:
     def offers(self, groups: Sequence[VerifiedGroup], status: NetworkStatus) -> dict[str, Offer]:
         """By content id, the offers of the groups that members should pull; the others are sent to everybody."""
         wanted, num_members = self._demand.fraction, len(status.connected)
-        if wanted is None and num_members >= MAX_COPIES:
-            wanted = 1.0  # at worst: a node that enters a large swarm sends nothing to everybody
+        if wanted is None and num_members >= FOLLOWED_AT_ONCE:
+            wanted = 0.0  # of all groups of a large swarm, a member uses few
         # In a large swarm most connected members are ones that dialled: nothing is known of these.
         if wanted is None or not status.num_pulling >= KNOWING * status.num_described > 0:
             return {}
