@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from swarm.groups.waiting import Waiting, WaitingLimits
+from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import AuthorOf, Candidate
+from swarm.sapo.mixing import AuthorOf, Candidate, Claim
 from swarm.sapo.shortlist import Shortlist, Situation
+from swarm.types import Offer, OfferedGroup
 from tests.sapo.mixes import candidate
 
 
@@ -163,6 +164,49 @@ def test_what_newcomers_promise_takes_no_place_of_established_authors() -> None:
     assert sum(_senders(desk.choose(promises)).values()) == 6, "as many as updates want, and no more"
     assert desk.choose(promises) == []
     assert _senders(desk.choose([*promises, *_from("old", 50)])) == {"old": 6}
+
+
+def test_offers_that_wait_are_promises_and_newcomers_reserve_nothing() -> None:
+    """With the room as it is in a node: they once counted as groups that are here, and newcomers' kept all places."""
+    offers = {name: _offers(name, 20) for name in ("new", "old")}
+    waiting, desk = Waiting(WaitingLimits(100)), Desk(author_of=_of_names("old"))
+    for each in offers["new"]:
+        waiting.add(each, ())
+    desk.now = replace(desk.now, waiting=[_claimed(each) for each in waiting])
+    assert len(desk.shortlist.choose(waiting)) == 6
+    for each in offers["old"]:
+        waiting.add(each, ())
+    desk.now = replace(desk.now, waiting=[_claimed(each) for each in waiting])
+    chosen = desk.shortlist.choose(waiting)
+    assert len(chosen) == 6 and all(key.endswith("/old") for key in chosen)
+    for key in chosen:
+        desk.shortlist.late(key)
+    assert desk.shortlist.choose(waiting), "what is late holds no place"
+
+
+def _offers(author: str, count: int) -> list[Received]:
+    return [
+        Received(
+            content_id.hex(),
+            OfferedGroup(author, Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)),
+            author,
+            1,
+        )
+        for content_id in (f"{author}{k}".encode().ljust(16) for k in range(count))
+    ]
+
+
+def _claimed(received: Received) -> Candidate:
+    return Candidate(received.key, Claim(received.peer_id, received.task, received.rewards))
+
+
+def test_how_much_of_newcomers_is_usable_is_known_and_may_be_nothing() -> None:
+    desk = Desk(author_of=_of_names("old"))
+    assert desk.shortlist.usable_of_newcomers == 1.0
+    for number in range(200):
+        for name in desk.choose([*_from(f"new{number}", 3), *_from("old", 3, 3 * number)]):
+            desk.shortlist.checked(name, name.startswith("old"))
+    assert desk.shortlist.usable_of_newcomers < 0.01
 
 
 def test_what_an_established_author_promises_is_not_fetched_from_others_too() -> None:

@@ -78,6 +78,8 @@ class Exchange:
         self._commitments: list[Commitment] = []
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
+        self._newcomers = 1.0
+        """Fraction of newcomers' groups that are usable."""
         self._judged_at = -math.inf
         self._warned_of_clocks_at = -math.inf
 
@@ -115,8 +117,9 @@ class Exchange:
                 self._transport.publish(seal_offers(self._identity, run_id, some, per_s))
         return [each.group if each is not None else None for each in sealed]
 
-    def took(self, num_groups: int, num_wanted: int) -> None:
-        """The last update took this many of others' groups of those it wanted."""
+    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
+        """See `GroupExchange`."""
+        self._newcomers = newcomers
         self._sharing.appetite.update(num_groups, num_wanted)
 
     def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
@@ -211,7 +214,7 @@ class Exchange:
         if abs(now - self._judged_at) >= JUDGE_EVERY_S:  # the clock may have been set back
             self._judged_at = now
             self._proven = self.book.proven()
-            self._transport.trust(self._proven)
+            self._transport.trust(self._proven, self.established(), self._newcomers)
 
     def _warn_of_clocks(self, refusal: Refusal) -> None:
         now = self._clock()
