@@ -496,11 +496,8 @@ class GroupExchange(Protocol):
         """
         ...
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
-        """The last update took this many of others' groups of those it wanted: a node that goes short shares more.
-
-        `newcomers`: fraction of the newcomers' groups chosen here that were usable.
-        """
+    def took(self, num_groups: int, num_wanted: int) -> None:
+        """The last update took this many of others' groups of those it wanted: a node that goes short shares more."""
         ...
 
     def offers(self) -> list[OfferedGroup]:

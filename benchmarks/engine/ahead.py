@@ -123,7 +123,7 @@ class Nobody:
         """Share with no one."""
         return [None] * len(groups)
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         """There is nobody to know."""
 
     def offers(self) -> list[OfferedGroup]:

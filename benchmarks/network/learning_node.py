@@ -76,9 +76,9 @@ class Witness:
                 emit("published", sequence=group.sequence, at=at)
         return shared
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         """Pass it on."""
-        self._exchange.took(num_groups, num_wanted, newcomers)
+        self._exchange.took(num_groups, num_wanted)
 
     def offers(self) -> list[OfferedGroup]:
         """Pass it on."""

@@ -205,7 +205,7 @@ class Virtual:
         """Not asked of a learner."""
         raise AssertionError
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         """Workers send all they make."""
 
     def offers(self) -> list[OfferedGroup]:

@@ -220,7 +220,7 @@ class SapoNode:
         this = self._this_round(local, len(informative))
         with stages("mix"):
             mixed = self._mix(this, local, informative, rng)
-        self._exchange.took(len(mixed.external), mixed.external_wanted, self._shortlist.usable_of_newcomers)
+        self._exchange.took(len(mixed.external), mixed.external_wanted)
         with stages("update"):
             update = self._update(mixed, len(informative))
         if self._worth is not None and self._max_staleness == 0:  # else updates hide the time of generation

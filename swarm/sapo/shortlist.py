@@ -195,12 +195,6 @@ class Shortlist:
             for outcomes in self._outcomes(begun):
                 outcomes.passed = max(0.0, outcomes.passed - 1)
 
-    @property
-    def usable_of_newcomers(self) -> float:
-        """Fraction of the newcomers' groups chosen here lately that came and could teach; 1 before any was chosen."""
-        overall = self._of(NEWCOMERS).overall
-        return min(1.0, overall.passed / overall.graded)
-
     def _wanted(self, now: Situation) -> int:
         """Graded groups, in the pool or on their way there."""
         if not now.num_external:

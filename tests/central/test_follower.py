@@ -106,7 +106,7 @@ class FakeExchange:
         self.sent.append(group)
         return group
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         pass
 
     def status(self) -> NetworkStatus:

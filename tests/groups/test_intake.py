@@ -54,7 +54,7 @@ class FakeExchange:
     def report(self, peer_id: str, outcome: str, verify_s: float = 0.0) -> None:
         self.reports[peer_id, outcome] += 1
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
+    def took(self, num_groups: int, num_wanted: int) -> None:
         pass
 
     def status(self) -> NetworkStatus:

@@ -133,16 +133,29 @@ def test_members_that_nobody_knows_keep_their_rate_beside_a_flood_of_what_is_not
     assert swarm.rounds(6, per_s=20, told=1e6, fresh=True) == pytest.approx(OFFERS_PER_S, rel=0.15)
 
 
-def test_what_a_round_learns_of_newcomers_reaches_the_rate() -> None:
+def test_what_a_node_finds_of_newcomers_groups_decides_how_far_their_offers_count() -> None:
     author = Author(per_s=1.0)
+    rate, exchange = author.transport._offer_rate, author.exchange
+    exchange.book.report("member", "used")
     for _ in range(60):
         author.clock.now += 1
-        author.transport._offer_rate.heard("stranger", 60, 1.0)
-        author.transport._offer_rate.heard("honest", 1, 1.0)
-    author.exchange.took(4, 4, 0.0)
-    author.exchange.book.report("honest", "used")
-    author.exchange.judge()
-    assert author.transport._offer_rate.num_members() == pytest.approx(1.0)
+        exchange.judge()
+        for name in ("member", "stranger"):
+            rate.heard(name, 1, 1.0)
+    assert rate.num_members() == pytest.approx(2.0, rel=0.1), "strangers are believed until they are tried"
+    for k in range(40):
+        exchange.judge(
+            [(f"stranger {k}", Reason.WITHHELD), (f"stranger {k}", Reason.RATE), ("member", Reason.WITHHELD)]
+        )
+        exchange.report(f"stranger {k}", Reason.COPIED)  # not chosen: no flood of these says anything
+    author.clock.now += 1
+    exchange.judge()
+    assert rate.num_members() == pytest.approx(1.0, rel=0.1)
+    for _ in range(60):
+        exchange.report("newcomer", "informative", verify_s=0.01)
+    author.clock.now += 1
+    exchange.judge()
+    assert rate.num_members() == pytest.approx(2.0, rel=0.15)
 
 
 def test_older_members_that_know_no_rate_take_part() -> None:

@@ -200,15 +200,6 @@ def _claimed(received: Received) -> Candidate:
     return Candidate(received.key, Claim(received.peer_id, received.task, received.rewards))
 
 
-def test_how_much_of_newcomers_is_usable_is_known_and_may_be_nothing() -> None:
-    desk = Desk(author_of=_of_names("old"))
-    assert desk.shortlist.usable_of_newcomers == 1.0
-    for number in range(200):
-        for name in desk.choose([*_from(f"new{number}", 3), *_from("old", 3, 3 * number)]):
-            desk.shortlist.checked(name, name.startswith("old"))
-    assert desk.shortlist.usable_of_newcomers < 0.01
-
-
 def test_what_an_established_author_promises_is_not_fetched_from_others_too() -> None:
     desk = Desk(author_of=_of_names("old"))
     promises = _from("old", 20)

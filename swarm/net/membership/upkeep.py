@@ -102,7 +102,7 @@ class Upkeep:
         """Authors who named members that did not give the record: asked for the record itself for a while."""
         self._silent = Backoff(DOWNLOAD_PAUSE_S, MAX_SILENT_PAUSE_S)
         self._tardy = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
-        """Authors of records on offer that let this node wait: whoever is prompt again loses nothing by one at a time."""
+        """Authors of records on offer that let this node wait: who is prompt again loses little by one at a time."""
         self._pulling_from: Counter[str] = Counter()
         """Authors of current downloads of records on offer."""
         self._downloads_of_newcomers = 0

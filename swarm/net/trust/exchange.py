@@ -17,6 +17,7 @@ from swarm.net.records.offers import in_records, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.net.trust.demand import Demand
+from swarm.net.trust.offer_rate import Usefulness
 from swarm.net.trust.sharing import Sharing
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
@@ -78,8 +79,9 @@ class Exchange:
         self._commitments: list[Commitment] = []
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
-        self._newcomers = 1.0
-        """Fraction of newcomers' groups that are usable."""
+        self._known: frozenset[str] = frozenset()
+        """Authors that are proven or established; the others are newcomers."""
+        self._newcomers = Usefulness()
         self._judged_at = -math.inf
         self._warned_of_clocks_at = -math.inf
 
@@ -117,9 +119,8 @@ class Exchange:
                 self._transport.publish(seal_offers(self._identity, run_id, some, per_s))
         return [each.group if each is not None else None for each in sealed]
 
-    def took(self, num_groups: int, num_wanted: int, newcomers: float = 1.0) -> None:
-        """See `GroupExchange`."""
-        self._newcomers = newcomers
+    def took(self, num_groups: int, num_wanted: int) -> None:
+        """The last update took this many of others' groups of those it wanted."""
         self._sharing.appetite.update(num_groups, num_wanted)
 
     def _seal(self, group: RolloutGroup, run_id: str) -> VerifiedGroup | None:
@@ -187,6 +188,8 @@ class Exchange:
         `receive` does this too; call it on nodes that do not learn from groups.
         """
         for peer_id, reason in (*complaints, *self._transport.complaints()):
+            if reason == Reason.WITHHELD:
+                self._tried(peer_id, usable=False)
             self.book.report(peer_id, reason)
         self._update_bans()
 
@@ -198,7 +201,14 @@ class Exchange:
         """Report the outcome of a group of `peer_id`, and the seconds that its verification took."""
         if outcome == "used":
             self._demand.used(1)
+        if verify_s:
+            self._tried(peer_id, usable=outcome == "informative")
         self.book.report(peer_id, outcome, verify_s)
+
+    def _tried(self, peer_id: str, usable: bool) -> None:
+        """A chosen group was graded, or withheld."""
+        if peer_id not in self._known:
+            self._newcomers.update(usable)
 
     def established(self) -> frozenset[str]:
         """Peers that have been useful for long enough to count as separate authors."""
@@ -214,7 +224,8 @@ class Exchange:
         if abs(now - self._judged_at) >= JUDGE_EVERY_S:  # the clock may have been set back
             self._judged_at = now
             self._proven = self.book.proven()
-            self._transport.trust(self._proven, self.established(), self._newcomers)
+            self._known = self._proven | self.established()
+            self._transport.trust(self._proven, self._known, self._newcomers.fraction)
 
     def _warn_of_clocks(self, refusal: Refusal) -> None:
         now = self._clock()

@@ -27,6 +27,8 @@ MAX_HEARD = 4_096
 MAX_TIMES = 4.0
 """An author counts for at most so many typical ones, and for so many records more."""
 MIN_SPAN_S = 1.0
+MEMORY = 0.97
+"""Weight that a newcomer's group keeps with each later one."""
 MAX_APPETITE = 2.0**30
 SATED = 0.9
 """Factor of each round whose update had enough."""
@@ -59,10 +61,7 @@ class OfferRate:
             self._heard.append(_Heard(self._clock(), author, num, per_s))
 
     def trust(self, known: Collection[str], newcomers: float) -> None:
-        """Count these authors in full, and all others `newcomers` times, in [0, 1]: so many of their groups are usable.
-
-        A node chooses among newcomers' groups by chance, so that what is counted are usable offers, whoever floods.
-        """
+        """Count these authors in full, and all others `newcomers` times, in [0, 1]: see `Usefulness`."""
         with self._lock:
             self._known, self._newcomers = frozenset(known), newcomers
 
@@ -103,6 +102,23 @@ def _median(weighted: Collection[tuple[float, float]]) -> float:
     half = places[-1] / 2
     low, high = bisect_left(places, half), min(bisect_right(places, half), len(ranked) - 1)
     return (ranked[low][0] + ranked[high][0]) / 2
+
+
+class Usefulness:
+    """How many of the newcomers' groups teach, of those that were graded, or asked for and withheld.
+
+    A node chooses among newcomers by chance, so that this part of what they offer is what members could use.
+    """
+
+    def __init__(self) -> None:
+        """Newcomers are believed until they are tried."""
+        self.fraction = 1.0
+        self._num = 1.0
+
+    def update(self, usable: bool) -> None:
+        """One more group; older ones fade."""
+        self._num = MEMORY * self._num + 1
+        self.fraction += (usable - self.fraction) / self._num
 
 
 class Appetite:
