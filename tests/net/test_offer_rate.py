@@ -144,18 +144,23 @@ def test_what_a_node_finds_of_newcomers_groups_decides_how_far_their_offers_coun
             rate.heard(name, 1, 1.0)
     assert rate.num_members() == pytest.approx(2.0, rel=0.1), "strangers are believed until they are tried"
     for k in range(40):
-        exchange.judge(
-            [(f"stranger {k}", Reason.WITHHELD), (f"stranger {k}", Reason.RATE), ("member", Reason.WITHHELD)]
-        )
+        rate.asked(f"stranger {k}", gave=False)
+        rate.asked("member", gave=False)
         exchange.report(f"stranger {k}", Reason.COPIED)  # not chosen: no flood of these says anything
     author.clock.now += 1
     exchange.judge()
     assert rate.num_members() == pytest.approx(1.0, rel=0.1)
     for _ in range(60):
+        rate.asked("newcomer", gave=True)
         exchange.report("newcomer", "informative", verify_s=0.01)
     author.clock.now += 1
     exchange.judge()
-    assert rate.num_members() == pytest.approx(2.0, rel=0.15)
+    assert rate.num_members() == pytest.approx(2.0, rel=0.2)
+    for k in range(60):
+        exchange.report(f"newcomer {k}", Reason.COPIED, verify_s=0.01)
+    author.clock.now += 1
+    exchange.judge()
+    assert rate.num_members() == pytest.approx(1.0, rel=0.2), "groups that teach nothing count as little"
 
 
 def test_older_members_that_know_no_rate_take_part() -> None:

@@ -492,6 +492,7 @@ def test_authors_that_answer_nothing_leave_others_their_places(swarm: Pulling, m
         swarm.pull(honest, k)
     swarm.run(lambda: swarm.arrived() == 16)
     assert swarm.most_from_one <= PULLS_OF_ONE
+    assert swarm.member.records.offer_rate._given.fraction < 0.95, "what newcomers offer counts less from now on"
     assert len([each for each in swarm.asked if each in swarm.silent]) < 48, "not for each of their 96 offers"
 
 

@@ -267,6 +267,8 @@ class Upkeep:
             # Who is still being dialled has not been asked.
             was_sent = peer_id in self._member.peers.connected or not isinstance(error, NoConnection | Silent)
             download.asked |= was_sent and peer_id == download.announcement.peer_id
+            if was_sent and self._hears():
+                self._answered(peer_id, download, gave=False)
             self._member.counters.add("holders_failed")
             logger.debug("fetching a record from %s failed: %s", peer_id, error)
             return False
@@ -275,9 +277,15 @@ class Upkeep:
                 self._downloading_from.remove(peer_id)
         self._slow.succeeded(peer_id)
         self._silent.succeeded(peer_id)
+        self._answered(peer_id, download, gave=True)
         if referral:
             return await self._get_from_named(referral, peer_id, download) or await self._get_from(peer_id, download)
         return True
+
+    def _answered(self, peer_id: str, download: Download, *, gave: bool) -> None:
+        """Who offered a group gave it when asked, or named others; or it did not."""
+        if download.offered is not None and peer_id == download.announcement.peer_id:
+            self._member.records.offer_rate.asked(peer_id, gave)
 
     def _asker(self, peer_id: str, download: Download) -> bytes:
         """This node's own record for an author that may name others instead of sending what it offered."""

@@ -82,6 +82,7 @@ class Exchange:
         self._known: frozenset[str] = frozenset()
         """Authors that are proven or established; the others are newcomers."""
         self._newcomers = Usefulness()
+        """Of their graded groups."""
         self._judged_at = -math.inf
         self._warned_of_clocks_at = -math.inf
 
@@ -188,8 +189,6 @@ class Exchange:
         `receive` does this too; call it on nodes that do not learn from groups.
         """
         for peer_id, reason in (*complaints, *self._transport.complaints()):
-            if reason == Reason.WITHHELD:
-                self._tried(peer_id, usable=False)
             self.book.report(peer_id, reason)
         self._update_bans()
 
@@ -201,14 +200,9 @@ class Exchange:
         """Report the outcome of a group of `peer_id`, and the seconds that its verification took."""
         if outcome == "used":
             self._demand.used(1)
-        if verify_s:
-            self._tried(peer_id, usable=outcome == "informative")
+        if verify_s and peer_id not in self._known:  # it was chosen and graded
+            self._newcomers.update(outcome == "informative")
         self.book.report(peer_id, outcome, verify_s)
-
-    def _tried(self, peer_id: str, usable: bool) -> None:
-        """A chosen group was graded, or withheld."""
-        if peer_id not in self._known:
-            self._newcomers.update(usable)
 
     def established(self) -> frozenset[str]:
         """Peers that have been useful for long enough to count as separate authors."""

@@ -53,6 +53,7 @@ class OfferRate:
         self._heard: deque[_Heard] = deque(maxlen=MAX_HEARD)
         self._known: frozenset[str] = frozenset()
         self._newcomers = 1.0
+        self._given = Usefulness()
         self._lock = threading.Lock()
 
     def heard(self, author: str, num: int, per_s: float) -> None:
@@ -61,9 +62,15 @@ class OfferRate:
             self._heard.append(_Heard(self._clock(), author, num, per_s))
 
     def trust(self, known: Collection[str], newcomers: float) -> None:
-        """Count these authors in full, and all others `newcomers` times, in [0, 1]: see `Usefulness`."""
+        """Count these authors in full, and all others by what they give, of which the fraction `newcomers` teaches."""
         with self._lock:
             self._known, self._newcomers = frozenset(known), newcomers
+
+    def asked(self, author: str, gave: bool) -> None:
+        """An author was asked for a group that it had offered."""
+        with self._lock:
+            if author not in self._known:
+                self._given.update(gave)
 
     def per_s(self) -> float:
         """Offers per second that each member may make."""
@@ -75,7 +82,7 @@ class OfferRate:
             now = self._clock()
             while self._heard and now - self._heard[0].at > WINDOW_S:
                 self._heard.popleft()
-            heard, known, newcomers = list(self._heard), self._known, self._newcomers
+            heard, known, newcomers = list(self._heard), self._known, self._newcomers * self._given.fraction
         # A full memory covers less than the window.
         began = heard[0].at if len(heard) == MAX_HEARD else max(self._since, now - WINDOW_S)
         weights = {each.author: 1.0 if each.author in known else newcomers for each in heard}
@@ -105,7 +112,7 @@ def _median(weighted: Collection[tuple[float, float]]) -> float:
 
 
 class Usefulness:
-    """How many of the newcomers' groups teach, of those that were graded, or asked for and withheld.
+    """The fraction of the newcomers' groups that they gave when asked, or of those graded that teach.
 
     A node chooses among newcomers by chance, so that this part of what they offer is what members could use.
     """
