@@ -200,6 +200,18 @@ def _claimed(received: Received) -> Candidate:
     return Candidate(received.key, Claim(received.peer_id, received.task, received.rewards))
 
 
+def test_newcomers_that_give_nothing_do_not_have_hundreds_of_groups_fetched() -> None:
+    desk = Desk(author_of=_of_names("old"), max_pooled=10_000)
+    for number in range(30):
+        promises = _from(f"new{number}", 100)
+        desk.room.on_offer |= {each.content_id for each in promises}
+        for name in desk.choose(promises):
+            desk.shortlist.late(name)
+    assert len(desk.shortlist._begun) == 32
+    assert _senders(desk.choose([*promises[50:], *_from("old", 9)])) == {"old": 6}
+    assert _senders(desk.choose([*promises[50:], *_from("new", 9)], num_external=9))["new"] > 0, "these are here"
+
+
 def test_what_an_established_author_promises_is_not_fetched_from_others_too() -> None:
     desk = Desk(author_of=_of_names("old"))
     promises = _from("old", 20)
