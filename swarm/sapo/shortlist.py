@@ -8,7 +8,8 @@ author 1 / pass rate, so that an author whose groups fail gets fewer of them gra
 mix's weights decide, by the rewards that the author claims, times the pass rate of its groups of the same task: another
 node may have other tasks. Claims decide what is fetched and graded, never what is learned.
 
-An offer is a promise. What newcomers promise takes no place of established authors' groups; what is late, nobody's.
+An offer is a promise. What newcomers promise takes no place of established authors' groups; what is late, nobody's. At
+most 32 of newcomers' promises are awaited at once.
 """
 
 from __future__ import annotations
