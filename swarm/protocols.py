@@ -372,9 +372,9 @@ class RecordTransport(Protocol):
         """
         ...
 
-    def trust(self, peer_ids: Collection[str]) -> None:
+    def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
         """Rate-limit records that these peers sign as a member's and all others as a newcomer's; each call replaces the
-        set."""
+        set. For the common rate of offers they and `known` authors count in full, all others `newcomers` times."""
         ...
 
     def complaints(self) -> list[tuple[str, Reason]]:

@@ -91,9 +91,9 @@ class Waiting:
         """All, oldest first."""
         return iter(list(self._groups.values()))
 
-    def has_group(self, content_id: str) -> bool:
+    def has_group(self, key: str) -> bool:
         """Whether a group waits that is not merely on offer."""
-        return content_id in self._groups
+        return key in self._groups and isinstance(self._groups[key].content, RolloutGroup)
 
     def take(self, key: str) -> Received:
         """Remove a group or an offer. Raises `KeyError`."""

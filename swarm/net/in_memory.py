@@ -353,8 +353,9 @@ class MemoryTransport:
         complaints, self._complaints = self._complaints, []
         return complaints
 
-    def trust(self, peer_ids: Collection[str]) -> None:
-        """Does nothing: within one process there is no admission."""
+    def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
+        """Only for the common rate: within one process there is no admission."""
+        self._offer_rate.trust({*peer_ids, *known}, newcomers)
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Ban exactly these peers."""

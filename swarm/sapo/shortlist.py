@@ -8,7 +8,8 @@ author 1 / pass rate, so that an author whose groups fail gets fewer of them gra
 mix's weights decide, by the rewards that the author claims, times the pass rate of its groups of the same task: another
 node may have other tasks. Claims decide what is fetched and graded, never what is learned.
 
-An offer is a promise. What newcomers promise takes no place of established authors' groups; what is late, nobody's.
+An offer is a promise. What newcomers promise takes no place of established authors' groups; what is late, nobody's. At
+most 32 of newcomers' promises are awaited at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from swarm.sapo.mixing import AuthorOf, Candidate, authors, in_random_order
 
 MIN_PASS_RATE = 0.1
 """Of an author whose groups always fail: the price of one is that of ten good ones."""
+MAX_PROMISED = 32
+"""Groups that newcomers offered and that are being fetched, late ones included: those that give leave room at once."""
 MEMORY = 0.97
 """Weight that an outcome keeps with each later one of the author: the rate is that of its last 30 or so."""
 REMEMBERED_LAGS = 32
@@ -141,6 +144,7 @@ class Shortlist:
             elif not each.is_late:
                 promised[each.is_new] += self._pass_rate(each.author, each.task)
         queues = self._queues(now, keys, waiting)
+        num_promised = sum(each.is_new and not each.is_here for each in self._begun.values())
         chosen: list[str] = []
         while queues and here + promised[False] < wanted:
             name = min(queues, key=lambda each: self._of(each).cost)
@@ -150,6 +154,10 @@ class Shortlist:
             following = queues[name].popleft()
             if not queues[name]:
                 del queues[name]
+            if name in new and not following.is_here:
+                if num_promised >= MAX_PROMISED:
+                    continue
+                num_promised += 1
             pass_rate = self._pass_rate(name, following.task)
             author = self._of(name)
             self._spent = author.cost

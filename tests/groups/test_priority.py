@@ -106,7 +106,7 @@ class Network:
     def ban(self, peer_ids: Collection[str]) -> None:
         self.banned = frozenset(peer_ids)
 
-    def trust(self, peer_ids: Collection[str]) -> None:
+    def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
         pass
 
 

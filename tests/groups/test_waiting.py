@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.reasons import Reason
+from swarm.types import Offer, OfferedGroup
 from tests.example_groups import rollout_group
 
 
@@ -13,6 +14,11 @@ def _received(peer_id: str, number: int, num_bytes: int = 1, account: str | None
     )
 
 
+def _offered(peer_id: str, number: int) -> Received:
+    offer = Offer(bytes(16), number.to_bytes(16), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
+    return Received(offer.content_id.hex(), OfferedGroup(peer_id, offer), peer_id, 1)
+
+
 def _fill(waiting: Waiting, *groups: Received) -> list[tuple[str, Reason]]:
     left = [gone for group in groups for gone in waiting.add(group, ())]
     return [(group.content_id, reason) for group, reason in left]
@@ -20,6 +26,14 @@ def _fill(waiting: Waiting, *groups: Received) -> list[tuple[str, Reason]]:
 
 def _ids(waiting: Waiting) -> list[str]:
     return [group.content_id for group in waiting]
+
+
+def test_an_offer_is_no_group_by_whatever_key() -> None:
+    waiting = Waiting(WaitingLimits(100))
+    offered, group = _offered("author", 1), _received("author", 2)
+    assert _fill(waiting, offered, group) == []
+    assert offered.key in waiting and not waiting.has_group(offered.key) and not waiting.has_group(offered.content_id)
+    assert waiting.has_group(group.key)
 
 
 def test_a_flood_displaces_itself() -> None:

@@ -90,7 +90,7 @@ class Door:
     def complaints(self) -> list[tuple[str, Reason]]:
         return self.member.complaints.take()
 
-    def trust(self, peer_ids: object) -> None:
+    def trust(self, peer_ids: object, known: object = (), newcomers: float = 1.0) -> None:
         """Whoever was of use."""
 
 

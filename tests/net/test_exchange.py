@@ -118,7 +118,7 @@ def test_nothing_is_looked_at_of_who_would_not_be_admitted(monkeypatch: pytest.M
 def test_the_network_is_told_who_was_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     told: list[frozenset[str]] = []
-    monkeypatch.setattr(pair.far, "trust", told.append)
+    monkeypatch.setattr(pair.far, "trust", lambda proven, *_: told.append(proven))
     for _ in range(4):
         pair.receiver.report(pair.alice.peer_id, "used")
     pair.receiver.receive()

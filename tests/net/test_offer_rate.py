@@ -110,6 +110,59 @@ def test_members_silenced_by_fresh_names_offer_again_when_they_lack_groups() -> 
     assert swarm.rounds(1, per_s=40, told=1e-6, fresh=True) == pytest.approx(100 / ROUND_S)
 
 
+@pytest.mark.parametrize("told", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("num_strangers", [6, 100])
+def test_strangers_that_give_nothing_take_nothing_of_the_rate_of_known_authors(told: float, num_strangers: int) -> None:
+    """Six lowered it from 32 to 1.2 a second, so that a member with one in 0.2 s offered a quarter of its groups."""
+    clock = Clock()
+    rate = OfferRate(clock=clock)
+    rate.trust({"known"}, 0.001)
+    for _ in range(60):
+        clock.now += 1
+        rate.heard("known", 4, 4.0)
+        for k in range(num_strangers):
+            rate.heard(f"stranger {k}", 15, told)
+    assert rate.per_s() >= 0.7 * OFFERS_PER_S
+    rate.trust((), 0.0)
+    assert rate.per_s() == OFFERS_PER_S, "nobody is left"
+
+
+def test_members_that_nobody_knows_keep_their_rate_beside_a_flood_of_what_is_not_usable() -> None:
+    swarm = Swarm(3_000)
+    swarm._rate.trust((), OFFERS_PER_S / (OFFERS_PER_S + 20))
+    assert swarm.rounds(6, per_s=20, told=1e6, fresh=True) == pytest.approx(OFFERS_PER_S, rel=0.15)
+
+
+def test_what_a_node_finds_of_newcomers_groups_decides_how_far_their_offers_count() -> None:
+    author = Author(per_s=1.0)
+    rate, exchange = author.transport._offer_rate, author.exchange
+    exchange.book.report("member", "used")
+    for _ in range(60):
+        author.clock.now += 1
+        exchange.judge()
+        for name in ("member", "stranger"):
+            rate.heard(name, 1, 1.0)
+    assert rate.num_members() == pytest.approx(2.0, rel=0.1), "strangers are believed until they are tried"
+    for k in range(40):
+        rate.asked(f"stranger {k}", gave=False)
+        rate.asked("member", gave=False)
+        exchange.report(f"stranger {k}", Reason.COPIED)  # not chosen: no flood of these says anything
+    author.clock.now += 1
+    exchange.judge()
+    assert rate.num_members() == pytest.approx(1.0, rel=0.1)
+    for _ in range(60):
+        rate.asked("newcomer", gave=True)
+        exchange.report("newcomer", "informative", verify_s=0.01)
+    author.clock.now += 1
+    exchange.judge()
+    assert rate.num_members() == pytest.approx(2.0, rel=0.2)
+    for k in range(60):
+        exchange.report(f"newcomer {k}", Reason.COPIED, verify_s=0.01)
+    author.clock.now += 1
+    exchange.judge()
+    assert rate.num_members() == pytest.approx(1.0, rel=0.2), "groups that teach nothing count as little"
+
+
 def test_older_members_that_know_no_rate_take_part() -> None:
     total = Swarm(2_000).rounds(8, silent=200)
     assert total == pytest.approx(OFFERS_PER_S, rel=0.2)

@@ -494,7 +494,30 @@ def test_authors_that_answer_nothing_leave_others_their_places(swarm: Pulling, m
         swarm.pull(honest, k)
     swarm.run(lambda: swarm.arrived() == 16)
     assert swarm.most_from_one <= PULLS_OF_ONE
+    assert swarm.member.records.offer_rate._given.fraction < 0.95, "what newcomers offer counts less from now on"
     assert len([each for each in swarm.asked if each in swarm.silent]) < 48, "not for each of their 96 offers"
+
+
+def test_proven_authors_that_let_this_node_wait_leave_others_their_places(
+    swarm: Pulling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that answer just in time held all eight places; from then on they have one each."""
+    monkeypatch.setattr(upkeep_module, "ANSWER_S", 0.4)
+    monkeypatch.setattr(upkeep_module, "PROMPT_S", 0.1)
+    monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 60.0)
+    late, member = [Identity.generate() for _ in range(2)], Identity.generate()
+    swarm.delays_s = {each.peer_id: 0.35 for each in late}
+    swarm.member.peers.connected = frozenset({*swarm.delays_s, member.peer_id})
+    swarm.member.records.trust({*swarm.delays_s, member.peer_id})
+    for k in range(4 * PULLS_OF_ONE):
+        for each in late:
+            swarm.pull(each, k)
+    swarm.run(lambda: swarm.arrived() >= 2 * PULLS_OF_ONE)
+    swarm.asked.clear()
+    records = [swarm.pull(member, k) for k in range(32)]
+    store = swarm.member.records.store
+    swarm.run(lambda: all(store.get(record_id(record)) for record in records))
+    assert all(swarm.asked.count(each.peer_id) <= 2 for each in late), swarm.asked
 
 
 def test_who_is_not_asked_because_this_node_is_busy_is_not_charged(

@@ -40,6 +40,7 @@ class Swarm:
         self.records: dict[bytes, bytes] = {}
         self.slow: set[str] = set()
         self.silent: set[str] = set()
+        self.delays_s: dict[str, float] = {}
         self.asked: list[str] = []
         self.giving: list[str] = []
         self.most_from_one = 0
@@ -56,6 +57,7 @@ class Swarm:
             await asyncio.sleep(0)
             if peer_id in self.silent:
                 await asyncio.Event().wait()
+            await asyncio.sleep(self.delays_s.get(peer_id, 0.0))
             if peer_id in self.slow:
                 yield b""
                 await asyncio.Event().wait()

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from swarm.groups.waiting import Waiting, WaitingLimits
+from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import AuthorOf, Candidate
+from swarm.sapo.mixing import AuthorOf, Candidate, Claim
 from swarm.sapo.shortlist import Shortlist, Situation
+from swarm.types import Offer, OfferedGroup
 from tests.sapo.mixes import candidate
 
 
@@ -163,6 +164,52 @@ def test_what_newcomers_promise_takes_no_place_of_established_authors() -> None:
     assert sum(_senders(desk.choose(promises)).values()) == 6, "as many as updates want, and no more"
     assert desk.choose(promises) == []
     assert _senders(desk.choose([*promises, *_from("old", 50)])) == {"old": 6}
+
+
+def test_offers_that_wait_are_promises_and_newcomers_reserve_nothing() -> None:
+    """With the room as it is in a node: they once counted as groups that are here, and newcomers' kept all places."""
+    offers = {name: _offers(name, 20) for name in ("new", "old")}
+    waiting, desk = Waiting(WaitingLimits(100)), Desk(author_of=_of_names("old"))
+    for each in offers["new"]:
+        waiting.add(each, ())
+    desk.now = replace(desk.now, waiting=[_claimed(each) for each in waiting])
+    assert len(desk.shortlist.choose(waiting)) == 6
+    for each in offers["old"]:
+        waiting.add(each, ())
+    desk.now = replace(desk.now, waiting=[_claimed(each) for each in waiting])
+    chosen = desk.shortlist.choose(waiting)
+    assert len(chosen) == 6 and all(key.endswith("/old") for key in chosen)
+    for key in chosen:
+        desk.shortlist.late(key)
+    assert desk.shortlist.choose(waiting), "what is late holds no place"
+
+
+def _offers(author: str, count: int) -> list[Received]:
+    return [
+        Received(
+            content_id.hex(),
+            OfferedGroup(author, Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)),
+            author,
+            1,
+        )
+        for content_id in (f"{author}{k}".encode().ljust(16) for k in range(count))
+    ]
+
+
+def _claimed(received: Received) -> Candidate:
+    return Candidate(received.key, Claim(received.peer_id, received.task, received.rewards))
+
+
+def test_newcomers_that_give_nothing_do_not_have_hundreds_of_groups_fetched() -> None:
+    desk = Desk(author_of=_of_names("old"), max_pooled=10_000)
+    for number in range(30):
+        promises = _from(f"new{number}", 100)
+        desk.room.on_offer |= {each.content_id for each in promises}
+        for name in desk.choose(promises):
+            desk.shortlist.late(name)
+    assert len(desk.shortlist._begun) == 32
+    assert _senders(desk.choose([*promises[50:], *_from("old", 9)])) == {"old": 6}
+    assert _senders(desk.choose([*promises[50:], *_from("new", 9)], num_external=9))["new"] > 0, "these are here"
 
 
 def test_what_an_established_author_promises_is_not_fetched_from_others_too() -> None:

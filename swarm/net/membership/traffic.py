@@ -360,9 +360,10 @@ class RecordTraffic:
         """The author of a record on offer was asked for it, and nobody gave it in time."""
         self.complaints.add(download.announcement.peer_id, Reason.WITHHELD)
 
-    def trust(self, peer_ids: Collection[str]) -> None:
-        """Give these authors a member's budget, and all others a newcomer's."""
+    def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
+        """Give these authors a member's budget, and all others a newcomer's; see `RecordTransport.trust`."""
         self.admission.proven = frozenset(peer_ids)
+        self.offer_rate.trust({*peer_ids, *known}, newcomers)
 
     def is_proven(self, peer_id: str) -> bool:
         """Whether a peer's groups were useful here."""

@@ -117,9 +117,9 @@ class MemberTransport(ABC):
         """(peer id, reason) of complaints about peers since the last call."""
         return self._member.complaints.take()
 
-    def trust(self, peer_ids: Collection[str]) -> None:
+    def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
         """Give these authors a member's budget, and all others a newcomer's."""
-        self._member.records.trust(peer_ids)
+        self._member.records.trust(peer_ids, known, newcomers)
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses at which others can reach this node, each ending in `/p2p/PEER_ID`."""

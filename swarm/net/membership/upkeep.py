@@ -42,7 +42,8 @@ PULLS_AT_ONCE = 8
 PULLS_OF_NEWCOMERS = 4
 """Of these, from authors that have not been useful here: whoever answers nothing leaves the others their places."""
 PULLS_OF_ONE = 4
-"""Of these, from one author."""
+"""Of these, from one author; one at a time from one that lately began an answer after more than `PROMPT_S`."""
+PROMPT_S = 1.0
 ANSWER_S = 4.0
 """An author that has sent nothing by then is left alone for a while, longer each time."""
 MAX_SILENT_PAUSE_S = 60.0
@@ -100,6 +101,8 @@ class Upkeep:
         self._misleading = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         """Authors who named members that did not give the record: asked for the record itself for a while."""
         self._silent = Backoff(DOWNLOAD_PAUSE_S, MAX_SILENT_PAUSE_S)
+        self._tardy = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
+        """Authors of records on offer that let this node wait: who is prompt again loses little by one at a time."""
         self._pulling_from: Counter[str] = Counter()
         """Authors of current downloads of records on offer."""
         self._downloads_of_newcomers = 0
@@ -186,7 +189,8 @@ class Upkeep:
         author, now = download.announcement.peer_id, time.monotonic()
         if now > give_up_at or author in self._member.peers.banned:
             return True
-        if self._silent.wait_s(author, now) > 0 or self._pulling_from[author] >= PULLS_OF_ONE:
+        most_of_one = PULLS_OF_ONE if self._tardy.wait_s(author, now) <= 0 else 1
+        if self._silent.wait_s(author, now) > 0 or self._pulling_from[author] >= most_of_one:
             return False
         of_newcomers = sum(num for each, num in self._pulling_from.items() if not self._is_proven(each))
         return self._is_proven(author) or of_newcomers < PULLS_OF_NEWCOMERS
@@ -263,6 +267,8 @@ class Upkeep:
             # Who is still being dialled has not been asked.
             was_sent = peer_id in self._member.peers.connected or not isinstance(error, NoConnection | Silent)
             download.asked |= was_sent and peer_id == download.announcement.peer_id
+            if was_sent and self._hears():
+                self._answered(peer_id, download, gave=False)
             self._member.counters.add("holders_failed")
             logger.debug("fetching a record from %s failed: %s", peer_id, error)
             return False
@@ -271,9 +277,15 @@ class Upkeep:
                 self._downloading_from.remove(peer_id)
         self._slow.succeeded(peer_id)
         self._silent.succeeded(peer_id)
+        self._answered(peer_id, download, gave=True)
         if referral:
             return await self._get_from_named(referral, peer_id, download) or await self._get_from(peer_id, download)
         return True
+
+    def _answered(self, peer_id: str, download: Download, *, gave: bool) -> None:
+        """Who offered a group gave it when asked, or named others; or it did not."""
+        if download.offered is not None and peer_id == download.announcement.peer_id:
+            self._member.records.offer_rate.asked(peer_id, gave)
 
     def _asker(self, peer_id: str, download: Download) -> bytes:
         """This node's own record for an author that may name others instead of sending what it offered."""
@@ -334,12 +346,19 @@ class Upkeep:
         self, peer_id: str, protocol: str, payload: bytes, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         """As `_fetch_paced`. Raises `Silent` if no answer begins in time."""
+        began = time.monotonic()
         async with aclosing(self._fetch_paced(peer_id, protocol, payload, max_bytes)) as chunks:
             try:
                 async with self._runtime.timeout(ANSWER_S):
                     first = await anext(chunks, b"")
             except TimeoutError as error:
                 raise Silent(f"{peer_id} sent nothing for {ANSWER_S:g} s") from error
+            finally:
+                now = time.monotonic()
+                if now - began > PROMPT_S:
+                    self._tardy.failed(peer_id, now)
+                elif self._tardy.wait_s(peer_id, now) <= 0:
+                    self._tardy.succeeded(peer_id)
             yield first
             async for chunk in chunks:
                 yield chunk

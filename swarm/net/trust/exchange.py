@@ -17,6 +17,7 @@ from swarm.net.records.offers import in_records, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.net.trust.demand import Demand
+from swarm.net.trust.offer_rate import Usefulness
 from swarm.net.trust.sharing import Sharing
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
@@ -78,6 +79,10 @@ class Exchange:
         self._commitments: list[Commitment] = []
         self._banned: frozenset[str] = frozenset()
         self._proven: frozenset[str] = frozenset()
+        self._known: frozenset[str] = frozenset()
+        """Authors that are proven or established; the others are newcomers."""
+        self._newcomers = Usefulness()
+        """Of their graded groups."""
         self._judged_at = -math.inf
         self._warned_of_clocks_at = -math.inf
 
@@ -195,6 +200,8 @@ class Exchange:
         """Report the outcome of a group of `peer_id`, and the seconds that its verification took."""
         if outcome == "used":
             self._demand.used(1)
+        if verify_s and peer_id not in self._known:  # it was chosen and graded
+            self._newcomers.update(outcome == "informative")
         self.book.report(peer_id, outcome, verify_s)
 
     def established(self) -> frozenset[str]:
@@ -211,7 +218,8 @@ class Exchange:
         if abs(now - self._judged_at) >= JUDGE_EVERY_S:  # the clock may have been set back
             self._judged_at = now
             self._proven = self.book.proven()
-            self._transport.trust(self._proven)
+            self._known = self._proven | self.established()
+            self._transport.trust(self._proven, self._known, self._newcomers.fraction)
 
     def _warn_of_clocks(self, refusal: Refusal) -> None:
         now = self._clock()

@@ -3,17 +3,19 @@
     members  =  offers heard per second / rate at which a typical author offers, by its own word
     rate     =  offers per second that links carry / members
 
-Each author has one word, and counts for a few members at most, however much it sends. Who lacks groups (`Appetite`)
-offers more: a rate that lies or floods have lowered rises again where groups are wanted.
+Each author has one word, and counts for a few members at most, however much it sends. What newcomers say and send
+counts as far as their groups were usable here: strangers that give nothing take nothing of members' rate. Who lacks
+groups (`Appetite`) offers more: a rate that lies or floods have lowered rises again where groups are wanted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection
-from statistics import median
+from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate
 
 from msgspec import Struct
 
@@ -25,6 +27,8 @@ MAX_HEARD = 4_096
 MAX_TIMES = 4.0
 """An author counts for at most so many typical ones, and for so many records more."""
 MIN_SPAN_S = 1.0
+MEMORY = 0.97
+"""Weight that a newcomer's group keeps with each later one."""
 MAX_APPETITE = 2.0**30
 SATED = 0.9
 """Factor of each round whose update had enough."""
@@ -47,12 +51,26 @@ class OfferRate:
         self._clock = clock
         self._since = clock()
         self._heard: deque[_Heard] = deque(maxlen=MAX_HEARD)
+        self._known: frozenset[str] = frozenset()
+        self._newcomers = 1.0
+        self._given = Usefulness()
         self._lock = threading.Lock()
 
     def heard(self, author: str, num: int, per_s: float) -> None:
         """An author made this many offers at once, and says that it makes `per_s` each second."""
         with self._lock:
             self._heard.append(_Heard(self._clock(), author, num, per_s))
+
+    def trust(self, known: Collection[str], newcomers: float) -> None:
+        """Count these authors in full, and all others by what they give, of which the fraction `newcomers` teaches."""
+        with self._lock:
+            self._known, self._newcomers = frozenset(known), newcomers
+
+    def asked(self, author: str, gave: bool) -> None:
+        """An author was asked for a group that it had offered."""
+        with self._lock:
+            if author not in self._known:
+                self._given.update(gave)
 
     def per_s(self) -> float:
         """Offers per second that each member may make."""
@@ -64,23 +82,50 @@ class OfferRate:
             now = self._clock()
             while self._heard and now - self._heard[0].at > WINDOW_S:
                 self._heard.popleft()
-            heard = list(self._heard)
+            heard, known, newcomers = list(self._heard), self._known, self._newcomers * self._given.fraction
         # A full memory covers less than the window.
         began = heard[0].at if len(heard) == MAX_HEARD else max(self._since, now - WINDOW_S)
-        return _num_typical(heard, max(MIN_SPAN_S, now - began))
+        weights = {each.author: 1.0 if each.author in known else newcomers for each in heard}
+        return _num_typical(heard, weights, max(MIN_SPAN_S, now - began))
 
 
-def _num_typical(heard: Collection[_Heard], span_s: float) -> float:
+def _num_typical(heard: Collection[_Heard], weights: Mapping[str, float], span_s: float) -> float:
     counts: Counter[str] = Counter()
     for each in heard:
         counts[each.author] += each.num
     # Nobody is believed to offer far more than was heard of it.
     told = {each.author: min(each.per_s, (1 + counts[each.author]) / span_s) for each in heard if each.per_s > 0}
-    if not told:
+    if not sum(weights[author] for author in told):
         return 0.0
-    typical = median(told.values())
+    typical = _median([(rate, weights[author]) for author, rate in told.items()])
     most_of_one = MAX_TIMES * (1 + typical * span_s)
-    return sum(min(count, most_of_one) for count in counts.values()) / span_s / typical
+    return sum(weights[author] * min(count, most_of_one) for author, count in counts.items()) / span_s / typical
+
+
+def _median(weighted: Collection[tuple[float, float]]) -> float:
+    """Of (value, weight): half of the weight is below it; the mean of two where they divide the weight in halves."""
+    ranked = sorted(weighted)
+    places = list(accumulate(weight for _, weight in ranked))
+    half = places[-1] / 2
+    low, high = bisect_left(places, half), min(bisect_right(places, half), len(ranked) - 1)
+    return (ranked[low][0] + ranked[high][0]) / 2
+
+
+class Usefulness:
+    """The fraction of the newcomers' groups that they gave when asked, or of those graded that teach.
+
+    A node chooses among newcomers by chance, so that this part of what they offer is what members could use.
+    """
+
+    def __init__(self) -> None:
+        """Newcomers are believed until they are tried."""
+        self.fraction = 1.0
+        self._num = 1.0
+
+    def update(self, usable: bool) -> None:
+        """One more group; older ones fade."""
+        self._num = MEMORY * self._num + 1
+        self.fraction += (usable - self.fraction) / self._num
 
 
 class Appetite:
