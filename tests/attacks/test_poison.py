@@ -98,7 +98,7 @@ def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
     began = [peer.round() for peer in peers]
     manifest = stranger.request(bootstrap, MANIFEST_PROTOCOL, b"")
     with _poisoning(stranger, ATTACKS[KNOWN], manifest, everybody, run_id, tmp_path) as own:
-        until(lambda: own.round >= LONG, peers[0], "rounds of the attacker's own node")
+        until(lambda: own.round >= LONG, peers[0], "rounds of the attacker's own node", 900.0)
         for peer, start in zip(peers, began, strict=True):
             until(lambda peer=peer, start=start: peer.round() >= start + LONG, peer, "rounds under attack")
     for peer in peers:

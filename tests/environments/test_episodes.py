@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import MAX_OBSERVATION_CHARS, Replay, replay
 from swarm.environments.episodes.source import EnvironmentSource
+from swarm.environments.failures import Failures
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
@@ -130,7 +130,7 @@ class Failing(NumberGuessing):
 
 
 def test_an_environment_that_fails_is_data_and_not_a_crash() -> None:
-    counts: Counter[str] = Counter()
+    counts = Failures()
     source = EnvironmentSource(GAME, lambda: Failing(7), counts)
     question = source.question(7, 0)
     number = hidden(GAME, 7, 0)

@@ -29,9 +29,9 @@ from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.forms.asked import Asked
 from swarm.environments.scoring.forms.shapes import shape_of
 from swarm.environments.scoring.grading import matches
-from swarm.environments.scoring.latex import normalise
 from swarm.environments.scoring.mathematics import is_stated
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
+from swarm.environments.scoring.reading.notation import normalise
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import (

@@ -5,6 +5,7 @@ A column whose values are of several types, or of integers that Arrow has no typ
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,11 +76,11 @@ def json_tables(builder: Any, file: str) -> Iterator[pyarrow.Table]:
 
 def _has_rows(file: str) -> bool:
     """Whether a file is a list or has lines of JSON, and is not one object over several lines."""
-    with xopen(file, "rb") as opened:
-        first = next((line for line in _first_lines(opened)), b"")
-        if first.startswith(b"[") or isinstance(_json_row(first, 1), Mapping):
-            return True
-        opened.seek(0)
+    with _opened(file) as opened:
+        first = next(_first_lines(opened), b"")
+    if first.startswith(b"[") or isinstance(_json_row(first, 1), Mapping):
+        return True
+    with _opened(file) as opened:
         try:
             return not isinstance(read_json(opened.read().removeprefix(UTF8_MARK)), Mapping)
         except (ValueError, RecursionError):
@@ -88,9 +89,9 @@ def _has_rows(file: str) -> bool:
 
 def _json_rows(file: str, config: Any) -> Iterator[tuple[Read, int]]:
     """The rows of a file, and the bytes of each."""
-    with xopen(file, "rb") as opened:
+    with _opened(file) as opened:
         first, second = (*islice(_first_lines(opened), 2), b"", b"")[:2]
-        opened.seek(0)
+    with _opened(file) as opened:
         # A line of its own may be a list by mistake.
         if first.startswith(b"[") and not isinstance(_json_row(second, 2), Mapping):
             yield from _listed_rows(file, opened)
@@ -98,6 +99,30 @@ def _json_rows(file: str, config: Any) -> Iterator[tuple[Read, int]]:
         for number, line in enumerate(opened, 1):
             if (row := line.removeprefix(UTF8_MARK if number == 1 else b"")).strip():
                 yield _json_row(row, number, config.encoding), len(row)
+
+
+def _opened(file: str) -> io.BufferedReader:
+    """A file, decompressed; it cannot be rewound."""
+    return io.BufferedReader(_Raw(xopen(file, "rb")))
+
+
+class _Raw(io.RawIOBase):
+    """What `xopen` opens, of which some kinds can only be read: they have no lines."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._opened.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
 
 
 def _first_lines(opened: BinaryIO) -> Iterator[bytes]:
