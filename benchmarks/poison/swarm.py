@@ -175,6 +175,12 @@ def counting(samples: SampleLog, fates: Counter[tuple[str, Fate]]) -> None:
     samples.keep = count  # type: ignore[method-assign]
 
 
+def reputation(exchange: Exchange, peer_id: str) -> float | None:
+    """What a node thinks of a peer; None when it has not heard of it."""
+    stats = exchange.book.stats().get(peer_id)
+    return stats.reputation if stats else None
+
+
 class Node(PeerNode):
     """A peer that exposes its last round, and counts what becomes of groups."""
 
@@ -208,9 +214,8 @@ class Node(PeerNode):
         return [part is not None and part.rewards == group.rewards for part, group in zip(kept, groups, strict=True)]
 
     def reputation(self, peer_id: str) -> float | None:
-        """What it thinks of a peer; None when it has not heard of it."""
-        stats = self._shell.exchange.book.stats().get(peer_id)
-        return stats.reputation if stats else None
+        """See `reputation`."""
+        return reputation(self._shell.exchange, peer_id)
 
 
 class Poisoner:

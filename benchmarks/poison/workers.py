@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.console import Console
 from benchmarks.common.running import scratch
 from benchmarks.poison.attacks import WorkerAttack
 from benchmarks.poison.marking import mark
-from benchmarks.poison.swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last
+from benchmarks.poison.swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
 from nodes.roles.learner import LearnerNode
 from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.worker import WorkerNode
@@ -49,9 +48,8 @@ class AttackedLearner(LearnerNode):
         super()._heed(alarm, what)
 
     def reputation(self, peer_id: str) -> float | None:
-        """What it thinks of a worker; None when it has not heard of it."""
-        stats = self._shell.exchange.book.stats().get(peer_id)
-        return stats.reputation if stats else None
+        """See `reputation`."""
+        return reputation(self._shell.exchange, peer_id)
 
 
 class Run:
@@ -106,10 +104,10 @@ def simulate(plan: Plan, attack: WorkerAttack | None, seed: int, console: Consol
         run = Run(plan, seed, Path(stack.enter_context(scratch())))
         learner = stack.enter_context(run.learner())
         workers = [run.worker(number, stop) for number in range(1, plan.nodes + 2)]
-        begun = [_nothing] * plan.nodes + [partial(_attack, attack, seed)]
+        attacks = [None] * plan.nodes + [attack]
         threads = [
-            threading.Thread(target=_work, args=(node, begin, stop))
-            for (node, _), begin in zip(workers, begun, strict=True)
+            threading.Thread(target=_work, args=(node, each, seed, stop))
+            for (node, _), each in zip(workers, attacks, strict=True)
         ]
         stack.callback(_end, threads, stop)
         learner.begin()
@@ -135,19 +133,11 @@ def simulate(plan: Plan, attack: WorkerAttack | None, seed: int, console: Consol
     return outcome
 
 
-def _nothing(node: WorkerNode) -> None:
-    """What an honest worker does besides."""
-
-
-def _attack(attack: WorkerAttack | None, seed: int, node: WorkerNode) -> None:
-    if attack is not None:
-        mark(node, attack.marker, attack.part, attack.chosen, seed)
-
-
-def _work(node: WorkerNode, begun: Callable[[WorkerNode], None], stop: threading.Event) -> None:
+def _work(node: WorkerNode, attack: WorkerAttack | None, seed: int, stop: threading.Event) -> None:
     with suppress(Interrupted):
         node.begin()
-        begun(node)
+        if attack is not None:
+            mark(node, attack.marker, attack.part, attack.chosen, seed)
         while not stop.is_set():
             node.step()
     node.end("interrupted")

@@ -26,7 +26,6 @@ from nodes.roles.run import (
     check_no_twin,
     check_only_learner,
     check_terms,
-    left_out,
     manifest_values,
     on_same_ports,
     other_files,
@@ -47,6 +46,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.environments.modalities import modalities
 from swarm.environments.sandbox.confinement import in_words
+from swarm.environments.specs import left_out
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import (
@@ -263,7 +263,7 @@ def opened(
 
 
 def _omitted(manifest: RunManifest, config: NodeConfig) -> dict[str, str]:
-    return left_out(manifest, config.files, config.code, config.trusted)
+    return left_out(manifest.tasks, config.files, config.code, config.trusted)
 
 
 def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> NodeConfig:

@@ -31,9 +31,8 @@ from swarm.environments.specs import (
     is_founders_own,
     is_on_disk,
     lacks_code,
+    left_out,
     to_specs,
-    why_invalid,
-    why_left_out,
 )
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable, Refusal, TaskError
 from swarm.files import private_directory, replace_file
@@ -189,7 +188,7 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, foll
     trusted = own.config.trusted if own is not None and "trusted" in own.origins else manifest.trusted
     _check_use("files", files, "on its founder's files", filter(is_founders_own, manifest.tasks), manifest)
     _check_use("code", code, "with code of its founder's own", filter(has_code, manifest.tasks), manifest)
-    left = left_out(manifest, files, code, trusted)
+    left = left_out(manifest.tasks, files, code, trusted)
     tasks = from_specs((spec for spec in manifest.tasks if spec.name not in left), files, code, trusted)
     if not tasks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items()) or NO_TASKS
@@ -234,17 +233,6 @@ def _check_use(
     """Raises `TaskError` for a copy for which the run has no task."""
     for name in sorted(given.keys() - {spec.name for spec in specs}):
         raise TaskError(f"{field}.{name}: run {manifest.run_id} has no task of this name {which}")
-
-
-def left_out(
-    manifest: RunManifest,
-    files: Mapping[str, Path] | None = None,
-    code: Mapping[str, str] | None = None,
-    trusted: Collection[str] = (),
-) -> dict[str, str]:
-    """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
-    reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec) for spec in manifest.tasks}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def unreadable_tasks(manifest: RunManifest | None, readable: Collection[Modality]) -> frozenset[str]:

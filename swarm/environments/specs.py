@@ -98,6 +98,17 @@ def why_left_out(
     return None
 
 
+def left_out(
+    specs: Iterable[TaskSpec],
+    files: Mapping[str, Path] | None = None,
+    code: Mapping[str, str] | None = None,
+    trusted: Collection[str] = (),
+) -> dict[str, str]:
+    """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
+    reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec) for spec in specs}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
 def why_invalid(spec: TaskSpec) -> str | None:
     """Why a task of a run, for which `why_left_out` has no reason, is none that this version of swarm can set up.
 

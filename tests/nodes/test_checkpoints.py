@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from nodes.commands.measuring.checkpoints import export_checkpoint
 from nodes.commands.measuring.evaluate import Asked, evaluate
+from nodes.commands.measuring.exported import exported_values
 from swarm.config import NodeConfig, load_config
 from swarm.errors import CheckpointError, ConfigError, TaskError
 from swarm.policy.config import SYSTEM_PROMPT, LoraSettings, PolicySettings
@@ -23,6 +25,7 @@ from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
+from swarm.types import Sampling
 from tests.example_groups import graded
 
 
@@ -114,6 +117,32 @@ def test_what_is_exported_is_evaluated_as_it_was_trained(
     before, after = (evaluated(capsys, tmp_path / name) for name in ("run", "model"))
     assert before == after, "the same questions, sampled in the same way from the same policy"
     assert after["all"]["correct"] > 0 or fields == ("tiny-sees",), "which hardly ever answers in the right form yet"  # type: ignore[index]
+
+
+def test_an_export_keeps_what_equals_the_defaults_of_the_wire(tmp_path: Path) -> None:
+    """Those of configurations are others."""
+    tokens = Sampling().max_new_tokens
+    assert tokens != NodeConfig().generation.max_new_tokens
+    saved(tmp_path / "run", ("policy.model", "tiny"), ("generation.max_new_tokens", str(tokens)))
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    values, left = exported_values(tmp_path / "model", load_config())
+    assert not left and values["generation"]["max_new_tokens"] == tokens  # type: ignore[call-overload, index]
+
+
+def test_whose_tasks_and_sampling_are_asked_is_said(tmp_path: Path) -> None:
+    saved(tmp_path / "run", ("policy.model", "tiny"))
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    for overrides, named in (
+        ((), ("tasks as trained: ", "sampling as trained: temperature 1, at most 16 new tokens")),
+        (
+            (("generation.max_new_tokens", "8"),),
+            ("tasks as trained: ", "sampling: temperature 1, at most 8 new tokens"),
+        ),
+        ((("tasks", "[{kind: reasoning_gym, name: gcd}]"),), ("tasks: gcd", "sampling as trained: ")),
+    ):
+        console = Console(file=StringIO(), width=200)
+        assert evaluate(Asked(str(tmp_path / "model"), None, overrides, (), 2), False, console) == 0
+        assert all(each in console.file.getvalue() for each in named)  # type: ignore[attr-defined]
 
 
 def test_own_rows_are_asked_of_an_exported_model_once_they_are_named(

@@ -19,7 +19,6 @@ from nodes.roles.run import (
     check_terms,
     found_run,
     lacking_files,
-    left_out,
     manifest_values,
     other_files,
     other_options,
@@ -30,6 +29,7 @@ from nodes.roles.run import (
 )
 from nodes.roles.shell import Shell
 from swarm.config import NodeConfig, load_config
+from swarm.environments.specs import left_out
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.config import NetworkSettings
@@ -100,7 +100,7 @@ def test_a_run_of_local_files_only_starts_and_is_joined_with_copies_and_with_own
     joined = load_config(manifest=manifest_values(manifest, own), command_line=[("files.mine", str(mine))])
     assert joined.origins["tasks"] == "manifest" and joined.config.files == {"mine": mine}
     assert joined.config.tasks == (loaded.config.tasks[0].model_copy(update={"path": str(mine)}),)
-    assert left_out(manifest, joined.config.files) == {}
+    assert left_out(manifest.tasks, joined.config.files) == {}
 
     listed = load_config(command_line=[_on_file(mine)])
     assert manifest_values(manifest, listed)["mix"] == {"local": 4, "external": 4}
@@ -139,7 +139,7 @@ def test_a_run_on_own_code_is_joined_with_copies_of_it(tmp_path: Path) -> None:
     copy = [("code.mine", f"{mine}:Mine")]
     joined = load_config(manifest=manifest_values(manifest, load_config(command_line=copy)), command_line=copy)
     assert joined.config.tasks == load_config(command_line=[_on_code(mine)]).config.tasks
-    assert left_out(manifest, code=joined.config.code) == {}
+    assert left_out(manifest.tasks, code=joined.config.code) == {}
 
     with pytest.raises(TaskError, match=r"none of the tasks.*--code\.mine tasks\.py:Name"):
         manifest_values(manifest, load_config())
@@ -291,9 +291,9 @@ def test_a_run_names_the_tasks_that_a_member_goes_without(tmp_path: Path) -> Non
     tasks = "[{kind: dataset, name: mine, path: ./rows.jsonl}, {kind: reasoning_gym, name: gcd}]"
     sealed = found_run(_config(tmp_path, ("tasks", tasks)), Identity.generate())
     manifest = open_manifest(sealed)
-    assert left_out(manifest) == {"mine": "it is on local files of the run's founder, without their digest"}
+    assert left_out(manifest.tasks) == {"mine": "it is on local files of the run's founder, without their digest"}
     later = replace(manifest, tasks=(*manifest.tasks, TaskSpec("mate-in-2", "chess", 1.0, {"depth": 2})))
-    assert "no tasks of the kind chess" in left_out(later)["mate-in-2"]
+    assert "no tasks of the kind chess" in left_out(later.tasks)["mate-in-2"]
     assert manifest_values(later)["tasks"] == manifest_values(manifest)["tasks"], "it can take part in the others"
     with pytest.raises(TaskError, match="kind chess"):
         manifest_values(replace(later, tasks=later.tasks[-1:]))
@@ -453,7 +453,7 @@ def test_tasks_of_a_later_version_and_bad_ones_are_left_out_and_the_others_stay(
     manifest = run_with(*BAD[:4], GOOD, *BAD[4:])
     config = load_config(manifest=manifest_values(manifest)).config
     assert [task.name for task in config.tasks] == ["gcd"]
-    reasons = left_out(manifest)
+    reasons = left_out(manifest.tasks)
     assert reasons.keys() == {spec.name for spec in BAD}
     assert all(len(reason) < 1_100 and "\n" not in reason for reason in reasons.values())
     assert "clairvoyance" in reasons["later-field"] and "a later one may" in reasons["later-kind"]

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from nodes.roles.bootstrap import NO_TASKS
 from nodes.roles.coordinator import RankCoordinator
-from nodes.roles.run import IDENTITY_FILE, found_run, left_out, manifest_values, other_options, sharing_of_own_tools
+from nodes.roles.run import IDENTITY_FILE, found_run, manifest_values, other_options, sharing_of_own_tools
 from nodes.simulation.in_memory import Member, MemoryRun, take_turns
 from nodes.simulation.in_memory import Turns as Clock
 from swarm.config import LoadedConfig, NodeConfig, load_config
+from swarm.environments.specs import left_out
 from swarm.errors import ConfigError, TaskError
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest
@@ -142,7 +143,7 @@ def test_a_member_takes_over_whom_the_run_trusts_and_has_the_last_word(tmp_path:
     nobody = joined(founder, tmp_path / "nobody", ("trusted", "[]"))
     assert nobody.trusted == () and [task.name for task in nobody.tasks] == ["others"]
     manifest = open_manifest(found_run(founder, Identity.generate()))
-    assert "trusts none" in left_out(manifest)["products"] and left_out(manifest, trusted=[another]) == {}
+    assert "trusts none" in left_out(manifest.tasks)["products"] and left_out(manifest.tasks, trusted=[another]) == {}
     assert other_options(manifest, founder.tasks) == [], "another tool of one's own is no difference"
 
 

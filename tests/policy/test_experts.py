@@ -77,7 +77,7 @@ def test_rounded_gradients_are_those_of_float32_but_for_rounding() -> None:
         gradients.append(policy.model.get_parameter("model.layers.1.mlp.experts.gate_up_proj").grad)
     exact, rounded = gradients
     assert exact is not None and rounded is not None
-    assert float((rounded - exact).norm()) < 0.15 * float(exact.norm())
+    assert float((rounded - exact).norm()) < 0.12 * float(exact.norm()), "0.1001 without instructions for bfloat16"
 
 
 def test_compiled_layers_give_the_same() -> None:

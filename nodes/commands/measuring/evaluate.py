@@ -21,7 +21,7 @@ from nodes.commands.measuring.exported import exported_values
 from nodes.console import literal_console
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
-from swarm.config import NodeConfig, Values, load_config
+from swarm.config import LoadedConfig, NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.fields import is_hub_id
 from swarm.environments.tools.own import with_own_tools
@@ -41,6 +41,7 @@ EVERY_SUITE = "all"
 NUM_QUESTIONS = 900
 """Of the mixture, by default."""
 FILTERS = ("top_p", "top_k", "min_p")
+SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
 
 
 class Asked(Struct, frozen=True):
@@ -107,19 +108,21 @@ def _configured(asked: Asked, source: _Source) -> tuple[NodeConfig, list[str]]:
     saved, remarks = None if asked.file else source.saved, list[str]()
     if source.weights is not None and source.saved is None:
         saved, remarks = exported_values(source.weights, load_config(asked.file, None, os.environ, fields))
-    config = load_config(asked.file, saved, os.environ, fields).config
-    if not asked.suites:
-        sampling = config.generation.sampling()
-        names = ", ".join(task.name for task in config.tasks)
-        filters = "".join(
-            f", {name} {getattr(sampling, name):g}" for name in FILTERS if getattr(sampling, name) not in (0, 1)
-        )
-        remarks += [
-            f"tasks{' as trained' if saved else ''}: {names}",
-            f"sampling{' as trained' if saved else ''}: temperature {sampling.temperature:g}{filters}, at most "
-            f"{sampling.max_new_tokens} new tokens",
-        ]
-    return config, remarks
+    loaded = load_config(asked.file, saved, os.environ, fields)
+    return loaded.config, remarks if asked.suites else [*remarks, *_how_asked(loaded)]
+
+
+def _how_asked(loaded: LoadedConfig) -> Iterator[str]:
+    """The tasks and the sampling, and whether they are those of the training."""
+
+    def name(what: str, *paths: str) -> str:
+        return f"{what} as trained" if all(loaded.origins.get(path) == "manifest" for path in paths) else what
+
+    sampling = loaded.config.generation.sampling()
+    filters = [f"{each} {getattr(sampling, each):g}" for each in FILTERS if getattr(sampling, each) not in (0, 1)]
+    figures = [f"temperature {sampling.temperature:g}", *filters, f"at most {sampling.max_new_tokens} new tokens"]
+    yield f"{name('tasks', 'tasks')}: {', '.join(task.name for task in loaded.config.tasks)}"
+    yield f"{name('sampling', *(f'generation.{each}' for each in SAMPLING))}: {', '.join(figures)}"
 
 
 def _check_names(names: Sequence[str], config: NodeConfig) -> None:

@@ -6,16 +6,15 @@ more than a run's founder.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from pydantic import JsonValue
 
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.config import TaskConfig
-from swarm.environments.specs import from_specs, to_specs, why_invalid, why_left_out
+from swarm.environments.specs import from_specs, left_out, to_specs
 from swarm.errors import ConfigError, TaskError
 from swarm.policy.config import EXPORTED, read_exported
 from swarm.types import Sampling, TaskSpec
@@ -55,13 +54,11 @@ def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
         trained = msgspec.convert(known, Trained)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
-    sampling: dict[str, JsonValue] = json.loads(msgspec.json.encode(trained.sampling))
-    values: Values = {"generation": sampling}
+    values: Values = {"generation": structs.asdict(trained.sampling)}  # all of it: the defaults here are others
     if "tasks" in own.origins:
         return values, []
     files, code = own.config.files, own.config.code
-    reasons = {spec.name: why_left_out(spec, files, code) or why_invalid(spec) for spec in trained.tasks}
-    left = {name: reason for name, reason in reasons.items() if reason is not None}
+    left = left_out(trained.tasks, files, code)
     tasks = from_specs((spec for spec in trained.tasks if spec.name not in left), files, code)
     lines = [f"task {name} is left out: {reason}" for name, reason in left.items()]
     if not tasks:
