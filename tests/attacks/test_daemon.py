@@ -76,6 +76,21 @@ def third_party() -> Iterator[tuple[int, list[str]]]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
+async def meet(liar: Daemon, victim: Daemon) -> None:
+    """The liar connects, and the victim hears all that it claims."""
+    await liar.connect(victim.peer_id, await victim.addresses())
+    with pytest.raises(PeerUnreachable, match="not supported"):
+        await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
+
+
+async def hang_up(liar: Daemon, victim: Daemon) -> None:
+    """The liar leaves, until the victim knows."""
+    await liar.disconnect(victim.peer_id)
+    async with asyncio.timeout(30.0):
+        while liar.peer_id in await victim.connected():
+            await asyncio.sleep(0.01)
+
+
 def test_no_protocol_is_spoken_by_which_strangers_have_the_daemon_dial_or_keep_anything(
     victim: Swarm, strangers: Callable[..., Stranger]
 ) -> None:
@@ -94,13 +109,8 @@ def test_a_peer_that_has_left_is_not_dialled_where_it_claimed_to_be() -> None:
         victim = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), nat=NAT)
         liar = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), announce=claimed, nat=NAT)
         try:
-            await liar.connect(victim.peer_id, await victim.addresses())
-            with pytest.raises(PeerUnreachable, match="not supported"):
-                await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
-            await liar.disconnect(victim.peer_id)
-            async with asyncio.timeout(30.0):
-                while liar.peer_id in await victim.connected():
-                    await asyncio.sleep(0.01)
+            await meet(liar, victim)
+            await hang_up(liar, victim)
             for _ in range(5):
                 with pytest.raises(PeerUnreachable, match="not connected"):
                     await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
@@ -127,14 +137,9 @@ def test_a_peer_is_dialled_where_the_node_wants_and_nowhere_else() -> None:
         refused: list[None] = []
         victim.gate.on_refused = lambda: refused.append(None)
         try:
-            await liar.connect(victim.peer_id, await victim.addresses())
-            with pytest.raises(PeerUnreachable, match="not supported"):
-                await victim.call(liar.peer_id, "/test/nothing", b"", 10.0)
+            await meet(liar, victim)
             for _ in range(2):
-                await liar.disconnect(victim.peer_id)
-                async with asyncio.timeout(30.0):
-                    while liar.peer_id in await victim.connected():
-                        await asyncio.sleep(0.01)
+                await hang_up(liar, victim)
                 await victim.connect(liar.peer_id, LIAR)
             assert await victim.connected() == {liar.peer_id}
             assert hits == []

@@ -15,7 +15,10 @@ def impossible() -> str:
 
     async def run() -> str:
         gate = Gate(datagrams=False, maps_ports=False)
-        gate.spawn(["true"], os.environ).wait()
+        # One that lasts: of a process that has ended, no memory can be read.
+        process = gate.spawn(["sleep", "60"], os.environ)
+        process.kill()
+        process.wait()
         gate.stop()
         return gate.problem
 
