@@ -10,28 +10,18 @@ from msgspec.structs import replace
 
 from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import AuthorOf, Candidate, Claim
+from swarm.sapo.mixing import AuthorOf, Candidate
 from swarm.sapo.shortlist import Shortlist, Situation
 from swarm.types import Offer, OfferedGroup
 from tests.sapo.mixes import candidate
 
-
-class Room(Waiting):
-    """Says which groups are merely on offer."""
-
-    def __init__(self) -> None:
-        super().__init__(WaitingLimits(1))
-        self.on_offer: set[str] = set()
-
-    def has_group(self, content_id: str) -> bool:
-        return content_id not in self.on_offer
+AN_OFFER = Offer(bytes(16), bytes(16), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
 
 
 class Desk:
-    """A shortlist with its situation in the test's hands; groups are here unless they are in `room.on_offer`."""
+    """A shortlist with its situation in the test's hands."""
 
     def __init__(self, **known: object) -> None:
-        self.room = Room()
         self.now = Situation(
             **{
                 "waiting": [],
@@ -50,11 +40,26 @@ class Desk:
 
     def choose(self, waiting: Sequence[Candidate], **changed: object) -> list[str]:
         self.now = replace(self.now, waiting=waiting, **changed)
-        return self.shortlist.choose(self.room)
+        room = Waiting(WaitingLimits(len(waiting) + 1))
+        for each in waiting:
+            assert room.add(_received(each), ()) == []
+        return self.shortlist.choose(room)
+
+
+def _received(each: Candidate) -> Received:
+    """What is known of a candidate of `_from` or `_promised`."""
+    content_id, _, is_offered = each.content_id.partition("/")
+    content = OfferedGroup(each.sender, AN_OFFER) if is_offered else each.graded.group
+    return Received(content_id, content, each.sender, 1)
 
 
 def _from(sender: str, count: int, first: int = 0) -> list[Candidate]:
     return [candidate(f"{sender}-{k}", sender) for k in range(first, first + count)]
+
+
+def _promised(sender: str, count: int) -> list[Candidate]:
+    """Groups on offer."""
+    return [candidate(f"{sender}-{k}/{sender}", sender) for k in range(count)]
 
 
 def _senders(chosen: Sequence[str]) -> Counter[str]:
@@ -159,52 +164,28 @@ def _of_names(*established: str) -> AuthorOf:
 
 def test_what_newcomers_promise_takes_no_place_of_established_authors() -> None:
     desk = Desk(author_of=_of_names("old"))
-    promises = [each for k in range(20) for each in _from(f"new{k}", 5)]
-    desk.room.on_offer = {each.content_id for each in promises}
+    promises = [each for k in range(20) for each in _promised(f"new{k}", 5)]
     assert sum(_senders(desk.choose(promises)).values()) == 6, "as many as updates want, and no more"
     assert desk.choose(promises) == []
     assert _senders(desk.choose([*promises, *_from("old", 50)])) == {"old": 6}
 
 
 def test_offers_that_wait_are_promises_and_newcomers_reserve_nothing() -> None:
-    """With the room as it is in a node: they once counted as groups that are here, and newcomers' kept all places."""
-    offers = {name: _offers(name, 20) for name in ("new", "old")}
-    waiting, desk = Waiting(WaitingLimits(100)), Desk(author_of=_of_names("old"))
-    for each in offers["new"]:
-        waiting.add(each, ())
-    desk.now = replace(desk.now, waiting=[_claimed(each) for each in waiting])
-    assert len(desk.shortlist.choose(waiting)) == 6
-    for each in offers["old"]:
-        waiting.add(each, ())
-    desk.now = replace(desk.now, waiting=[_claimed(each) for each in waiting])
-    chosen = desk.shortlist.choose(waiting)
-    assert len(chosen) == 6 and all(key.endswith("/old") for key in chosen)
+    """They once counted as groups that are here, and newcomers' kept all places."""
+    desk = Desk(author_of=_of_names("old"))
+    assert len(desk.choose(_promised("new", 20))) == 6
+    waiting = [*_promised("new", 20), *_promised("old", 20)]
+    chosen = desk.choose(waiting)
+    assert _senders(chosen) == {"old": 6}
     for key in chosen:
         desk.shortlist.late(key)
-    assert desk.shortlist.choose(waiting), "what is late holds no place"
-
-
-def _offers(author: str, count: int) -> list[Received]:
-    return [
-        Received(
-            content_id.hex(),
-            OfferedGroup(author, Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)),
-            author,
-            1,
-        )
-        for content_id in (f"{author}{k}".encode().ljust(16) for k in range(count))
-    ]
-
-
-def _claimed(received: Received) -> Candidate:
-    return Candidate(received.key, Claim(received.peer_id, received.task, received.rewards))
+    assert desk.choose(waiting), "what is late holds no place"
 
 
 def test_newcomers_that_give_nothing_do_not_have_hundreds_of_groups_fetched() -> None:
     desk = Desk(author_of=_of_names("old"), max_pooled=10_000)
     for number in range(30):
-        promises = _from(f"new{number}", 100)
-        desk.room.on_offer |= {each.content_id for each in promises}
+        promises = _promised(f"new{number}", 100)
         for name in desk.choose(promises):
             desk.shortlist.late(name)
     assert len(desk.shortlist._begun) == 32
@@ -214,15 +195,13 @@ def test_newcomers_that_give_nothing_do_not_have_hundreds_of_groups_fetched() ->
 
 def test_what_an_established_author_promises_is_not_fetched_from_others_too() -> None:
     desk = Desk(author_of=_of_names("old"))
-    promises = _from("old", 20)
-    desk.room.on_offer = {each.content_id for each in promises}
+    promises = _promised("old", 20)
     assert len(desk.choose(promises)) == 6 and desk.choose([*promises[6:], *_from("new", 20)]) == []
 
 
 def test_a_late_promise_holds_no_place_and_its_group_counts_again_when_it_comes() -> None:
     desk = Desk()
-    promises = _from("slow", 12)
-    desk.room.on_offer = {each.content_id for each in promises}
+    promises = _promised("slow", 12)
     first = desk.choose(promises)
     for name in first:
         desk.shortlist.late(name)
