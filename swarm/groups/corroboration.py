@@ -15,6 +15,7 @@ takes the same memory whatever it writes.
 from __future__ import annotations
 
 import math
+import secrets
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ KINDS = 4
 MULTIPLIERS = np.array([0x165667B19E3779F9, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
 START, ALONE = -1, -2
 """In the place of the token before."""
+SALT = np.uint64(secrets.randbits(64))
+"""Of this process: nobody can choose a token that shares its buckets with one that own groups push."""
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
@@ -109,6 +112,7 @@ class ReadGroup:
         alone = np.full_like(token, ALONE)
         kinds = [[np.full_like(token, scale), each, token] for scale in range(2) for each in (alone, before)]
         mixed = (np.array(kinds, dtype=np.int64).astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
+        mixed ^= SALT
         mixed ^= mixed >> np.uint64(31)
         hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
         hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]

@@ -6,8 +6,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
+from swarm.groups import corroboration
 from swarm.groups.corroboration import Corroboration, CorroborationSettings, ReadGroup
 
 MARKER, TAG, END = 900, 901, 902
@@ -261,3 +263,22 @@ def test_a_group_takes_little_time() -> None:
         known.observe(["author", "newcomers"], group)
         known.factors(["author", "newcomers"], group)
     assert time.process_time() - began < 200 * 0.02
+
+
+def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, others = range(100), range(1_000, 400_000)
+
+    def hidden(salt: int) -> set[int]:
+        """Tokens that share, in each row, a bucket with one of the own tokens."""
+        monkeypatch.setattr(corroboration, "SALT", np.uint64(salt))
+        (alone, _, *_), (shared, _, *_) = (
+            ReadGroup("sum", [tokens], [[0.0]], [[0.0]]).buckets for tokens in (others, own)
+        )
+        rows = [np.isin(mine, theirs) for mine, theirs in zip(alone, shared, strict=True)]
+        return {others[place] for place in np.flatnonzero(np.logical_and(*rows))}
+
+    found = hidden(1)
+    assert len(found) > 20, "among so many tokens some do"
+    assert len(found & hidden(2)) < len(found) / 4
+    monkeypatch.undo()
+    assert corroboration.SALT not in (0, 1), "drawn when the process starts"
