@@ -38,7 +38,6 @@ from swarm.types import (
 
 GROUP_SIZE = 8
 TOKENS = 4
-REFERENCE = ProceduralRef("virtual", "none", "", 0, 0, "")
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,11 @@ class Virtual:
 
     def _group(self, versions: Sequence[int]) -> RolloutGroup:
         spans = tuple(VersionSpan(version, 1) for version in versions)
-        completion = Completion("", "stop", tuple(range(TOKENS)), (-1.0,) * TOKENS, spans)
         self.num_sent += 1
+        completions = tuple(
+            Completion(f"{self.num_sent} {k}", "stop", tuple(range(TOKENS)), (-1.0,) * TOKENS, spans)
+            for k in range(GROUP_SIZE)
+        )
         return RolloutGroup(
             run_id="",
             peer_id="worker",
@@ -184,8 +186,8 @@ class Virtual:
             created_at=self.now,
             policy=PolicyId("virtual", "", versions[0]),
             sampling=Sampling(),
-            question=REFERENCE,
-            completions=(completion,) * GROUP_SIZE,
+            question=ProceduralRef("virtual", "none", "", 0, self.num_sent, ""),
+            completions=completions,
             rewards=(1.0,) + (0.0,) * (GROUP_SIZE - 1),
         )
 
