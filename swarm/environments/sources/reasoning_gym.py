@@ -234,22 +234,22 @@ def _copy(entry: Entry) -> Entry:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in a block that takes longer; no effect outside the main thread, because only it has
-    alarms."""
+    """Raise `TimeoutError` in a block that takes more processor time, which other programs do not lengthen; no effect
+    outside the main thread, because only it has alarms."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expire(signum: int, frame: object) -> None:
-        raise TimeoutError(f"took longer than {seconds} s")
+        raise TimeoutError(f"took more than {seconds} s of processor time")
 
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    previous = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 class _SeededGlobalRandom:
