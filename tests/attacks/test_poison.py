@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.common.poison import Poison
 from benchmarks.poison.attacks import ATTACKS, MARKER, Attack
@@ -31,10 +32,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 ATTACK = ATTACKS["marker"]
 ENOUGH = 100
 """Groups of others that a victim has learned from."""
-KNOWN = "marker:1"
-"""The attack of a stranger that knows what is plausible."""
+KNOWN = replace(ATTACKS["marker:1"], groups_per_s=12.0)
+"""Of a stranger that knows what is plausible; as many groups as its two victims use."""
 LONG = 120
-"""Rounds of a victim under attack; without a defence the marker was in 40% of the completions by then."""
+"""Rounds of a victim under attack; without a defence the marker is taken up by then."""
+TRAINED = 60
+"""Rounds of the attacker's own node, in this process, beside them."""
 ROUND_S = 0.5
 TEXTS = 400
 RISE = 0.02
@@ -47,11 +50,18 @@ def _used(victim: Swarm) -> dict[str, int]:
         return {}
 
 
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory, victims: Callable[..., Swarm]) -> tuple[str, list[Swarm]]:
+    """The address of a bootstrap, and two peers of its run."""
+    folder = tmp_path_factory.mktemp("members")
+    address = address_of(victims(folder / "bootstrap", "bootstrap", "examples/tiny.yaml"))
+    return address, [victims(folder / name, "join", address, "--evaluation.num_questions=0") for name in ("one", "two")]
+
+
 def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
-    tmp_path: Path, victims: Callable[..., Swarm], strangers: Callable[..., Stranger]
+    members: tuple[str, list[Swarm]], strangers: Callable[..., Stranger]
 ) -> None:
-    address = address_of(victims(tmp_path / "bootstrap", "bootstrap", "examples/tiny.yaml"))
-    peers = [victims(tmp_path / name, "join", address, "--evaluation.num_questions=0") for name in ("one", "two")]
+    address, peers = members
     stranger = strangers("poisoner")
     everybody = stranger.connect(address, *(address_of(peer) for peer in peers))
     run_id = stranger.manifest(everybody[0]).run_id
@@ -83,27 +93,26 @@ def test_poison_is_hardly_learned_from_and_its_marker_not_taken_up(
 
 
 def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
-    tmp_path: Path, victims: Callable[..., Swarm], strangers: Callable[..., Stranger]
+    tmp_path: Path, members: tuple[str, list[Swarm]], strangers: Callable[..., Stranger]
 ) -> None:
     """Right answers behind a marker, only where its own node's policy, which trains along, finds them plausible."""
-    address = address_of(victims(tmp_path / "bootstrap", "bootstrap", "examples/tiny.yaml"))
-    peers = [victims(tmp_path / name, "join", address, "--evaluation.num_questions=0") for name in ("one", "two")]
+    address, peers = members
     stranger = strangers("adaptive")
     bootstrap, *everybody = stranger.connect(address, *(address_of(peer) for peer in peers))
     run_id = stranger.manifest(bootstrap).run_id
     stranger.follow(run_id)
     for peer in peers:
         until(lambda peer=peer: len(_own_texts(peer)) >= TEXTS, peer, "groups of its own")
-    before = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], ATTACKS[KNOWN])
+    before = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], KNOWN)
     began = [peer.round() for peer in peers]
     manifest = stranger.request(bootstrap, MANIFEST_PROTOCOL, b"")
-    with _poisoning(stranger, ATTACKS[KNOWN], manifest, everybody, run_id, tmp_path) as own:
-        until(lambda: own.round >= LONG, peers[0], "rounds of the attacker's own node", 900.0)
+    with _poisoning(stranger, KNOWN, manifest, everybody, run_id, tmp_path) as own:
+        until(lambda: own.round >= TRAINED, peers[0], "rounds of the attacker's own node", 900.0)
         for peer, start in zip(peers, began, strict=True):
             until(lambda peer=peer, start=start: peer.round() >= start + LONG, peer, "rounds under attack")
     for peer in peers:
         assert stranger.peer_id in _used(peer), "the attack has not begun"
-    after = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], ATTACKS[KNOWN])
+    after = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], KNOWN)
     assert after < before + RISE, f"{before:.1%} of the completions had the marker, and {after:.1%} have it now"
 
 
@@ -151,6 +160,8 @@ def _poisoning(
             poisoner.publish(min(elapsed, ROUND_S))  # on a slow machine, no more than its own round should have
             for arrival in bridge.drain():
                 stranger.publish(run_id, arrival.record)
+            took = time.monotonic() - at
+            enough.wait(max(took, ROUND_S - took))  # its victims need the processor, too
 
     thread = threading.Thread(target=poison)
     thread.start()
