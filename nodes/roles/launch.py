@@ -74,8 +74,9 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
+from swarm.telemetry.end import print_end
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
-from swarm.telemetry.live import LiveView, plain_line, summary_table
+from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
@@ -350,7 +351,10 @@ def _say(console: Console, text: str) -> None:
 
 
 def _rounds(running: Running, stop: StopRequest, plain: Console | None, history: PeerHistory) -> int:
-    """Run rounds until done, stopped or failed; returns the exit code. A crash leaves the last checkpoint unchanged."""
+    """Run rounds until done, stopped or failed; returns the exit code. A crash leaves the last checkpoint unchanged.
+
+    A node none of whose questions got a group has failed, too.
+    """
     reason: EndReason = "done"
     code = exits.DONE
     node = running.node
@@ -373,6 +377,9 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     node.end(reason)
     if plain is not None:
         _is_told(plain, history, 1)
+    history.tail()
+    if code == exits.DONE and history.figures.empty:
+        code = exits.FAILED
     return exits.INTERRUPTED if stop() else code
 
 
@@ -477,7 +484,7 @@ def _show_plan(
 def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
     summary = swarm_summary([history], config.model_dump(mode="json"), versions())
     write_report(config.out, [history], summary)
-    console.print(summary_table(summary))
+    print_end(console, summary, [history])
     console.print(Text(f"report: {config.out / 'report.html'}"), soft_wrap=True)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from swarm.page.alerts import CHECKS, alerts
 from swarm.page.node import NodeReader
+from swarm.telemetry.alerts.checks import CHECKS
 from swarm.telemetry.live import state_text
 from swarm.telemetry.records import EndEvent, Event, PauseEvent, ResumeEvent, RoundEvent
 from tests.page.folders import ending_at, events
@@ -31,7 +31,7 @@ def _node(folder: Path, change: Callable[[RoundEvent], RoundEvent] = lambda even
 
 
 def _keys(node: NodeReader, now: float = NOW) -> set[str]:
-    return {alert.key for alert in alerts(node, now)}
+    return {alert.key for alert in node.alerts(now)}
 
 
 def test_a_healthy_node_has_none(tmp_path: Path) -> None:
@@ -61,23 +61,46 @@ def _late(**fields: object) -> Callable[[RoundEvent], RoundEvent]:
     return lambda event: structs.replace(event, **fields) if event.round > 60 else event
 
 
+def _slower(neighbours: int | None) -> Callable[[RoundEvent], RoundEvent]:
+    return _late(timings={"generate": 0.9}, neighbours=neighbours)
+
+
 CAUSES: dict[str, Callable[[RoundEvent], RoundEvent]] = {
     "entropy": _figure("entropy", 0.01),
     "skipped": _figure("train/num_skipped_steps", 1.0),
     "wrong-clock": _dropped("clock", 0.2),
     "refused": _dropped("unknown_task", 0.7),
-    "slow": _late(tokens_per_s=500.0),
+    "slow": _slower(neighbours=0),
     "reward": lambda event: structs.replace(event, reward=0.5 if event.round < 60 else 0.2),
-    "nothing-right": _late(reward=0.0),
+    "nothing-right": lambda event: structs.replace(event, reward=0.0),
+    "no-groups": _late(reward=None, problem="the first was not graded: no key"),
     "alone": _late(alone_since=NOW - 300.0),
 }
 
 
 @pytest.mark.parametrize("key", CAUSES)
 def test_its_cause_is_named(key: str, tmp_path: Path) -> None:
-    found = alerts(_node(tmp_path, CAUSES[key]), NOW)
+    found = _node(tmp_path, CAUSES[key]).alerts(NOW)
     assert key in {alert.key for alert in found}
     assert all(alert.text and alert.advice for alert in found)
+
+
+def test_other_nodes_that_share_the_cores_are_no_other_program(tmp_path: Path) -> None:
+    assert _keys(_node(tmp_path / "beside", _slower(neighbours=1))) == set()
+    assert _keys(_node(tmp_path / "not looked", _slower(neighbours=None))) == set()
+
+
+def test_a_collapse_is_an_alert_as_soon_as_it_is_clear_and_noise_is_none(tmp_path: Path) -> None:
+    def collapse(event: RoundEvent) -> RoundEvent:
+        return structs.replace(event, reward=0.0 if event.round > 60 else 0.02)
+
+    def noise(event: RoundEvent) -> RoundEvent:
+        """One answer in 64 right in every second round, then none for 20 rounds: chance may do that."""
+        return structs.replace(event, reward=1 / 64 if event.round in (3, 40, 77) else 0.0)
+
+    (alert,) = _node(tmp_path / "collapse", collapse).alerts(NOW)
+    assert alert.key == "reward" and "from 0.020 at its best to 0.000" in alert.text
+    assert "reward" not in _keys(_node(tmp_path / "noise", noise))
 
 
 def test_mastered_tasks_need_no_variety(tmp_path: Path) -> None:
@@ -93,7 +116,7 @@ def test_reward_that_falls_as_others_take_over_is_told_apart(tmp_path: Path) -> 
         groups = {**event.groups, "used_local": 4 * event.round, "used_external": external}
         return structs.replace(event, groups=groups, reward=0.5 if event.round < 60 else 0.2)
 
-    found = {alert.key: alert for alert in alerts(_node(tmp_path, change), NOW)}
+    found = {alert.key: alert for alert in _node(tmp_path, change).alerts(NOW)}
     assert "reward" not in found
     assert "from 0% to 60%" in found["others"].text
 
@@ -102,7 +125,7 @@ def test_a_disk_that_fills_up_and_one_that_is_full(tmp_path: Path) -> None:
     node = _node(tmp_path)
     for free, level in ((2**30, "warning"), (2**20, "error")):
         node.free_bytes = free
-        (alert,) = alerts(node, NOW)
+        (alert,) = node.alerts(NOW)
         assert (alert.key, alert.level) == ("disk", level)
 
 
@@ -130,7 +153,7 @@ def test_a_resumed_process_is_judged_by_its_own_rounds(tmp_path: Path) -> None:
 
 
 def test_the_docs_have_every_alert_and_the_pages_that_it_names() -> None:
-    source = (ROOT / "swarm" / "page" / "alerts.py").read_text()
+    source = (ROOT / "swarm" / "telemetry" / "alerts" / "checks.py").read_text()
     keys = set(re.findall(r'Alert\(\s*"([a-z-]+)"', source))
     assert len(keys) >= len(CHECKS)
     page = (ROOT / "docs" / "page.md").read_text()
