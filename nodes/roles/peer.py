@@ -156,9 +156,9 @@ class PeerNode:
             self._roster_at = time.monotonic()
             write_roster(self._config.out, build_roster(self._transport, self._shell.exchange.book, time.time()))
 
-    def note(self, text: str, level: str = "info") -> None:
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
         """Put a line for people into the metrics file."""
-        self._shell.note(text, level)
+        self._shell.note(text, level, alert)
 
     def save(self) -> None:
         """Write a checkpoint of the finished rounds, unless it exists."""

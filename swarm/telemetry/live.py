@@ -294,7 +294,7 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         ]
         if decided := mix_in_words(event):
             parts.append(f"mix {clean(decided)}")
-        if event.worth is not None:
+        if event.worth is not None and groups["received"]:
             parts.append(verdict([history]).line)
         if event.tokens_per_s is not None:
             parts.append(f"{_compact(event.tokens_per_s)} tokens/s")

@@ -224,9 +224,10 @@ class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"
     time: float
     text: str
     level: str = "info"
-    """`info`, `warning` or `error`."""
+    """`info`, `warning` or `error`; `debug` for what only alerts show."""
     alert: str = ""
-    """The alert that it reports, by its key: views that show alerts leave the note out."""
+    """The alert that it reports, by its key: views that show alerts leave the note out. Or the counter of failures
+    whose first it tells of."""
 
 
 class PauseEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="pause"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,9 @@ from msgspec import structs
 
 from swarm.page.node import NodeReader
 from swarm.telemetry.alerts.checks import CHECKS
+from swarm.telemetry.alerts.figures import SCORER_FAILURES
 from swarm.telemetry.live import state_text
-from swarm.telemetry.records import EndEvent, Event, PauseEvent, ResumeEvent, RoundEvent
+from swarm.telemetry.records import EndEvent, Event, NoteEvent, PauseEvent, ResumeEvent, RoundEvent
 from tests.page.folders import ending_at, events
 from tests.telemetry.synthetic import EPOCH, write
 
@@ -95,8 +96,9 @@ def test_a_collapse_is_an_alert_as_soon_as_it_is_clear_and_noise_is_none(tmp_pat
         return structs.replace(event, reward=0.0 if event.round > 60 else 0.02)
 
     def noise(event: RoundEvent) -> RoundEvent:
-        """One answer in 64 right in every second round, then none for 20 rounds: chance may do that."""
-        return structs.replace(event, reward=1 / 64 if event.round in (3, 40, 77) else 0.0)
+        """Three answers right in 120 rounds, none of them in the last 43: chance may do that."""
+        groups = {**event.groups, "used_local": sum(event.round >= each for each in (3, 40, 77)), "local": {}}
+        return structs.replace(event, reward=1 / 64 if event.round in (3, 40, 77) else 0.0, groups=groups)
 
     (alert,) = _node(tmp_path / "collapse", collapse).alerts(NOW)
     assert alert.key == "reward" and "from 0.020 at its best to 0.000" in alert.text
@@ -182,3 +184,51 @@ def test_neither_a_restart_nor_the_end_of_a_pause_is_a_silence(tmp_path: Path) -
     pause = [PauseEvent(time=NOW, why="asked"), ResumeEvent(time=NOW + hours, paused_s=hours)]
     paused = _node(tmp_path / "paused", lambda event: event, *pause)
     assert _keys(paused, NOW + hours + 5) == set() and state_text(paused.history, NOW + hours + 5) == "running"
+
+
+def _sparse(rewarded: Sequence[int]) -> Callable[[RoundEvent], RoundEvent]:
+    """A group with signal in each of the rounds that are named, and no reward in the others."""
+
+    def change(event: RoundEvent) -> RoundEvent:
+        groups = {**event.groups, "used_local": sum(each <= event.round for each in rewarded), "local": {}}
+        return structs.replace(event, reward=rewarded.count(event.round) / 64, groups=groups)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("rewarded", "collapsed"), [([1, 1, 2, 3, 3], True), ([2, 5, 13, 60, 95], False), ([1], False)]
+)
+def test_a_collapse_within_the_first_rounds_is_told_from_a_sparse_start(
+    rewarded: list[int], collapsed: bool, tmp_path: Path
+) -> None:
+    found = {alert.key: alert for alert in _node(tmp_path, _sparse(rewarded)).alerts(NOW)}
+    assert ("reward" in found and found["reward"].level == "error") == collapsed
+
+
+def test_a_reward_function_that_fails_is_named_with_its_first_error(tmp_path: Path) -> None:
+    def failing(event: RoundEvent) -> RoundEvent:
+        return structs.replace(event, reward=0.0, counters={SCORER_FAILURES: 3 * event.round})
+
+    told = NoteEvent(time=NOW, text="task 't': its reward function raised KeyError('1')", level="debug",
+                     alert="scorer_failures")  # fmt: skip
+    (alert,) = (each for each in _node(tmp_path, failing, told).alerts(NOW) if each.key == "reward-fails")
+    assert alert.level == "error" and "KeyError('1')" in alert.text
+    assert _node(tmp_path / "else", failing).history.figures.useless
+
+
+def test_what_stops_all_questions_is_named_by_the_first_error(tmp_path: Path) -> None:
+    def refused(event: RoundEvent) -> RoundEvent:
+        return structs.replace(event, reward=None, problem="connection refused" if event.round == 1 else "it is down")
+
+    (alert,) = _node(tmp_path, refused).alerts(NOW)
+    assert (alert.key, alert.level) == ("no-groups", "error")
+    assert "the last 120 rounds" in alert.text and "connection refused" in alert.text
+
+
+def test_a_learning_rate_that_destroys_is_said_from_the_start(tmp_path: Path) -> None:
+    start = structs.replace(events(1, 1, 0.0)[0], time=NOW, config={"update": {"learning_rate": 1e5}})  # type: ignore[call-arg]
+    write(tmp_path, [start])
+    node = NodeReader(tmp_path)
+    node.read()
+    assert [alert.key for alert in node.alerts(NOW + 1)] == ["learning-rate"]

@@ -35,6 +35,7 @@ EMPTY_ROUNDS = 3
 MANY = 32
 """Groups, before their fates are judged."""
 CLOCK_GROUPS = 8
+HUGE_RATE = 0.01
 LOW_DISK_BYTES = 2 * 2**30
 FULL_DISK_BYTES = 256 * 2**20
 LONELY_AFTER_S = 60.0
@@ -162,6 +163,19 @@ def _clock(node: State) -> Iterator[Alert]:
         )
 
 
+def _learning_rate(node: State) -> Iterator[Alert]:
+    update = node.history.start.config.get("update") if node.history.start else None
+    rate = update.get("learning_rate") if isinstance(update, dict) else None
+    if isinstance(rate, int | float) and rate >= HUGE_RATE and node.history.phase != "done":
+        yield Alert(
+            "learning-rate",
+            "warning",
+            f"update.learning_rate is {rate:g}: AdamW may change every weight by as much in one step.",
+            "From 1e-6 to 1e-3 is usual; more destroys most models within a few rounds.",
+            "objectives.md#figures",
+        )
+
+
 def _entropy(node: State) -> Iterator[Alert]:
     entropy, reward = node.history.figures.curves.get("entropy"), node.history.figures.curves.get("reward")
     if entropy is None or entropy.first is None or entropy.recent is None:
@@ -180,6 +194,18 @@ def _entropy(node: State) -> Iterator[Alert]:
 
 
 def _reward(node: State) -> Iterator[Alert]:
+    figures = node.history.figures
+    if figures.has_collapsed:
+        yield Alert(
+            "reward",
+            "error",
+            f"Reward fell to 0: no answer of the last {figures.num_zero:,} rounds earned any, while "
+            f"{figures.num_informative:,} groups of {_before(figures.num_rounds - figures.num_zero)} had rewards to "
+            "learn from.",
+            "Lower update.learning_rate, and start over or from an earlier checkpoint; `swarm samples` shows answers.",
+            "troubleshooting.md#by-symptom",
+        )
+        return
     reward, share = node.history.figures.curves.get("reward"), node.history.figures.curves.get(SHARE_OF_OTHERS)
     if reward is None or reward.best is None or reward.recent is None:
         return
@@ -208,23 +234,45 @@ def _reward(node: State) -> Iterator[Alert]:
 
 
 def _no_groups(node: State) -> Iterator[Alert]:
-    figures, event = node.history.figures, node.history.latest
-    if event is None or figures.num_empty < min(EMPTY_ROUNDS, figures.num_rounds or 1):
-        return
-    count = figures.num_empty
-    rounds = "the last round" if count == 1 else f"the last {count:,} rounds"
-    yield Alert(
-        "no-groups",
-        "error",
-        f"No question of {rounds} got a group, so that nothing was learned: {clean_lines(event.problem)}",
-        "What stops them is named above; `swarm tasks try FILE` asks the task's questions one by one.",
-        "troubleshooting.md#by-symptom",
-    )
+    figures = node.history.figures
+    if figures.num_empty and figures.num_empty >= min(EMPTY_ROUNDS, figures.num_rounds):
+        yield Alert(
+            "no-groups",
+            "error",
+            f"No question of {_last(figures.num_empty)} got a group, so that nothing was learned from own questions: "
+            f"{clean_lines(figures.problem)}.",
+            "`swarm tasks try FILE` asks the task's questions one by one.",
+            "troubleshooting.md#by-symptom",
+        )
+
+
+def _reward_fails(node: State) -> Iterator[Alert]:
+    figures = node.history.figures
+    text = figures.reward_failure  # it may come a round later than the failure
+    if figures.num_unrewarded >= (min(EMPTY_ROUNDS, max(1, figures.num_rounds)) if text else EMPTY_ROUNDS):
+        yield Alert(
+            "reward-fails",
+            "error",
+            f"The reward function failed in {_last(figures.num_unrewarded)}, and nothing earned a reward"
+            + (f": {clean_lines(text)}." if text else "."),
+            "Mend it, and try it with `swarm tasks try FILE`.",
+            "own-task.md",
+        )
+
+
+def _before(rounds: int) -> str:
+    return "the round before" if rounds == 1 else f"the {rounds:,} rounds before"
+
+
+def _last(rounds: int) -> str:
+    return "the last round" if rounds == 1 else f"the last {rounds:,} rounds"
 
 
 def _nothing_right(node: State) -> Iterator[Alert]:
     reward = node.history.figures.curves.get("reward")
-    if reward is not None and reward.recent == 0 and not reward.best:
+    figures = node.history.figures
+    explained = figures.num_unrewarded or figures.has_collapsed
+    if reward is not None and reward.recent == 0 and not reward.best and not explained:
         yield Alert(
             "nothing-right",
             "warning",
@@ -289,8 +337,10 @@ CHECKS: tuple[Callable[[State], Iterator[Alert]], ...] = (
     _disk,
     _alone,
     _clock,
+    _learning_rate,
     _entropy,
     _no_groups,
+    _reward_fails,
     _reward,
     _nothing_right,
     _slow,

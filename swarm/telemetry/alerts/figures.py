@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swarm.figures import LAG_MAX, LAG_MEAN
+from swarm.reasons import Reason
 from swarm.telemetry.alerts.curves import Curve
-from swarm.telemetry.records import EvaluationEvent, Event, GroupCounts, RoundEvent, StartEvent
+from swarm.telemetry.records import EvaluationEvent, Event, GroupCounts, NoteEvent, RoundEvent, StartEvent
 
 SHARE_OF_OTHERS = "share of others"
 """Others' part of the groups in an update."""
 SPEED = "tokens per second of generation"
 """Rounds also take time for others' groups and updates, of which `tokens_per_s` is a mean."""
+SCORER_FAILURES = "verifier/scorer_failures"
+"""The counter of completions whose reward function failed."""
+LEAST_ZERO = 5
+"""Rounds without reward before a collapse is considered."""
+UNLIKELY = 1e-4
+"""Probability below which chance explains nothing."""
 FIGURES = {
     "entropy": "entropy",
     "KL to the reference": "kl",
@@ -39,16 +46,40 @@ class NodeCurves:
         """By name: reward, accuracy, those of `FIGURES`, and what a round did."""
         self.share_at_best: float | None = None
         """Others' part of the updates when the reward was at its best."""
+        self.reward_failure = ""
+        """The text of the first reward function's failure."""
+        self.problem = ""
+        """The first of the rounds that `num_empty` counts."""
+        self._new_process()
+
+    def _new_process(self) -> None:
+        self.num_rounds = 0
         self.num_empty = 0
         """Rounds in a row, up to the latest, in which none of the node's own questions got a group."""
-        self.num_rounds = 0
-        """Of this process."""
+        self.num_unrewarded = 0
+        """Rounds in a row, up to the latest, in which the reward function failed and nothing earned a reward."""
+        self.num_zero = 0
+        """Rounds in a row, up to the latest, in which no answer earned a reward."""
+        self.num_informative = 0
+        """Own groups with signal."""
+        self._num_useless = 0
         self._before: RoundEvent | None = None
 
     @property
-    def empty(self) -> bool:
-        """Whether the process has made rounds, and none of its own questions got a group."""
-        return 0 < self.num_rounds == self.num_empty
+    def has_collapsed(self) -> bool:
+        """Whether chance hardly explains that the last rounds earned nothing.
+
+        If groups with signal came at an even rate, all of them would be in the rounds before with this probability.
+        """
+        before = self.num_rounds - self.num_zero
+        if not before or self.num_zero < LEAST_ZERO:
+            return False
+        return (before / self.num_rounds) ** self.num_informative < UNLIKELY
+
+    @property
+    def useless(self) -> bool:
+        """Whether the process has made rounds, and each of them had no group, or a reward function that failed."""
+        return 0 < self.num_rounds == self._num_useless
 
     def take(self, event: Event) -> None:
         """Add what an event says."""
@@ -58,16 +89,24 @@ class NodeCurves:
             case StartEvent():
                 for curve in self.curves.values():
                     curve.cut(event.resumed_from or 0)
-                self._before = None
-                self.num_empty = self.num_rounds = 0
+                self._new_process()
             case RoundEvent():
                 self._add_round(event)
+            case NoteEvent(alert="scorer_failures"):
+                self.reward_failure = self.reward_failure or event.text
             case EvaluationEvent():
                 self._curve("accuracy").add(max(1, event.round), event.accuracy)
 
     def _add_round(self, event: RoundEvent) -> None:
         self.num_rounds += 1
+        if event.problem and not self.num_empty:
+            self.problem = event.problem
         self.num_empty = self.num_empty + 1 if event.problem else 0
+        self.num_unrewarded = self.num_unrewarded + 1 if self._was_unrewarded(event) else 0
+        informative = _informative(event) - (_informative(self._before) if self._before else 0)
+        self.num_zero = self.num_zero + 1 if event.reward == 0 and not informative else 0
+        self.num_informative += informative
+        self._num_useless += bool(self.num_empty or self.num_unrewarded)
         values: dict[str, float | None] = {"reward": event.reward, "tokens per second": event.tokens_per_s}
         values |= {name: event.figures.get(key) for name, key in FIGURES.items()}
         before, self._before = self._before, event
@@ -81,8 +120,20 @@ class NodeCurves:
             share = self.curves.get(SHARE_OF_OTHERS)
             self.share_at_best = share.recent if share is not None else None
 
+    def _was_unrewarded(self, event: RoundEvent) -> bool:
+        """Equal completions are graded once, so that fewer failures are counted than completions."""
+        before = self._before.counters.get(SCORER_FAILURES, 0) if self._before is not None else 0
+        return event.reward == 0 and event.counters.get(SCORER_FAILURES, 0) > before
+
     def _curve(self, name: str) -> Curve:
         return self.curves.setdefault(name, Curve())
+
+
+def _informative(event: RoundEvent) -> int:
+    local = event.groups.get("local", {})
+    return event.groups["used_local"] + sum(
+        local.get(reason, 0) for reason in (Reason.NOT_SAMPLED, Reason.UPDATE_SKIPPED)
+    )
 
 
 def between(before: RoundEvent, now: RoundEvent) -> dict[str, float | None]:

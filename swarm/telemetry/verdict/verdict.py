@@ -35,7 +35,7 @@ BY_ESTIMATE = (
     "Progress of the updates over that of updates on the node's own groups alone: its own estimate over its last "
     "rounds, from the gradients, with 95% intervals."
 )
-BY_PROGRESS = f"Mean rewards of the first and the last {FIRST_ROUNDS} rounds."
+BY_PROGRESS = "Mean rewards of the first and the last rounds."
 
 
 class Verdict(Struct, frozen=True):
