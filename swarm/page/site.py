@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from swarm.foreign import clean
+from swarm.net.trust.roster import PeerRow
 from swarm.page import samples
 from swarm.page.answer import answer, answer_by_control
 from swarm.page.arrivals import Arrivals, Found
@@ -18,7 +19,7 @@ from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
 from swarm.telemetry.alerts.curves import thinned
-from swarm.telemetry.history import drop_reasons, pause_in_words
+from swarm.telemetry.history import drop_reasons, num_dropped, pause_in_words
 from swarm.telemetry.intervals import accuracy
 from swarm.telemetry.live import state_text
 from swarm.telemetry.records import MixDecision
@@ -29,6 +30,7 @@ MAX_NODES = 256
 ANSWER_EVERY_S = 5.0
 """Comparing with a control takes a bootstrap."""
 MAX_ALARMS = 3
+MAX_COMPLAINTS = 3
 MAX_ROWS = 256
 MAX_MOMENTS = 12
 MAX_MOMENT_CHARS = 500
@@ -162,6 +164,8 @@ def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
     curves = {name: curve.points() for name, curve in node.curves.items()}
     if control is not None and "reward" in control.curves:
         curves["control"] = control.curves["reward"].points()
+    if control is not None and "accuracy" in control.curves:
+        curves["control accuracy"] = control.curves["accuracy"].points()
     known = node.alerts(now)
     return {
         "name": node.name,
@@ -230,7 +234,8 @@ def _groups(node: NodeReader) -> Json:
     ]
     counts = {name: groups.get(name, 0) for name in ("generated", "shared", "received", "used_local", "used_external")}
     waiting = {"pool": latest.pool if latest else 0, "pending": latest.pending if latest else 0}
-    return {**counts, **waiting, "dropped": drops, "own_unused": own}
+    fates = groups["used_external"] + num_dropped(groups) + sum(waiting.values())
+    return {**counts, **waiting, "lost": max(0, groups["received"] - fates), "dropped": drops, "own_unused": own}
 
 
 def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
@@ -247,16 +252,21 @@ def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
             "version": clean(row.version, MAX_NAME_CHARS),
             "received": row.received,
             "used": row.used,
-            "dropped": sum(row.dropped.values()),
-            "mostly": clean(max(row.dropped, key=lambda reason: row.dropped[reason]), MAX_NAME_CHARS)
-            if row.dropped
-            else "",
+            "unused": row.received - row.used,
+            "complaints": _complaints(row),
             "bytes": row.bytes,
             "reputation": row.reputation,
             "worth": worth.in_own_groups(senders[row.peer_id]) if row.peer_id in senders else "",
         }
         for row in rows[:MAX_ROWS]
     ]
+
+
+def _complaints(row: PeerRow) -> str:
+    """What counts against a peer, the most frequent first; drops of a healthy swarm do not."""
+    against = {reason: count for reason, count in row.dropped.items() if reason not in NO_LOSS}
+    most = sorted(against.items(), key=lambda item: -item[1])[:MAX_COMPLAINTS]
+    return ", ".join(f"{count:,} {clean(reason, MAX_NAME_CHARS)}" for reason, count in most)
 
 
 def _names(nodes: Sequence[NodeReader]) -> dict[str, str]:

@@ -163,7 +163,7 @@ def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary, histories: S
             f"before and after training, {len(evaluated)} of {len(peers)} peers{accuracy_ranges(histories)}",
         ),
         (
-            "External groups trained on",
+            "Groups of others trained on",
             f"{used:,}",
             (
                 "; ".join([f"{used / updates:.0%} of all groups trained on", *parts])
