@@ -382,10 +382,10 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     node.end(reason)
     if plain is not None:
         _is_told(plain, history, 1)
+    if stop() or code != exits.DONE:
+        return exits.INTERRUPTED if stop() else code
     history.tail()
-    if code == exits.DONE and history.figures.useless:
-        code = exits.FAILED
-    return exits.INTERRUPTED if stop() else code
+    return exits.FAILED if history.figures.useless else exits.DONE
 
 
 class _NetworkWatch:
