@@ -210,7 +210,7 @@ class LiveView:
         if progress.total is None:
             grid.add_column(ratio=1, no_wrap=True, overflow="crop")
             grid.add_column(justify="right", no_wrap=True, overflow="crop")
-            grid.add_row(title, Text(f"{progress.done} rounds, {elapsed}"))
+            grid.add_row(title, Text(f"{progress.done} round{'s' * (progress.done != 1)}, {elapsed}"))
             return grid
         left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
         share = progress.done / progress.total if progress.total else 1.0

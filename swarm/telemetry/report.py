@@ -126,7 +126,9 @@ def _incomplete(peers: Sequence[PeerSummary]) -> str:
     cut_short = [peer for peer in peers if peer["state"] != "done"]
     if not cut_short:
         return ""
-    what = "; ".join(f"{peer['name']} {words[peer['state']]} after {peer['rounds']} rounds" for peer in cut_short[:6])
+    what = "; ".join(
+        f"{peer['name']} {words[peer['state']]} after {plural(peer['rounds'], 'round')}" for peer in cut_short[:6]
+    )
     more = f"; and {len(cut_short) - 6} more" if len(cut_short) > 6 else ""
     return f'<p class="notice"><strong>Incomplete run.</strong> {escape(what + more)}.</p>'
 

@@ -79,7 +79,7 @@ def by_control(found: Benefit) -> Verdict:
     clocks = [_estimate(each) for each in (clock, processor) if each is not None]
     reached = (
         f"Reward of the last rounds: {found['together']:.2f} with others, {found['alone']:.2f} alone. "
-        f"{found['rounds']} rounds took {found['seconds_together']:.0f} s with others and "
+        f"{found['rounds']} round{'s' * (found['rounds'] != 1)} took {found['seconds_together']:.0f} s with others and "
         f"{found['seconds_alone']:.0f} s alone."
     )
     if not is_enough(found):
@@ -133,7 +133,7 @@ def progress(nodes: Sequence[PeerHistory]) -> str:
     used = sum(node.groups["used_external"] for node in trained)
     total = used + sum(node.groups["used_local"] for node in trained)
     others = f"; {used / total:.0%} of the groups trained on came from others" if used else ""
-    return f"Reward {first:.3f} → {last:.3f} in {rounds:,} {'round' if rounds == 1 else 'rounds'}{others}."
+    return f"Reward {first:.3f} → {last:.3f} in {rounds:,} round{'s' * (rounds != 1)}{others}."
 
 
 def _few(node: PeerHistory) -> int:
