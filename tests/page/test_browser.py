@@ -60,7 +60,10 @@ def looking(browser: Chrome, folder: Path, width: int = 1280, scheme: str = "lig
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     with serving(folder) as page:
         browser.get(page.url)
-        until(lambda: _text(browser, "connection") == "live" and _text(browser, "node-title") != "Node", "the stream")
+        connected = ("live", "all nodes have ended")
+        until(
+            lambda: _text(browser, "connection") in connected and _text(browser, "node-title") != "Node", "the stream"
+        )
         yield page
         assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
         browser.get("about:blank")
@@ -130,6 +133,8 @@ def test_from_a_red_alert_to_what_to_do_is_one_click(chromium: Chrome, width: in
         file.write(encode(EndEvent(time=now, round=200, reason="error")))
     with looking(chromium, folder, width):
         until(lambda: "serious" in _text(chromium, "alerts"), "the alert")
+        assert "peer-1, serious: The node has stopped" in _text(chromium, "alarms"), "it comes before the verdict"
+        assert _text(chromium, "connection") == "all nodes have ended"
         link = chromium.execute_script("return document.querySelector('.alert.error a').href")
         chromium.get(link)
         heading = "return document.querySelector(':target')?.textContent ?? ''"

@@ -267,11 +267,15 @@ function showSamples(read = false) {
 }
 
 function sample(each) {
-  const rewards = each.completions.map((completion) => (completion.reward === null ? "?" : figure(completion.reward, 2))).join(", ");
+  const known = each.completions.map((completion) => completion.reward).filter((reward) => reward !== null);
+  const plain = known.length > 0 && known.every((reward) => reward === 0 || reward === 1);
+  const rewards = plain
+    ? `${known.filter((reward) => reward === 1).length} of ${known.length} right`
+    : `rewards ${known.map((reward) => figure(reward, 2)).join(", ") || "not known"}`;
   const kind = each.outcome === "refused" ? "bad" : each.outcome.startsWith("used") ? "good" : "note";
   const from = each.own ? "this node" : each.sender;
   const box = el("details", {}, el("summary", {}, el("span", { class: kind }, OUTCOMES[each.outcome] ?? each.outcome),
-    ` · ${each.task} · from ${from} · round ${count(each.round)} · rewards ${rewards || "none"}`));
+    ` · ${each.task} · from ${from} · round ${count(each.round)} · ${rewards}`));
   // Most are never opened: their texts become elements only then.
   box.addEventListener("toggle", () => {
     if (box.open && box.childElementCount === 1) box.append(...opened(each));
