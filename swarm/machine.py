@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+LOOK_EVERY_S = 10.0
+"""Between looks for new child processes, which read the whole process table."""
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 FILES = (
@@ -41,6 +45,29 @@ def available_bytes(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int
     """Bytes for new tensors on the CPU. A container's limit counts as well as the machine's memory."""
     free = int(psutil.virtual_memory().available)
     return max(0, min([free, *(_left(folder) for folder in _folders("memory", groups, own_groups))]))
+
+
+class ProcessorTime:
+    """Processor seconds of this process and of those that it has started, whether they run or have ended."""
+
+    def __init__(self) -> None:
+        """Counts from the processes' start."""
+        self._processes: dict[int, psutil.Process] = {}
+        self._seconds: dict[int, float] = {}
+        """The last known of each."""
+        self._looked_at = -math.inf
+
+    def seconds(self) -> float:
+        """So far; a process that ends within `LOOK_EVERY_S` may be missed."""
+        if time.monotonic() - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = time.monotonic()
+            me = psutil.Process()
+            self._processes = {process.pid: process for process in (me, *me.children(recursive=True))}
+        for pid, process in self._processes.items():
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                self._seconds[pid] = times.user + times.system
+        return sum(self._seconds.values())
 
 
 def _folders(controller: str, groups: Path, own_groups: Path) -> Iterator[Path]:

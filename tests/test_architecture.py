@@ -121,7 +121,7 @@ ALLOWED = {
     "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind", "swarm.net.socket_folders"},
     "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
     "nodes/commands": {"swarm", "nodes"},
-    "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.stop"},
+    "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.neighbours", "nodes.stop"},
     "nodes/simulation": {"swarm", "nodes.roles", "nodes.simulation", "nodes.exits", "nodes.stop"},
 }
 FORBIDDEN = {

@@ -115,3 +115,16 @@ print(before - psutil.Process().memory_info().rss)
 def test_freed_memory_is_returned_to_the_system() -> None:
     out = subprocess.run([sys.executable, "-c", HELD_BY_THE_HEAP], capture_output=True, text=True, check=True).stdout
     assert int(out) > 200 * 2**20
+
+
+def test_processor_time_counts_child_processes_also_when_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LOOK_EVERY_S", 0.0)
+    time = machine.ProcessorTime()
+    before = time.seconds()
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"done\n"
+        running = time.seconds()
+        child.communicate(b"\n")
+    assert running - before >= 0.4
+    assert time.seconds() >= running

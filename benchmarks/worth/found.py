@@ -12,7 +12,7 @@ from nodes.simulation.cells import Cell, CellStore
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import percentile_interval
 from swarm.telemetry.records import METRICS_FILE
-from swarm.telemetry.worth import rewards_ratio
+from swarm.telemetry.verdict.worth import rewards_ratio
 from swarm.types import Estimate
 
 Curves = npt.NDArray[np.float64]

@@ -87,6 +87,9 @@ def _serve(transport: Transport, stop: StopRequest, console: Console) -> None:
         now = time.monotonic()
         if connected != shown and (now - said_at > 1 or shown < 0) or now - said_at > REPORT_EVERY_S:
             split = f"; {status.split}" if status.split else ""
-            console.print(f"{time.strftime('%H:%M:%S')} {connected} peers connected{split}", highlight=False)
+            console.print(
+                f"{time.strftime('%H:%M:%S')} {connected} peer{'s' * (connected != 1)} connected{split}",
+                highlight=False,
+            )
             shown, said_at = connected, now
         time.sleep(LOOK_EVERY_S)

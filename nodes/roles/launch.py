@@ -74,8 +74,9 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
+from swarm.telemetry.end import print_end
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
-from swarm.telemetry.live import LiveView, plain_line, summary_table
+from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
@@ -102,8 +103,8 @@ class Node(Protocol):
         """One round, step or batch. Raises `Interrupted` in a consistent state."""
         ...
 
-    def note(self, text: str, level: str = "info") -> None:
-        """Put a line for people into the metrics file."""
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
+        """Put a line for people into the metrics file; `alert`: see `NoteEvent`."""
         ...
 
     def end(self, reason: EndReason) -> None:
@@ -199,16 +200,21 @@ def _launch(
 class Running:
     """A node on an open network, step by step."""
 
-    def __init__(self, config: NodeConfig, node: Node, transport: Transport, alone: str) -> None:
-        """`alone`: see `Role`."""
+    def __init__(
+        self, config: NodeConfig, node: Node, transport: Transport, alone: str, failures: Callable[[], dict[str, str]]
+    ) -> None:
+        """`alone`: see `Role`. `failures`: see `VerificationPool.take_texts`."""
         self.config = config
         self.node = node
         self.transport = transport
+        self._failures = failures
         self._watch = _NetworkWatch(node, alone, transport.manifest(), config.generation.group_size)
 
     def step(self) -> None:
         """One round, step or batch; then note what has changed in the network. Raises what the node does."""
         self.node.step()
+        for key, text in self._failures().items():  # they are in the log already
+            self.node.note(text, "debug", alert=key.partition(" ")[0])
         self._watch.look(self.transport.status(), self.transport.manifest())
         if sealed := self.transport.sealed_manifest():
             remember(self.config.out, sealed)
@@ -342,7 +348,7 @@ def _open(
     write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
     console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
-    return Running(config, node, transport, role.alone)
+    return Running(config, node, transport, role.alone, pool.take_texts)
 
 
 def _say(console: Console, text: str) -> None:
@@ -350,7 +356,10 @@ def _say(console: Console, text: str) -> None:
 
 
 def _rounds(running: Running, stop: StopRequest, plain: Console | None, history: PeerHistory) -> int:
-    """Run rounds until done, stopped or failed; returns the exit code. A crash leaves the last checkpoint unchanged."""
+    """Run rounds until done, stopped or failed; returns the exit code. A crash leaves the last checkpoint unchanged.
+
+    A node none of whose questions got a group that could be rewarded has failed, too.
+    """
     reason: EndReason = "done"
     code = exits.DONE
     node = running.node
@@ -373,7 +382,10 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     node.end(reason)
     if plain is not None:
         _is_told(plain, history, 1)
-    return exits.INTERRUPTED if stop() else code
+    if stop() or code != exits.DONE:
+        return exits.INTERRUPTED if stop() else code
+    history.tail()
+    return exits.FAILED if history.figures.useless else exits.DONE
 
 
 class _NetworkWatch:
@@ -431,7 +443,7 @@ def _is_told(console: Console, history: PeerHistory, every: int) -> bool:
 def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
     """Print new events of the metrics file as plain lines."""
     for event in history.tail():
-        if isinstance(event, NoteEvent):
+        if isinstance(event, NoteEvent) and event.level != "debug":
             text = f"{history.name} | {event.level}: {clean_lines(event.text)}"
             console.print(text, markup=False, highlight=False)
         elif isinstance(event, PauseEvent):
@@ -477,7 +489,7 @@ def _show_plan(
 def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
     summary = swarm_summary([history], config.model_dump(mode="json"), versions())
     write_report(config.out, [history], summary)
-    console.print(summary_table(summary))
+    print_end(console, summary, [history])
     console.print(Text(f"report: {config.out / 'report.html'}"), soft_wrap=True)
 
 

@@ -135,9 +135,9 @@ class LearnerNode:
             if result.accuracy is not None:
                 self._heed(self._evaluations.observe(at, result.accuracy, result.num_questions), "its accuracy")
 
-    def note(self, text: str, level: str = "info") -> None:
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
         """Put a line for people into the metrics file."""
-        self._shell.note(text, level)
+        self._shell.note(text, level, alert)
 
     def save(self) -> None:
         """Write a checkpoint of the steps made, unless it exists."""

@@ -16,6 +16,7 @@ from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
+from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
 from swarm.net.trust.roster import build_roster, write_roster
 from swarm.policy.config import public_name
@@ -69,6 +70,9 @@ class PeerNode:
         self._begun = False
         self._roster_at = -math.inf
         self._speed: float | None = None
+        self._processor = ProcessorTime()
+        self._processor_s = 0.0
+        """Of the last round."""
         self._sampling = config.generation.sampling()
         found = self._store.newest()
         self._ranks = ranks or Ranks()
@@ -135,7 +139,9 @@ class PeerNode:
     def _work(self) -> None:
         """What `step` does outside of pauses."""
         self._shell.samples.begin(self._node.round + 1)
+        before = self._processor.seconds()
         report = self._node.run_round()
+        self._processor_s = self._processor.seconds() - before
         self._record(report)
         self._tell_unasked(report.num_unasked)
         self._tell_problem(report.problem)
@@ -150,9 +156,9 @@ class PeerNode:
             self._roster_at = time.monotonic()
             write_roster(self._config.out, build_roster(self._transport, self._shell.exchange.book, time.time()))
 
-    def note(self, text: str, level: str = "info") -> None:
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
         """Put a line for people into the metrics file."""
-        self._shell.note(text, level)
+        self._shell.note(text, level, alert)
 
     def save(self) -> None:
         """Write a checkpoint of the finished rounds, unless it exists."""
@@ -211,7 +217,8 @@ class PeerNode:
     def _tell_problem(self, problem: str) -> None:
         """Say so when rounds begin to have no groups of this node's own."""
         if problem and not self._problem:
-            self.note(f"no question of round {self._node.round} has a group; {problem}", "warning")
+            text = f"no question of round {self._node.round} has a group; {problem}"
+            self._shell.note(text, "warning", alert="no-groups")
         self._problem = problem
 
     def _go_back(self, alarm: Alarm) -> None:
@@ -304,6 +311,8 @@ class PeerNode:
                 figures=finite({**report.figures, **report.update.figures}),
                 tasks=report.tasks,
                 timings=report.timings,
+                processor_s=self._processor_s if self._ranks.size == 1 else None,  # others' processes are not seen here
+                problem=report.problem,
                 worth=report.worth,
             )
         )

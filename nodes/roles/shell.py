@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from nodes.neighbours import Neighbours
 from nodes.roles.run import check_group_size
 from nodes.roles.suites import NodeSuites
 from nodes.roles.versions import versions
@@ -24,6 +25,9 @@ from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.pool import PooledGroup
+from swarm.telemetry.alerts.checks import slowed
+from swarm.telemetry.alerts.refusals import RefusalWatch
+from swarm.telemetry.alerts.watch import AlertWatch
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import (
@@ -31,6 +35,7 @@ from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
     EvaluationEvent,
+    Event,
     GroupCounts,
     NoteEvent,
     PauseEvent,
@@ -38,7 +43,6 @@ from swarm.telemetry.records import (
     RoundEvent,
     StartEvent,
 )
-from swarm.telemetry.refusals import RefusalWatch
 from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
@@ -95,6 +99,8 @@ class Shell:
         self._sampling = config.generation.sampling()
         self._metrics = MetricsWriter(config.out, config.telemetry)
         self._refusals = RefusalWatch()
+        self._alerts = AlertWatch(PeerHistory(config.out / METRICS_FILE, config.name, max_rounds=1))
+        self._neighbours = Neighbours(config.out)
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
         self._paused_at: float | None = None
@@ -118,7 +124,7 @@ class Shell:
 
     def begin(self, resumed_from: int | None = None) -> None:
         """Write the start event."""
-        self._metrics.write(
+        self._write(
             StartEvent(
                 time=time.time(),
                 peer_id=self.peer_id,
@@ -147,13 +153,14 @@ class Shell:
         if self._config.share.summary:
             self._transport.summarize(self._summary(event))
         network = self._transport.status()
-        self._metrics.write(
+        self._write(
             replace(
                 event,
                 time=time.time(),
                 wall_s=time.monotonic() - self._began,
                 peers=len(network.connected),
                 alone_since=network.alone_since,
+                neighbours=self._neighbours.number() if slowed(self._alerts.history) else None,
                 counters={
                     f"{prefix}/{name}": count
                     for prefix, counters in self._counted.items()
@@ -161,6 +168,8 @@ class Shell:
                 },
             )
         )
+        for alert in self._alerts.look(time.time()):
+            self.note(f"{alert.text} {alert.advice} {alert.more}", alert.level, alert.key)
 
     def _summary(self, event: RoundEvent) -> MemberSummary:
         known = event.learning or event.following
@@ -179,15 +188,19 @@ class Shell:
         for line in self._refusals.look(groups["dropped"]):
             self.note(line, "warning")
 
-    def note(self, text: str, level: str = "info") -> None:
-        """Write a note for people."""
-        self._metrics.write(NoteEvent(time=time.time(), text=text, level=level))
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
+        """Write a note for people; `alert` is the key of the alert that it reports."""
+        self._write(NoteEvent(time=time.time(), text=text, level=level, alert=alert))
+
+    def _write(self, event: Event) -> None:
+        self._metrics.write(event)
+        self._alerts.take(event)
 
     def paused(self, why: str, until: float | None) -> None:
         """Write that the node pauses, or pauses for another reason."""
         if self._paused_at is None:
             self._paused_at = time.monotonic()
-        self._metrics.write(PauseEvent(time=time.time(), why=why, until=until))
+        self._write(PauseEvent(time=time.time(), why=why, until=until))
 
     def went_on(self) -> None:
         """Write that the pause is over; it does not count as time of training."""
@@ -195,18 +208,18 @@ class Shell:
         paused_s = time.monotonic() - self._paused_at
         self._paused_at = None
         self.leave_out(paused_s)
-        self._metrics.write(ResumeEvent(time=time.time(), paused_s=paused_s))
+        self._write(ResumeEvent(time=time.time(), paused_s=paused_s))
 
     def saved(self, round: int, path: Path) -> None:
         """Write the event of a complete checkpoint."""
-        self._metrics.write(CheckpointEvent(time=time.time(), round=round, path=str(path)))
+        self._write(CheckpointEvent(time=time.time(), round=round, path=str(path)))
 
     def prepare_suites(self, policy: Policy, cancelled: Callable[[], bool], between: Callable[[], None]) -> NodeSuites:
         """Set up the evaluation suites of a role that trains `policy`, which closes what this returns.
 
         `between` is called now and then while training waits for a suite. Raises `ConfigError`.
         """
-        self._suites = NodeSuites(self._config, policy, self._metrics.write, cancelled, between)
+        self._suites = NodeSuites(self._config, policy, self._write, cancelled, between)
         return self._suites
 
     def evaluate_at_start(self, engine: RolloutEngine, round: int) -> None:
@@ -239,7 +252,7 @@ class Shell:
             return
         result = evaluate(engine, unjudged(self._verifier), self._sampling, settings.num_questions, settings.stream)
         self._evaluated, self._evaluated_at = result, round
-        self._metrics.write(
+        self._write(
             EvaluationEvent(
                 time=time.time(),
                 round=round,
@@ -309,7 +322,7 @@ class Shell:
             self.note(f"the last evaluation failed: {error}", "error")
             reason, failure = "error", error
         close()
-        self._metrics.write(EndEvent(time=time.time(), round=round, reason=reason))
+        self._write(EndEvent(time=time.time(), round=round, reason=reason))
         self._metrics.close()
         self.samples.close()
         if failure is not None:

@@ -155,9 +155,9 @@ class WorkerNode:
         else:
             self._record(self._follower.run_batch())
 
-    def note(self, text: str, level: str = "info") -> None:
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
         """Put a line for people into the metrics file."""
-        self._shell.note(text, level)
+        self._shell.note(text, level, alert)
 
     def end(self, reason: EndReason) -> None:
         """Send graded groups and write the end event."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from swarm.errors import ConfigError
-from swarm.figures import LAG_MAX, LAG_MEAN
 from swarm.foreign import clean
 from swarm.net.snapshot_progress import Progress, read_progress
 from swarm.net.trust.roster import ROSTER_FILE, Roster, read_roster
-from swarm.page.curves import Curve
+from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes
+from swarm.telemetry.alerts.curves import Curve
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory
 from swarm.telemetry.records import (
     METRICS_FILE,
-    EvaluationEvent,
     Event,
-    GroupCounts,
     MixDecision,
     RoundEvent,
     StartEvent,
@@ -29,21 +25,6 @@ from swarm.telemetry.records import (
 MAX_NAME_CHARS = 40
 MAX_TASKS = 64
 MAX_DECISIONS = 8
-SHARE_OF_OTHERS = "share of others"
-"""Others' part of the groups in an update."""
-FIGURES = {
-    "entropy": "entropy",
-    "KL to the reference": "kl",
-    "KL to the sampler": "sampling/behaviour_kl",
-    "gradient norm": "grad_norm",
-    "mean length": "completions/mean_length",
-    "cut off": "completions/clipped_ratio",
-    "mean lag": LAG_MEAN,
-    "largest lag": LAG_MAX,
-    "no signal": "frac_reward_zero_std",
-    "skipped steps": "train/num_skipped_steps",
-}
-"""Curves of `RoundEvent.figures`, by the name that the page has for them."""
 
 
 class Decision(Struct, frozen=True):
@@ -75,6 +56,15 @@ class NodeReader:
         return clean(self.history.name, MAX_NAME_CHARS)
 
     @property
+    def curves(self) -> dict[str, Curve]:
+        """Its figures by round, by name."""
+        return self.history.figures.curves
+
+    def alerts(self, now: float) -> list[Alert]:
+        """All that is wrong with it, errors first; `now` in Unix seconds."""
+        return alerts(self.history, now, self.control, self.free_bytes)
+
+    @property
     def demo(self) -> Path:
         """The directory that it shares with its control and the other nodes of its demo."""
         return self.folder.parent
@@ -99,57 +89,31 @@ class NodeReader:
         changed |= self._read_roster()
         before, self.snapshot = self.snapshot, read_progress(self.folder)
         changed |= self.snapshot != before
-        try:
-            self.free_bytes = shutil.disk_usage(self.folder).free
-        except OSError:
-            self.free_bytes = None
+        self.free_bytes = free_bytes(self.folder)
         return changed
 
     def _forget(self) -> None:
-        self.curves: dict[str, Curve] = {}
-        """By name: reward, those of `FIGURES`, and what `_add_round` names."""
         self.tasks: dict[str, Curve] = {}
         """Mean reward by task."""
         self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
         """Each differs from the one before."""
-        self.share_at_best: float | None = None
-        """Others' part of the updates when the reward was at its best."""
-        self._before: RoundEvent | None = None
 
     def _take(self, event: Event) -> None:
         match event:
             case StartEvent(resumed_from=None):
                 self._forget()
             case StartEvent():
-                for curve in (*self.curves.values(), *self.tasks.values()):
+                for curve in self.tasks.values():
                     curve.cut(event.resumed_from or 0)
-                self._before = None
             case RoundEvent():
                 self._add_round(event)
-            case EvaluationEvent():
-                self._curve("accuracy").add(max(1, event.round), event.accuracy)
 
     def _add_round(self, event: RoundEvent) -> None:
-        values: dict[str, float | None] = {"reward": event.reward, "tokens per second": event.tokens_per_s}
-        values |= {name: event.figures.get(key) for name, key in FIGURES.items()}
-        before, self._before = self._before, event
-        if before is not None and before.round == event.round - 1:
-            values |= between(before, event)
-        for name, value in values.items():
-            if value is not None:
-                self._curve(name).add(event.round, value)
         for task, (rewards, count) in event.tasks.items():
             if count and (task in self.tasks or len(self.tasks) < MAX_TASKS):
                 self.tasks.setdefault(task, Curve()).add(event.round, rewards / count)
-        reward = self.curves.get("reward")
-        if reward is not None and reward.recent is not None and reward.recent == reward.best:
-            share = self.curves.get(SHARE_OF_OTHERS)
-            self.share_at_best = share.recent if share is not None else None
         if event.mix is not None and not (self.decisions and _same(self.decisions[-1].mix, event.mix)):
             self.decisions.append(Decision(event.round, event.mix))
-
-    def _curve(self, name: str) -> Curve:
-        return self.curves.setdefault(name, Curve())
 
     def _read_roster(self) -> bool:
         try:
@@ -165,33 +129,6 @@ class NodeReader:
         except ConfigError:
             return False
         return True
-
-
-def between(before: RoundEvent, now: RoundEvent) -> dict[str, float | None]:
-    """What a round did, from the cumulative counts before and after it."""
-    own = now.groups["used_local"] - before.groups["used_local"]
-    others = _external_uses(now.groups) - _external_uses(before.groups)
-    seconds = now.wall_s - before.wall_s
-    values: dict[str, float | None] = {
-        "own groups": own,
-        "others' groups": others,
-        SHARE_OF_OTHERS: others / (own + others) if own + others > 0 else None,
-        "seconds per round": seconds if seconds > 0 else None,
-    }
-    for name, counter in (("sent", "network/published_bytes"), ("received", "network/received_bytes")):
-        if seconds > 0 and (moved := _moved(before.counters, now.counters, counter)) is not None:
-            values[f"bytes {name} per second"] = moved / seconds
-    return values
-
-
-def _moved(before: Mapping[str, int], now: Mapping[str, int], counter: str) -> int | None:
-    """None where the counter began anew, or the node does not have it."""
-    moved = now.get(counter, 0) - before.get(counter, 0)
-    return moved if counter in now and moved >= 0 else None
-
-
-def _external_uses(groups: GroupCounts) -> int:
-    return groups["used_external"] + groups.get("reused_external", 0)
 
 
 def _same(one: MixDecision, other: MixDecision) -> bool:

@@ -10,24 +10,27 @@ from pathlib import Path
 import msgspec
 
 from swarm.foreign import clean
+from swarm.net.trust.roster import PeerRow
 from swarm.page import samples
-from swarm.page.alerts import alerts
-from swarm.page.answer import Answer, by_control, by_estimate
+from swarm.page.answer import answer, answer_by_control
 from swarm.page.arrivals import Arrivals, Found
-from swarm.page.curves import thinned
 from swarm.page.leaderboard import CLAIMS, kinds, leaders
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
-from swarm.telemetry import worth
-from swarm.telemetry.history import drop_reasons, pause_in_words
+from swarm.telemetry.alerts.curves import thinned
+from swarm.telemetry.history import drop_reasons, num_dropped, pause_in_words
 from swarm.telemetry.intervals import accuracy
 from swarm.telemetry.live import state_text
 from swarm.telemetry.records import MixDecision
+from swarm.telemetry.verdict import worth
+from swarm.telemetry.verdict.verdict import Verdict, verdict
 
 MAX_NODES = 256
 ANSWER_EVERY_S = 5.0
 """Comparing with a control takes a bootstrap."""
+MAX_ALARMS = 3
+MAX_COMPLAINTS = 3
 MAX_ROWS = 256
 MAX_MOMENTS = 12
 MAX_MOMENT_CHARS = 500
@@ -44,7 +47,7 @@ class Site:
         self._clock = clock
         self._lock = threading.Lock()
         self._nodes: dict[Path, NodeReader] = {}
-        self._answer: Answer | None = None
+        self._answer: Verdict | None = None
         self._answered_at: float | None = None
         self._overview = b"{}"
         self._details: dict[int, bytes] = {}
@@ -59,7 +62,8 @@ class Site:
             changed = any([node.read() for node in self._nodes.values()])
             if self._answered_at is None or now - self._answered_at >= ANSWER_EVERY_S:
                 self._answered_at = now
-                self._answer = by_control(self._listed()) or (self._answer if self._compared() else None)
+                compared = answer_by_control(self._listed())
+                self._answer = compared or (self._answer if self._compared() else None)
             before, self._overview = self._overview, msgspec.json.encode(self._make_overview(now))
             self._details.clear()
             return changed or self._overview != before
@@ -99,11 +103,20 @@ class Site:
         nodes = self._listed()
         rows = [_row(place, node, now) for place, node in enumerate(nodes)]
         return {
-            "answer": self._answer or by_estimate(nodes),
+            "answer": self._answer or answer(nodes),
+            "alarms": _alarms(nodes, now),
             "nodes": rows,
             "sharing": sharing(nodes),
             "swarm": _swarm(nodes),
         }
+
+
+def _alarms(nodes: Sequence[NodeReader], now: float) -> list[Json]:
+    """The worst alerts of all nodes, each with its node's place."""
+    found = [(alert.level != "error", place, alert) for place, node in enumerate(nodes) for alert in node.alerts(now)]
+    found.sort(key=lambda each: each[:2])
+    return [{"place": place, "name": nodes[place].name, **msgspec.to_builtins(alert)}
+            for _, place, alert in found[:MAX_ALARMS]]  # fmt: skip
 
 
 def _swarm(nodes: Sequence[NodeReader]) -> Json:
@@ -115,7 +128,7 @@ def _row(place: int, node: NodeReader, now: float) -> Json:
     history = node.history
     event = history.latest
     reward = node.curves.get("reward")
-    found = alerts(node, now)
+    found = node.alerts(now)
     return {
         "place": place,
         "name": node.name,
@@ -151,7 +164,9 @@ def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
     curves = {name: curve.points() for name, curve in node.curves.items()}
     if control is not None and "reward" in control.curves:
         curves["control"] = control.curves["reward"].points()
-    known = alerts(node, now)
+    if control is not None and "accuracy" in control.curves:
+        curves["control accuracy"] = control.curves["accuracy"].points()
+    known = node.alerts(now)
     return {
         "name": node.name,
         "control": node.control,
@@ -159,7 +174,7 @@ def _detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
         "folder": clean(str(node.folder)),
         "model": node.model,
         "run": clean(history.start.run_id or "") if history.start else "",
-        "answer": by_estimate([node]) if not node.control else None,
+        "answer": verdict([history]) if control is None and not node.control else None,
         "alerts": [msgspec.to_builtins(alert) for alert in known],
         "pause": clean(pause_in_words(history.pause), MAX_MOMENT_CHARS) if history.pause else "",
         "curves": curves,
@@ -219,7 +234,8 @@ def _groups(node: NodeReader) -> Json:
     ]
     counts = {name: groups.get(name, 0) for name in ("generated", "shared", "received", "used_local", "used_external")}
     waiting = {"pool": latest.pool if latest else 0, "pending": latest.pending if latest else 0}
-    return {**counts, **waiting, "dropped": drops, "own_unused": own}
+    fates = groups["used_external"] + num_dropped(groups) + sum(waiting.values())
+    return {**counts, **waiting, "lost": max(0, groups["received"] - fates), "dropped": drops, "own_unused": own}
 
 
 def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
@@ -236,16 +252,21 @@ def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
             "version": clean(row.version, MAX_NAME_CHARS),
             "received": row.received,
             "used": row.used,
-            "dropped": sum(row.dropped.values()),
-            "mostly": clean(max(row.dropped, key=lambda reason: row.dropped[reason]), MAX_NAME_CHARS)
-            if row.dropped
-            else "",
+            "unused": row.received - row.used,
+            "complaints": _complaints(row),
             "bytes": row.bytes,
             "reputation": row.reputation,
-            "worth": worth.figures(senders[row.peer_id]) if row.peer_id in senders else "",
+            "worth": worth.in_own_groups(senders[row.peer_id]) if row.peer_id in senders else "",
         }
         for row in rows[:MAX_ROWS]
     ]
+
+
+def _complaints(row: PeerRow) -> str:
+    """What counts against a peer, the most frequent first; drops of a healthy swarm do not."""
+    against = {reason: count for reason, count in row.dropped.items() if reason not in NO_LOSS}
+    most = sorted(against.items(), key=lambda item: -item[1])[:MAX_COMPLAINTS]
+    return ", ".join(f"{count:,} {clean(reason, MAX_NAME_CHARS)}" for reason, count in most)
 
 
 def _names(nodes: Sequence[NodeReader]) -> dict[str, str]:

@@ -36,6 +36,7 @@ from swarm.sapo.pace import Pace
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.intervals import percentile_interval
 from swarm.types import Estimate, SwarmWorth
+from swarm.types.reports import NEEDED_ROUNDS
 
 Array = npt.NDArray[np.float64]
 N = TypeVar("N", float, Array)
@@ -45,8 +46,6 @@ WINDOW_ROUNDS = 128
 """Measured rounds in an estimate."""
 PAST_GROUPS = 32
 """Own groups of earlier measured rounds, at least, that are compared with a round's: few rounds where each has many."""
-MIN_ROUNDS = 16
-"""Rounds with own and external groups before anything is known."""
 MIN_GROUPS = 16
 """Groups of a sender before its worth is known."""
 MAX_WIDTH = 1.0
@@ -225,7 +224,7 @@ class WorthEstimator:
     def _estimate(self) -> SwarmWorth:
         rounds = len(self.rounds)
         compared = int(sum(each.sums.compared for each in self.rounds))
-        if compared < MIN_ROUNDS:
+        if compared < NEEDED_ROUNDS:
             return SwarmWorth(rounds, compared=compared)
         sums = Sums(*self._drawn([each.sums for each in self.rounds]).T)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from swarm.figures import LAG_MAX
 from swarm.reasons import NO_LOSS
+from swarm.telemetry.alerts.figures import NodeCurves, external_uses
 from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
@@ -95,6 +96,8 @@ class Moment(Struct, frozen=True):
     time: float
     text: str
     level: str
+    alert: str = ""
+    """The alert that it reports, by its key."""
 
 
 class PeerHistory:
@@ -161,7 +164,7 @@ class PeerHistory:
             if event is None:
                 self.ignored_lines += 1
             else:
-                self._take(event)
+                self.take(event)
                 events.append(event)
         return events
 
@@ -201,8 +204,8 @@ class PeerHistory:
 
     @property
     def seconds(self) -> float:
-        """That the rounds took by the clock, without evaluations and checkpoints; of a history read whole."""
-        return sum(sum(event.timings.values()) for event in self.series())
+        """That the rounds took by the clock, without evaluations and checkpoints."""
+        return sum(event.seconds for event in self.series())
 
     def series(self) -> list[RoundEvent]:
         """The rounds in order, each once."""
@@ -270,7 +273,7 @@ class PeerHistory:
                 Mixture(
                     round=number,
                     local=max(0, local - now.filled),
-                    external=max(0, _external_uses(now.groups) - _external_uses(before)),
+                    external=max(0, external_uses(now.groups) - external_uses(before)),
                     filled=now.filled,
                     missing=max(0, now.local_shortfall + now.external_shortfall - now.filled),
                 )
@@ -314,6 +317,8 @@ class PeerHistory:
         self.alive_at: float | None = None
         """When it last started, trained, was evaluated or went on after a pause, in Unix seconds."""
         self.rounds: dict[int, RoundEvent] = {}
+        self.figures = NodeCurves()
+        """The course of its figures."""
         self._detailed_every = 1
         self.max_lag = 0
         """Largest age of a token trained on, in versions, also in rounds whose figures are not kept."""
@@ -333,7 +338,9 @@ class PeerHistory:
             return None
         return self.latest.alone_since
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Add an event as the file's next one."""
+        self.figures.take(event)
         if isinstance(event, StartEvent | RoundEvent | EvaluationEvent | ResumeEvent):
             self.alive_at = event.time
         match event:
@@ -359,7 +366,7 @@ class PeerHistory:
                     _keep_ends(results)
                 self.moments.append(Moment(event.time, suite_in_words(event), "info"))
             case NoteEvent():
-                self.moments.append(Moment(event.time, event.text, event.level))
+                self.moments.append(Moment(event.time, event.text, event.level, event.alert))
             case CheckpointEvent():
                 self.moments.append(Moment(event.time, f"checkpoint at round {event.round}", "debug"))
             case PauseEvent():
@@ -380,6 +387,7 @@ class PeerHistory:
             offset, ignored = self._offset, self.ignored_lines
             self._forget()
             self._offset, self.ignored_lines, self.alive_at = offset, ignored, event.time
+            self.figures.take(event)
         elif self.start is not None or self.latest is not None:
             crashed = self.end is None
             self.restarts += crashed
@@ -417,7 +425,7 @@ class PeerHistory:
 
 
 def _bare(event: RoundEvent) -> RoundEvent:
-    return structs.replace(event, figures={}, counters={}, timings={}, worth=None)
+    return structs.replace(event, figures={}, counters={}, timings={}, took_s=event.seconds, worth=None)
 
 
 def _keep_ends(by_round: dict[int, Result]) -> None:
@@ -485,10 +493,6 @@ def used_of(groups: Iterable[GroupCounts], what: Literal["received", "checked"])
     counts = list(groups)
     total = sum(each.get(what, 0) for each in counts)
     return sum(each["used_external"] for each in counts) / total if total else None
-
-
-def _external_uses(groups: GroupCounts) -> int:
-    return groups["used_external"] + groups.get("reused_external", 0)
 
 
 def _no_groups() -> GroupCounts:

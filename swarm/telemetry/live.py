@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import textwrap
 import threading
 import time
 from collections import deque
@@ -14,11 +16,12 @@ from msgspec import Struct
 
 from swarm.figures import LAG_MAX
 from swarm.foreign import clean
+from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes
 from swarm.telemetry.history import (
     FIRST_ROUNDS,
     Moment,
     PeerHistory,
-    PeerSummary,
+    drop_reasons,
     mean,
     mix_in_words,
     num_dropped,
@@ -26,8 +29,7 @@ from swarm.telemetry.history import (
     split_drops,
 )
 from swarm.telemetry.records import GroupCounts, LearningFigures
-from swarm.telemetry.summary import SwarmSummary
-from swarm.telemetry.worth import in_short, in_words
+from swarm.telemetry.verdict.verdict import Standing, Verdict, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -39,6 +41,10 @@ REWARD_ROUNDS = FIRST_ROUNDS
 SILENT_AFTER_S = 60.0
 RESTART_SHOWN_S = 300.0
 NUM_MOMENTS = 3
+NUM_ALERTS = 2
+VERDICT_EVERY_S = 5.0
+"""Comparing with a control takes a bootstrap."""
+STYLES: dict[Standing, str] = {"helps": "bold green", "mixed": "bold yellow", "hurts": "bold red", "open": "bold"}
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-~=+*#"
 
@@ -53,6 +59,10 @@ class Column(Struct, frozen=True):
     justify: Literal["left", "right"] = "right"
 
 
+MOST_LINES = 3
+"""Of a sentence below the table."""
+ROOMY = 76
+"""Width from which on the view also says why, and what to do."""
 MEDIUM = 98
 WIDE = 125
 COLUMNS = (
@@ -65,6 +75,7 @@ COLUMNS = (
     Column("recv", 76, 5),
     Column("used", 62, 9),
     Column("dropped", 70, 15, "left"),
+    Column("refused", 125, 10, "left"),
     Column("pool", 76, 5),
     Column("peers", 40, 5),
     Column("tok/s", 76, 5),
@@ -83,9 +94,21 @@ class LiveView:
         title: str = "swarm",
         clock: Callable[[], float] = time.time,
         reads: bool = True,
+        control: PeerHistory | None = None,
+        answer: Callable[[], Verdict] | None = None,
+        alarms: Callable[[float], list[tuple[str, Alert]]] | None = None,
     ) -> None:
-        """`clock` gives unix seconds. Unless it `reads`, the caller calls the histories' `tail`."""
+        """`control` is the one of the histories that learns alone; `clock` gives unix seconds.
+
+        Unless it `reads`, the caller calls the histories' `tail`. `answer` and `alarms` replace what the histories say;
+        alarms come with the names of their nodes, the worst first.
+        """
         self._histories = histories
+        self._control = control
+        self._answer = answer or self._verdict
+        self._alarms = alarms or self._own_alarms
+        self._answered: Verdict | None = None
+        self._answered_at = -math.inf
         self._title = title
         self._clock = clock
         self._reads = reads
@@ -112,11 +135,16 @@ class LiveView:
                 history.tail()
         now = self._clock()
         width = options.max_width
-        moments = self._moments()
-        worth = self._worth()
-        pauses = self._pauses()
+        answer = self._decided(now)
+        below = [
+            *_wrapped(answer.line, STYLES[answer.standing], width),
+            *(_wrapped(answer.why, "", width) if width >= ROOMY else []),
+            *(line for alert in self._alarms(now)[:NUM_ALERTS] for line in self._alert_lines(alert, width)),
+            *(_line(line, "yellow") for line in self._pauses()),
+            *map(_moment_line, self._moments()),
+        ]
         # A frame taller than the screen would scroll and flicker, so rows that do not fit are only counted.
-        space = (options.height or console.size.height) - len(moments) - len(worth) - len(pauses) - 6
+        space = (options.height or console.size.height) - len(below) - 6
         shown = self._histories if len(self._histories) <= space else self._histories[: max(1, space - 1)]
         yield self._progress(now, width)
         yield _peer_table(shown, now, width, options.ascii_only)
@@ -124,21 +152,32 @@ class LiveView:
             yield _line(f"and {len(self._histories) - len(shown)} more peers", "dim")
         if len(self._histories) == 1 and (event := self._histories[0].latest) and (decided := mix_in_words(event)):
             yield _line(f"mix: {clean(decided)}", "dim")
-        for line in worth:
-            yield _line(line, "bold")
-        for line in pauses:
-            yield _line(line, "yellow")
-        for moment in moments:
-            style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
-            yield _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
+        for line in below:
+            line.plain = drawable(line.plain, options.ascii_only)
+            yield line
 
-    def _worth(self) -> list[str]:
-        """What others' groups do for the nodes that measure it, in at most one line."""
-        known = [(history.name, measured) for history in self._histories if (measured := history.worth)]
-        if len(self._histories) == 1:
-            return [in_words(worth) for _, worth in known]
-        each = ", ".join(f"{name} {in_short(worth)}" for name, worth in known)
-        return [f"progress with others over progress alone: {each}"] if known else []
+    def _decided(self, now: float) -> Verdict:
+        if self._answered is None or not 0 <= now - self._answered_at < VERDICT_EVERY_S:
+            self._answered, self._answered_at = self._answer(), now
+        return self._answered
+
+    def _verdict(self) -> Verdict:
+        return verdict([history for history in self._histories if history is not self._control], self._control)
+
+    def _own_alarms(self, now: float) -> list[tuple[str, Alert]]:
+        found = [
+            (history.name, alert)
+            for history in self._histories
+            for alert in alerts(history, now, history is self._control, free_bytes(history.path.parent))
+        ]
+        return sorted(found, key=lambda each: each[1].level != "error")
+
+    def _alert_lines(self, named: tuple[str, Alert], width: int) -> list[Text]:
+        name, alert = named
+        style = "bold red" if alert.level == "error" else "yellow"
+        text = f"{name}: {alert.text}" if len(self._histories) > 1 else alert.text
+        lines = _wrapped(text, style, width)
+        return lines if width < ROOMY else [*lines, *_wrapped(alert.advice, "dim", width), _line(alert.more, "dim")]
 
     def _pauses(self) -> list[str]:
         """Why nodes pause, and until when, in a line for each reason."""
@@ -155,7 +194,7 @@ class LiveView:
             found += [
                 Moment(moment.time, prefix + moment.text, moment.level)
                 for moment in history.moments
-                if moment.level != "debug"
+                if moment.level != "debug" and not moment.alert
             ]
         return sorted(found, key=lambda moment: moment.time)[-NUM_MOMENTS:]
 
@@ -171,7 +210,7 @@ class LiveView:
         if progress.total is None:
             grid.add_column(ratio=1, no_wrap=True, overflow="crop")
             grid.add_column(justify="right", no_wrap=True, overflow="crop")
-            grid.add_row(title, Text(f"{progress.done} rounds, {elapsed}"))
+            grid.add_row(title, Text(f"{progress.done} round{'s' * (progress.done != 1)}, {elapsed}"))
             return grid
         left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
         share = progress.done / progress.total if progress.total else 1.0
@@ -255,8 +294,8 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         ]
         if decided := mix_in_words(event):
             parts.append(f"mix {clean(decided)}")
-        if event.worth is not None:
-            parts.append(in_words(event.worth))
+        if event.worth is not None and groups["received"]:
+            parts.append(verdict([history]).line)
         if event.tokens_per_s is not None:
             parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
         if event.learning is not None:
@@ -283,61 +322,6 @@ def _learning(figures: LearningFigures, oldest: float | None) -> list[str]:
         + _figure(figures.required_rate),
         f"waits {waits} (predicted {predicted})",
     ]
-
-
-def summary_table(summary: SwarmSummary) -> Table:
-    """`summary.json` as a table: one row per peer and one for all."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title="What the swarm learned", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.padding = (0, 1, 0, 0)
-    table.pad_edge = False
-    # When space is short, names are cut: rich narrows wrapping columns first.
-    table.add_column("peer", overflow="crop", min_width=8)
-    for heading in ("rounds", "reward", "accuracy", "received", "used", "dropped"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for peer in summary["peers"]:
-        _add_peer(table, peer)
-    if len(summary["peers"]) > 1:
-        table.add_section()
-        counts = [peer["groups"] for peer in summary["peers"]]
-        table.add_row(
-            "all",
-            str(sum(peer["rounds"] for peer in summary["peers"])),
-            _change(summary["mean_reward_first"], summary["mean_reward_last"]),
-            _change(summary["mean_eval_before"], summary["mean_eval_after"]),
-            str(sum(groups["received"] for groups in counts)),
-            f"{sum(groups['used_local'] for groups in counts)}+{sum(groups['used_external'] for groups in counts)}",
-            str(sum(num_dropped(groups) for groups in counts)),
-            style="bold",
-        )
-    if summary["control"] is not None:
-        table.add_section()
-        _add_peer(table, summary["control"])
-    table.caption = (
-        "reward: first > last rounds, a tenth and at least 8; accuracy: held-out questions, before > after; "
-        "used: local+external groups; dropped: received, never used, mostly no loss (docs/reasons.md)"
-    )
-    table.caption_justify = "left"
-    return table
-
-
-def _add_peer(table: Table, peer: PeerSummary) -> None:
-    from rich.text import Text
-
-    groups = peer["groups"]
-    # A process that left no end event was killed, or is still at it.
-    ended = "not ended" if peer["state"] == "running" else peer["state"]
-    table.add_row(
-        Text(peer["name"] + ("" if peer["state"] == "done" else f" ({ended})"), no_wrap=True),
-        str(peer["rounds"]),
-        _change(peer["reward_first"], peer["reward_last"]),
-        _change(peer["eval_before"], peer["eval_after"]),
-        str(groups["received"]),
-        f"{groups['used_local']}+{groups['used_external']}",
-        str(num_dropped(groups)),
-    )
 
 
 def state_text(history: PeerHistory, now: float, short: bool = False) -> str:
@@ -413,10 +397,7 @@ def _row(history: PeerHistory, now: float, width: int, curve: str) -> dict[str, 
     if event is None:
         return row
     groups = event.groups
-    dropped = _compact(num_dropped(groups))
-    spare, refused = split_drops(groups)
-    if width >= MEDIUM and (spare or refused):
-        dropped += f" {refused[0][0]}" if refused else " no loss"
+    reasons, (_, refused) = drop_reasons([groups]), split_drops(groups)
     row |= {
         "round": str(event.round),
         "reward": f"{curve} {_figure(history.recent_reward(REWARD_ROUNDS), 2)}",
@@ -424,12 +405,19 @@ def _row(history: PeerHistory, now: float, width: int, curve: str) -> dict[str, 
         "shared": _compact(groups["shared"]),
         "recv": _compact(groups["received"]),
         "used": f"{_compact(groups['used_local'])}+{_compact(groups['used_external'])}",
-        "dropped": dropped,
+        "dropped": _most(reasons) if width >= MEDIUM else _compact(num_dropped(groups)),
+        "refused": _most(refused),
         "pool": _compact(event.pool),
         "peers": str(event.peers),
         "tok/s": "" if event.tokens_per_s is None else _compact(event.tokens_per_s),
     }
     return row
+
+
+def _most(reasons: Sequence[tuple[str, int]]) -> str:
+    """The number of all these groups, and the most frequent reason."""
+    total = _compact(sum(count for _, count in reasons))
+    return f"{total} {reasons[0][0]}" if reasons else total
 
 
 def _style(column: str, history: PeerHistory, row: dict[str, str]) -> str:
@@ -454,8 +442,20 @@ def _line(text: str, style: str) -> Text:
     return Text(text, style=style, no_wrap=True, overflow="crop")
 
 
-def _change(before: float | None, after: float | None) -> str:
-    return "-" if before is None and after is None else f"{_figure(before)} > {_figure(after)}"
+def _wrapped(text: str, style: str, width: int) -> list[Text]:
+    """At most `MOST_LINES`."""
+    lines = textwrap.wrap(clean(text), width, max_lines=MOST_LINES, placeholder=" ...", break_on_hyphens=False)
+    return [_line(each, style) for each in lines]
+
+
+def _moment_line(moment: Moment) -> Text:
+    style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
+    return _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
+
+
+def drawable(text: str, ascii_only: bool) -> str:
+    """With letters for the signs that some terminals lack."""
+    return text.replace("→", "->").replace("×", "x") if ascii_only else text
 
 
 def _figure(value: float | None, digits: int = 3) -> str:

@@ -189,12 +189,25 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     """Cumulative counts of network and verifier in this process, e.g. `network/drop_inbox`."""
     timings: dict[str, float] = {}
     """Seconds of this round by stage."""
+    took_s: float = 0.0
+    """Their sum, where a reader does not keep them."""
+    processor_s: float | None = None
+    """Processor seconds of this round, of all processes of the node; None where they were not counted."""
+    problem: str = ""
+    """Why none of the round's own questions got a group, with the first error's text; empty if one did."""
+    neighbours: int | None = None
+    """Other nodes that run on this machine; None where it was not looked, because nothing asked for it."""
     worth: SwarmWorth | None = None
     """What others' groups do for this node; None when it is not measured."""
     learning: LearningFigures | None = None
     """Set for a learner, whose rounds are its steps."""
     following: FollowingFigures | None = None
     """Set for a worker, whose rounds are its batches of questions."""
+
+    @property
+    def seconds(self) -> float:
+        """That the round took by the clock."""
+        return self.took_s or sum(self.timings.values())
 
 
 class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="checkpoint"):
@@ -211,7 +224,10 @@ class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"
     time: float
     text: str
     level: str = "info"
-    """`info`, `warning` or `error`."""
+    """`info`, `warning` or `error`; `debug` for what only alerts show."""
+    alert: str = ""
+    """The alert that it reports, by its key: views that show alerts leave the note out. Or the counter of failures
+    whose first it tells of."""
 
 
 class PauseEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="pause"):

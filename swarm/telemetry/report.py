@@ -5,6 +5,7 @@ It works with partial data: an interrupted run, a peer without a round, one peer
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
@@ -15,8 +16,8 @@ import msgspec
 
 from swarm.files import replace_file
 from swarm.foreign import clean, clean_lines
-from swarm.telemetry import plots, worth
-from swarm.telemetry.benefit import in_words
+from swarm.telemetry import plots
+from swarm.telemetry.alerts.checks import alerts_at_end
 from swarm.telemetry.history import (
     PeerHistory,
     PeerSummary,
@@ -26,17 +27,22 @@ from swarm.telemetry.history import (
     used_of,
 )
 from swarm.telemetry.intervals import bootstrap_mean
+from swarm.telemetry.sections.answer import alarms, answer
 from swarm.telemetry.sections.curves import curves
 from swarm.telemetry.sections.evaluations import accuracy, accuracy_ranges, sample_table, suite_table, task_table
 from swarm.telemetry.sections.html import STYLE, duration, figure, pairs, peer_name, percent, plural, section, table
 from swarm.telemetry.sections.outcomes import dropped_in_words, ledger_table
 from swarm.telemetry.sections.traffic import traffic_table
 from swarm.telemetry.summary import SwarmSummary
+from swarm.telemetry.verdict import worth
+from swarm.telemetry.verdict.verdict import verdict
 from swarm.types import SwarmWorth
 
 SUMMARY_FILE = "summary.json"
 PAGE_FILE = "report.html"
 PICTURE_FILE = "report.png"
+MAX_TASKS = 12
+MAX_ABOUT_CHARS = 600
 
 
 def write_report(
@@ -53,12 +59,14 @@ def write_report(
 
 def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerHistory | None = None) -> str:
     """The whole page."""
+    title, about = _title(histories)
     peers = summary["peers"]
     everyone = [*peers, summary["control"]] if summary["control"] else peers
     trained = plots.training(histories)
     sections = [
-        _answer(summary, histories),
+        alarms(alerts_at_end(histories, control)),
         _incomplete(everyone),
+        answer(verdict(histories, control)) if any(history.rounds for history in histories) else "",
         _headlines(peers, summary, histories),
         _picture(partial(plots.draw_rewards, control=control), trained, 3.3, "Reward per peer and mean, by round"),
         section("The learner and its workers", _following(histories) if len(trained) < len(histories) else ""),
@@ -85,18 +93,27 @@ def page(histories: Sequence[PeerHistory], summary: SwarmSummary, control: PeerH
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><title>Swarm report</title>'
-        f"<style>{STYLE}</style></head><body><main><h1>Swarm report</h1>{''.join(sections)}</main></body></html>\n"
+        f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
+        f"<style>{STYLE}</style></head><body><main><h1>{title}</h1>{about}{''.join(sections)}</main></body></html>\n"
     )
 
 
-def _answer(summary: SwarmSummary, histories: Sequence[PeerHistory]) -> str:
-    """Whether it helped: by a control if there is one, else by what a single node has measured."""
-    found = summary["help"]
-    answer = in_words(found) if found else ""
-    if not found and len(histories) == 1 and (measured := histories[0].worth):
-        answer = worth.in_words(measured)
-    return f'<p class="answer">{escape(answer[:1].upper() + answer[1:])}</p>' if answer else ""
+def _title(histories: Sequence[PeerHistory]) -> tuple[str, str]:
+    """The page's title, and a line on run, date, model and tasks, as far as they are known."""
+    start = next((history.start for history in histories if history.start is not None), None)
+    if start is None:
+        return "Swarm report", ""
+    policy, tasks = start.config.get("policy"), start.config.get("tasks")
+    names = [task.get("name") for task in tasks if isinstance(task, dict)] if isinstance(tasks, list) else []
+    listed = [*map(str, names[:MAX_TASKS]), *(["and more"] if len(names) > MAX_TASKS else [])]
+    facts = [
+        time.strftime("%d %B %Y, %H:%M", time.localtime(start.time)),
+        f"model {policy.get('model')}" if isinstance(policy, dict) else "",
+        f"tasks {', '.join(listed)}" if names else "",
+    ]
+    about = clean(" · ".join(filter(None, facts)), MAX_ABOUT_CHARS)
+    name = clean(start.run_id or (histories[0].name if len(histories) == 1 else ""))
+    return escape(f"Swarm report: {name}" if name else "Swarm report"), f'<p class="note">{escape(about)}</p>'
 
 
 def _incomplete(peers: Sequence[PeerSummary]) -> str:
@@ -109,7 +126,9 @@ def _incomplete(peers: Sequence[PeerSummary]) -> str:
     cut_short = [peer for peer in peers if peer["state"] != "done"]
     if not cut_short:
         return ""
-    what = "; ".join(f"{peer['name']} {words[peer['state']]} after {peer['rounds']} rounds" for peer in cut_short[:6])
+    what = "; ".join(
+        f"{peer['name']} {words[peer['state']]} after {plural(peer['rounds'], 'round')}" for peer in cut_short[:6]
+    )
     more = f"; and {len(cut_short) - 6} more" if len(cut_short) > 6 else ""
     return f'<p class="notice"><strong>Incomplete run.</strong> {escape(what + more)}.</p>'
 
@@ -146,7 +165,7 @@ def _headlines(peers: Sequence[PeerSummary], summary: SwarmSummary, histories: S
             f"before and after training, {len(evaluated)} of {len(peers)} peers{accuracy_ranges(histories)}",
         ),
         (
-            "External groups trained on",
+            "Groups of others trained on",
             f"{used:,}",
             (
                 "; ".join([f"{used / updates:.0%} of all groups trained on", *parts])
@@ -227,9 +246,9 @@ def _worth_table(histories: Sequence[PeerHistory]) -> str:
             worth.in_short(found),
             worth.in_short_by_the_clock(found),
             _rewards_ratio(history, found),
-            worth.figures(found.each) if found.each else worth.NOT_KNOWN,
+            worth.in_own_groups(found.each) if found.each else worth.NOT_KNOWN,
             "; ".join(
-                f"{escape(clean(names.get(sender, sender)))} {worth.figures(each)}"
+                f"{escape(clean(names.get(sender, sender)))} {worth.in_own_groups(each)}"
                 for sender, each in sorted(found.senders.items(), key=lambda item: -item[1].value)
             ),
             f"{found.rounds:,}",
@@ -239,15 +258,15 @@ def _worth_table(histories: Sequence[PeerHistory]) -> str:
     note = (
         "Estimated without a control, from the gradients of the peer's own updates at the end of the run, with 95% "
         "intervals: progress of its updates over that of updates on its own groups alone, in as many rounds and in the "
-        "same time; what follows for the rewards of all rounds, if it was so in every round; and the worth of an "
-        "external group in own groups."
+        "same time; what follows for the rewards of all rounds, if it was so in every round; and the worth of a group "
+        "of others in own groups."
     )
     head = (
         "peer",
-        "progress over alone",
-        "by the clock",
-        "rewards over alone",
-        "an external group",
+        "progress per round",
+        "in the same time",
+        "rewards of all rounds",
+        "a group of others, in own groups",
         "by sender",
         "rounds measured",
     )
@@ -315,6 +334,8 @@ def _flattened(config: Mapping[str, object], prefix: str = "") -> list[tuple[str
     """(`mix.local`, `4`) pairs."""
     pairs: list[tuple[str, str]] = []
     for key, value in config.items():
+        if value is None:
+            continue  # not set
         if isinstance(value, Mapping) and value:
             pairs += _flattened(value, f"{prefix}{key}.")
         else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from swarm.telemetry.benefit import Benefit, benefit
 from swarm.telemetry.history import PeerHistory, PeerSummary, mean
+from swarm.telemetry.verdict.benefit import Benefit, benefit
 
 
 class SwarmSummary(TypedDict):

@@ -24,6 +24,10 @@ class Estimate(Struct, frozen=True):
     high: float
 
 
+NEEDED_ROUNDS = 16
+"""Measured rounds with own and external groups before anything is known of what others' groups do."""
+
+
 class SwarmWorth(Struct, frozen=True):
     """What others' groups do for a node, as `swarm/sapo/worth.py` estimates it over its last measured rounds."""
 

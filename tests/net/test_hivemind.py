@@ -246,7 +246,7 @@ def test_a_bootstrap_that_appears_later_is_joined_without_help(start: Start, tmp
     until(lambda: b.status().connected == (a.peer_id,), "the bootstrap is joined")
     until(b.manifest, "the run is learned")
     exchange(b, a, b"found you")
-    assert "connected to 1 peers" in b.status().detail
+    assert "connected to 1 peer" in b.status().detail
 
 
 def test_manifest_can_be_fetched_without_a_node(start: Start) -> None:

@@ -14,6 +14,7 @@ from swarm.errors import PeerUnreachable
 from swarm.net import bandwidth as bandwidth_module
 from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import upkeep as upkeep_module
+from swarm.net.membership.known_peers import EXCUSED_EVERY_S, RETURNED_S, Returns
 from swarm.net.membership.member import Member
 from swarm.net.membership.own_entry import Profile
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, HEARD_S, Upkeep
@@ -239,3 +240,26 @@ def test_one_that_was_heard_before_the_link_was_lost_does_not_count(swarm: Swarm
     swarm.member.records.heard_at -= 2 * HEARD_S
     give_up(swarm, Identity.generate().peer_id)
     assert swarm.member.complaints.take() == []
+
+
+def test_who_was_just_restarted_is_not_charged_for_what_its_last_process_offered(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep_module, "HEARD_S", 600.0)  # on a busy machine, too
+    author = Identity.generate().peer_id
+    swarm.member.records.heard()
+    for connected in ({author}, set(), {author}):
+        swarm.member.peers.update(frozenset(connected), ())
+    give_up(swarm, author)
+    assert swarm.member.complaints.take() == []
+
+
+def test_only_a_return_in_an_hour_excuses_and_only_for_a_while() -> None:
+    returns = Returns()
+    returns.update((), ("a",), 0.0)
+    assert not returns.excuse("a", 1.0), "it came for the first time"
+    for now, excused in ((100.0, True), (200.0, False), (100.0 + EXCUSED_EVERY_S, True)):
+        returns.update(("a",), (), now - 1)
+        returns.update((), ("a",), now)
+        assert returns.excuse("a", now + 1) == excused
+        assert not returns.excuse("a", now + RETURNED_S + 1)

@@ -49,7 +49,8 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     assert control["name"] == "alone" and control["rounds"] == 40 and balanced(control)
     assert control["groups"]["received"] == control["groups"]["used_external"] == 0 < control["groups"]["used_local"]
     assert result["help"]["low"] <= result["help"]["cumulative_ratio"] <= result["help"]["high"]
-    assert result["help"]["rounds"] == 40 and "With others" in demo.text()
+    assert result["help"]["rounds"] == 40 and "in the same time" in demo.text()
+    assert result["help"]["seconds_together"] > 0 and result["help"]["processor_s_alone"] > 0
     assert "peer-2 died (exit code -9)" in demo.text()
     page = (out / "report.html").read_text()
     assert "<svg" in page or "data:image/png" in page

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.watching.health import LOCK_FILE, TAIL_BYTES, check, report_health, running_nodes
+from nodes.commands.watching.health import TAIL_BYTES, check, report_health
+from nodes.neighbours import LOCK_FILE, running_nodes
 from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity

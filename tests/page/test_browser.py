@@ -60,7 +60,10 @@ def looking(browser: Chrome, folder: Path, width: int = 1280, scheme: str = "lig
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     with serving(folder) as page:
         browser.get(page.url)
-        until(lambda: _text(browser, "connection") == "live" and _text(browser, "node-title") != "Node", "the stream")
+        connected = ("live", "all nodes have ended")
+        until(
+            lambda: _text(browser, "connection") in connected and _text(browser, "node-title") != "Node", "the stream"
+        )
         yield page
         assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
         browser.get("about:blank")
@@ -83,13 +86,21 @@ def _picture(browser: Chrome, name: str) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_it_shows(chromium: Chrome, width: int, scheme: str, tmp_path: Path) -> None:
     with looking(chromium, swarm(tmp_path, time.time()), width, scheme):
-        assert "With others 0." in _text(chromium, "answer-words")
+        assert _text(chromium, "answer-words") == "The swarm helps"
+        assert re.fullmatch(
+            r"per round×1\.\d95% interval.*in the same time×1\.\d95% interval.*", _text(chromium, "tiles")
+        )
         assert chromium.execute_script("return document.getElementById('answer').className") == "helps"
         assert _text(chromium, "node-title") == "peer-1"
         shown = chromium.execute_script(
             "return [...document.querySelectorAll('figure')].filter((f) => !f.hidden).length"
         )
         assert shown >= 10
+        ends = chromium.execute_script(
+            "return [...document.querySelectorAll('figure')].filter((f) => !f.hidden).map((f) =>"
+            " [...f.querySelectorAll('svg > text')].slice(2, 4).map((t) => t.textContent).join('-'))"
+        )
+        assert set(ends) == {"1-200"}, "all charts have the same rounds"
         sideways = chromium.execute_script(
             "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
@@ -121,7 +132,9 @@ def test_from_a_red_alert_to_what_to_do_is_one_click(chromium: Chrome, width: in
     with (folder / "peer-1" / METRICS_FILE).open("ab") as file:
         file.write(encode(EndEvent(time=now, round=200, reason="error")))
     with looking(chromium, folder, width):
-        until(lambda: "Serious" in _text(chromium, "alerts"), "the alert")
+        until(lambda: "serious" in _text(chromium, "alerts"), "the alert")
+        assert "peer-1, serious: The node has stopped" in _text(chromium, "alarms"), "it comes before the verdict"
+        assert _text(chromium, "connection") == "all nodes have ended"
         link = chromium.execute_script("return document.querySelector('.alert.error a').href")
         chromium.get(link)
         heading = "return document.querySelector(':target')?.textContent ?? ''"

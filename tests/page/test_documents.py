@@ -12,8 +12,8 @@ from rich.console import Console
 
 from nodes.commands.reference.docs import show_document
 from swarm.errors import ConfigError
-from swarm.page import alerts as module
 from swarm.page.documents import DOCS, anchor, as_html, names, section
+from swarm.telemetry.alerts import checks as module
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted(set(re.findall(r'"([a-z-]+\.md(?:#[\w-]+)?)",\n', Path(module.__file__).read_text())))

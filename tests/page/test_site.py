@@ -11,10 +11,10 @@ from msgspec import structs
 from nodes.commands.watching.finding import check, find
 from swarm.errors import ConfigError
 from swarm.net.snapshot_progress import PROGRESS_FILE, Progress, write_progress
-from swarm.page.curves import MAX_BINS
 from swarm.page.node import NodeReader
 from swarm.page.sharing import MAX_MEMBERS
 from swarm.page.site import Site
+from swarm.telemetry.alerts.curves import MAX_BINS
 from swarm.telemetry.history import FIRST_ROUNDS, KEPT_ROUNDS, PeerHistory
 from swarm.telemetry.records import METRICS_FILE, NoteEvent, encode
 from swarm.types.thumbnails import as_url, thumbnail
@@ -38,24 +38,26 @@ def _detail(site: Site, place: int = 0) -> dict:  # type: ignore[type-arg]
 
 def test_the_answer_comes_first_from_the_control(tmp_path: Path) -> None:
     overview = json.loads(_site(swarm(tmp_path, NOW)).overview)
-    assert overview["answer"]["verdict"] == "helps"
-    assert overview["answer"]["words"].startswith("With others 0.") and "alone 0." in overview["answer"]["words"]
+    answer = overview["answer"]
+    assert (answer["standing"], answer["word"]) == ("helps", "The swarm helps")
+    assert answer["per_round"].startswith("×1.") and answer["in_time"].startswith("×1.")
+    assert "with others, 0." in answer["why"] and overview["alarms"] == []
     assert [node["name"] for node in overview["nodes"]] == ["peer-1", "peer-2", "peer-3", "peer-4", "alone"]
     assert [node["control"] for node in overview["nodes"]] == [False] * 4 + [True]
 
 
 def test_without_a_control_from_the_nodes_own_estimates(tmp_path: Path) -> None:
     one = json.loads(_site(swarm(tmp_path / "one", NOW, num_nodes=1, control=False)).overview)["answer"]
-    assert one["verdict"] == "helps" and "The swarm helps you: 1.5 (1.2 to 1.9)" in one["words"]
+    assert (one["standing"], one["per_round"], one["in_time"]) == ("mixed", "×1.5 (1.2 to 1.9)", "×0.9 (0.7 to 1.1)")
     four = json.loads(_site(swarm(tmp_path / "four", NOW, control=False)).overview)["answer"]
-    assert four["verdict"] == "helps" and "peer-3 1.5 (1.2 to 1.9)" in four["words"]
+    assert four["standing"] == "mixed" and "peer-3: Mixed: per round ×1.5 (1.2 to 1.9)" in four["why"]
     nodes = json.loads(_site(swarm(tmp_path / "with control", NOW)).overview)["nodes"]
     assert [(node["help"], node["help_in_time"]) for node in nodes[-2:]] == [
-        ("1.5 (1.2 to 1.9)", "0.9 (0.7 to 1.1)"),
+        ("×1.5 (1.2 to 1.9)", "×0.9 (0.7 to 1.1)"),
         ("", ""),
     ]
     nobody = json.loads(_site(tmp_path / "nobody").overview)["answer"]
-    assert nobody["verdict"] == "open" and "not known yet" in nobody["words"]
+    assert nobody["standing"] == "open" and "Not known yet" in nobody["word"]
 
 
 def test_who_gives_what_to_whom_is_what_the_takers_counted(tmp_path: Path) -> None:
@@ -214,16 +216,17 @@ def test_a_snapshot_on_its_way_is_seen_from_both_ends(tmp_path: Path) -> None:
 
 def test_a_control_is_compared_with_the_nodes_of_its_own_demo(tmp_path: Path) -> None:
     apart = [_site(swarm(tmp_path / name, NOW, num_nodes=nodes)) for name, nodes in (("one", 2), ("two", 4))]
-    words = [json.loads(site.overview)["answer"]["words"] for site in apart]
+    found = [json.loads(site.overview)["answer"] for site in apart]
     both = Site(lambda: find([tmp_path / "one", tmp_path / "two"]), lambda: NOW)
     both.refresh()
     answer = json.loads(both.overview)["answer"]
-    assert answer["words"] == f"one: {words[0]} two: {words[1]}" and answer["verdict"] == "helps"
+    assert answer["standing"] == "helps" and all(each["why"] in answer["why"] for each in found)
+    assert "one: The swarm helps" in answer["why"] and "two: The swarm helps" in answer["why"]
     names = [node["name"] for node in json.loads(both.overview)["nodes"]]
     swarm(tmp_path / "lone", NOW, num_nodes=1, control=False)
     more = Site(lambda: find([tmp_path / "lone", tmp_path / "one"]), lambda: NOW)
     more.refresh()
-    assert len(names) == 8 and json.loads(more.overview)["answer"]["words"] == words[0]
+    assert len(names) == 8 and json.loads(more.overview)["answer"] == found[0]
     assert ["control" in _detail(more, place)["curves"] for place in range(4)] == [False, True, True, False]
 
 
@@ -233,13 +236,13 @@ def test_of_two_demos_the_only_one_that_can_be_judged_is_named(tmp_path: Path) -
     both = Site(lambda: find([tmp_path / "one", tmp_path / "young"]), lambda: NOW)
     both.refresh()
     answer = json.loads(both.overview)["answer"]
-    assert answer["words"] == f"one: {alone['words']}" and answer["verdict"] == alone["verdict"]
+    assert answer["why"].startswith("one: ") and answer["standing"] == alone["standing"]
 
 
 def test_nothing_is_said_by_a_control_when_one_node_has_forgotten_its_first_rounds(tmp_path: Path) -> None:
     swarm(tmp_path, NOW, num_nodes=2, num_rounds=20)
     write(tmp_path / "peer-1", ending_at(NOW, events(1, KEPT_ROUNDS + 10, 0.0)))
-    assert "With others" not in json.loads(_site(tmp_path).overview)["answer"]["words"]
+    assert "control" not in json.loads(_site(tmp_path).overview)["answer"]["how"]
 
 
 def test_what_changes_only_in_the_details_is_news(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from swarm.sapo.worth import MIN_GROUPS, MIN_ROUNDS, WorthEstimator
+from swarm.sapo.worth import MIN_GROUPS, WorthEstimator
 from swarm.types import Estimate, SwarmWorth
+from swarm.types.reports import NEEDED_ROUNDS
 
 Array = npt.NDArray[np.float32]
 LOCAL = EXTERNAL = 4
@@ -177,7 +178,7 @@ def test_it_follows_the_true_progress_of_noisy_ascent_on_a_quadratic() -> None:
 
 
 def test_nothing_is_known_from_few_rounds_few_groups_or_noise() -> None:
-    assert _measured(rounds=MIN_ROUNDS - 1)[0].help is None
+    assert _measured(rounds=NEEDED_ROUNDS - 1)[0].help is None
     assert not _measured(rounds=MIN_GROUPS - 1)[0].senders
     noise, _ = _measured(rounds=40, noise=60.0)
     assert (noise.rounds, noise.help, noise.each, noise.senders) == (40, None, None, {})
@@ -205,13 +206,13 @@ def test_only_due_rounds_with_whole_sketches_count() -> None:
 def test_the_time_alone_leaves_out_what_others_groups_take() -> None:
     estimator = _estimator()
     seconds = {"generate": 4.0, "share": 0.1, "receive": 0.1, "mix": 1.8, "update": 10.0}
-    for number in range(MIN_ROUNDS):
+    for number in range(NEEDED_ROUNDS):
         assert estimator.worth is not None and estimator.worth.time_alone is None, number
         # Of five own groups with signal an update with others takes four, and four of others.
         estimator.timed(seconds, 8, 5)
     assert estimator.worth.time_alone == pytest.approx((4 + 10 * 5 / 8) / 16)
     assert estimator.figures()["worth/time_alone"] == estimator.worth.time_alone
-    for _ in range(MIN_ROUNDS):  # nothing to train on, together or alone
+    for _ in range(NEEDED_ROUNDS):  # nothing to train on, together or alone
         estimator.timed({"generate": 4.0}, 0, 0)
     assert estimator.worth.time_alone == pytest.approx((8 + 10 * 5 / 8) / 20)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.telemetry.benefit import benefit, in_words, is_enough
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import Event, RoundEvent
 from swarm.telemetry.report import page, write_report
 from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.verdict.benefit import Benefit, benefit, is_enough
+from swarm.telemetry.verdict.verdict import BY_CONTROL, by_control, verdict
 
 from . import synthetic
 
@@ -23,14 +24,31 @@ ROUNDS = 100
 COMPLETIONS = 64
 
 
-def node(folder: Path, name: str, rewards: Sequence[float], seed: int, tasks: Sequence[str] = TASKS) -> PeerHistory:
-    """A node whose true reward in round r is `rewards[r]`, alike on all tasks."""
+def node(
+    folder: Path,
+    name: str,
+    rewards: Sequence[float],
+    seed: int,
+    tasks: Sequence[str] = TASKS,
+    seconds: float = 0.0,
+    processor_s: float | None = None,
+) -> PeerHistory:
+    """A node whose true reward in round r is `rewards[r]`, alike on all tasks; each round takes as long."""
     rng = np.random.default_rng(seed)
     events: list[Event] = []
     for number, reward in enumerate(rewards, 1):
         found = {task: (float(rng.binomial(COMPLETIONS, reward)), COMPLETIONS) for task in tasks}
         mean = sum(total for total, _ in found.values()) / (COMPLETIONS * len(tasks))
-        events.append(RoundEvent(round=number, reward=mean, groups=Ledger().snapshot(), tasks=found))
+        events.append(
+            RoundEvent(
+                round=number,
+                reward=mean,
+                groups=Ledger().snapshot(),
+                tasks=found,
+                timings={"generate": seconds / 2, "update": seconds / 2} if seconds else {},
+                processor_s=processor_s,
+            )
+        )
     return PeerHistory.read(synthetic.write(folder / name, events), name)
 
 
@@ -48,7 +66,6 @@ def test_a_planted_gain_is_found_and_its_interval_holds_it(tmp_path: Path) -> No
     assert found["together"] == pytest.approx(0.57, abs=0.03) and found["alone"] == pytest.approx(0.285, abs=0.03)
     # Twice as steep, so as high after half of the rounds; both sides are averages over the last ten.
     assert found["rounds_to_match"] == pytest.approx(53, abs=6)
-    assert "With others 0.5" in in_words(found) and "interval" in in_words(found)
 
 
 def test_without_a_gain_the_interval_holds_one(tmp_path: Path) -> None:
@@ -82,12 +99,7 @@ def test_a_swarm_that_stays_behind_never_matches(tmp_path: Path) -> None:
     found = benefit([node(tmp_path, "a", ramp(0.2), 1)], node(tmp_path, "alone", ramp(0.6), 2))
     assert found is not None and found["rounds_to_match"] is None
     assert found["high"] < 1.0
-    assert "was not reached" in in_words(found)
-
-
-def test_a_lone_node_that_ends_where_the_others_began_matches_nothing(tmp_path: Path) -> None:
-    found = benefit([node(tmp_path, "a", ramp(0.6), 1)], node(tmp_path, "alone", [0.3, *[0.0] * (ROUNDS - 1)], 2))
-    assert found is not None and "no more than what the others began with" in in_words(found)
+    assert by_control(found).standing == "hurts"
 
 
 def test_a_handful_of_rewards_is_no_verdict(tmp_path: Path) -> None:
@@ -95,10 +107,61 @@ def test_a_handful_of_rewards_is_no_verdict(tmp_path: Path) -> None:
     few = benefit(nodes, node(tmp_path, "alone", [0.03] * 2, 9))
     assert few is not None and few["low"] > 1.0 and 0 < few["alone_rewards"] < 30
     assert not is_enough(few)
-    assert f"too few rewards to rely on this: {few['alone_rewards']:.0f}." in in_words(few)
+    told = by_control(few)
+    assert (told.standing, told.word) == ("open", "Too early to say")
+    assert f"too few rewards to rely on this: {few['alone_rewards']:.0f}." in told.why
     many = benefit(nodes, node(tmp_path, "often right", [0.1] * 2, 9))
     assert many is not None and is_enough(many)
-    assert "too few" not in in_words(many)
+    assert "too few" not in by_control(many).words
+
+
+def timed(folder: Path, seconds: float, processor_s: float | None = None) -> Benefit:
+    """Nodes that learn twice as much per round as their control, whose rounds take one second."""
+    nodes = [node(folder, f"peer-{k}", ramp(0.6), k, seconds=seconds, processor_s=processor_s) for k in range(4)]
+    alone = node(folder, "alone", ramp(0.3), 9, seconds=1.0, processor_s=None if processor_s is None else 1.0)
+    return benefit(nodes, alone) or pytest.fail("nothing is known")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "standing", "words"),
+    [
+        (1.2, "helps", "More per round, more in the same time."),
+        (2.0, "mixed", "More per round, about as much in the same time."),
+        (4.0, "mixed", "More per round, less in the same time."),
+    ],
+)
+def test_the_clock_decides_beside_the_rounds(tmp_path: Path, seconds: float, standing: str, words: str) -> None:
+    """Of a ramp, rounds that take k times as long see 1 / k: the rewards up to then are 2 / k of the control's."""
+    found = timed(tmp_path, seconds)
+    assert found["cumulative_ratio"] == pytest.approx(2.0, rel=0.05)
+    in_time = found["in_time"]
+    assert in_time is not None and in_time["ratio"] == pytest.approx(2 / seconds, rel=0.12)
+    assert (in_time["seconds"], in_time["rounds_alone"]) == (pytest.approx(ROUNDS), ROUNDS)
+    assert (found["seconds_together"], found["seconds_alone"]) == (pytest.approx(ROUNDS * seconds), pytest.approx(100))
+    told = by_control(found)
+    assert told.standing == standing
+    assert told.why.startswith(words)
+    assert told.line.endswith(f"in the same time {told.in_time}") and told.per_round.startswith("×2.0 (")
+
+
+def test_processor_time_counts_where_it_is_known(tmp_path: Path) -> None:
+    """Nodes that are quick by the clock, and take four times the processor time of the control."""
+    found = timed(tmp_path / "known", 1.0, processor_s=4.0)
+    in_time, processor = found["in_time"], found["in_processor_time"]
+    assert in_time is not None and in_time["low"] > 1
+    assert processor is not None and processor["high"] < 1
+    assert found["processor_s_together"] == pytest.approx(400) and found["processor_s_alone"] == pytest.approx(100)
+    told = by_control(found)
+    assert told.standing == "mixed" and "for the same processor time: ×0.5" in told.why
+    unknown = timed(tmp_path / "unknown", 1.0)
+    assert unknown["in_processor_time"] is None and unknown["processor_s_alone"] is None
+    assert by_control(unknown).standing == "helps"
+
+
+def test_a_bounded_history_has_the_same_clock(tmp_path: Path) -> None:
+    found = node(tmp_path, "a", ramp(0.6), 1, seconds=2.0)
+    bounded = PeerHistory.read(found.path, max_rounds=ROUNDS)
+    assert bounded.seconds == pytest.approx(found.seconds) == pytest.approx(200)
 
 
 def test_nothing_is_said_where_nothing_can_be(tmp_path: Path) -> None:
@@ -115,13 +178,13 @@ def test_the_report_opens_with_the_answer_and_the_control_is_in_no_mean(tmp_path
     summary = swarm_summary(nodes, {}, {}, control)
     write_report(tmp_path / "report", nodes, summary, control)
     written = json.loads((tmp_path / "report" / "summary.json").read_text())
-    assert written["help"].keys() >= {"cumulative_ratio", "low", "high", "rounds_to_match"}
+    assert written["help"].keys() >= {"cumulative_ratio", "low", "high", "seconds_together", "seconds_alone", "in_time"}
     assert written["control"]["name"] == "alone"
     assert [peer["name"] for peer in written["peers"]] == ["peer-0", "peer-1"]
     assert written["mean_reward_last"] == pytest.approx(0.57, abs=0.05)
     text = page(nodes, summary, control)
-    assert text.index(in_words(summary["help"] or pytest.fail("no help"))) < text.index("Mean reward")
+    assert text.index(verdict(nodes, control).word) < text.index("Mean reward")
     assert "alone" in text
     without = swarm_summary(nodes, {}, {})
     assert without["help"] is None and without["control"] is None
-    assert 'class="answer"' not in page(nodes, without)
+    assert BY_CONTROL not in page(nodes, without)

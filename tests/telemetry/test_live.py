@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
+from swarm.telemetry.end import summary_table
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text, summary_table
+from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text
 from swarm.telemetry.records import MixDecision, NoteEvent, PauseEvent, ResumeEvent, RoundEvent, StartEvent, encode
 from swarm.telemetry.summary import swarm_summary
 
@@ -48,8 +49,10 @@ def test_it_fits(troubled: list[PeerHistory], width: int) -> None:
     view.note("peer-3: its process died with SIGKILL and was started again", "warning")
     lines = rendered(view, width)
     assert max(cell_len(line) for line in lines) <= width
-    # Progress, heading, one row a peer, and the last events.
-    assert len(lines) == 1 + 1 + 6 + 3
+    # Progress, heading, one row a peer, the verdict, alerts, and the last events.
+    assert len(lines) < 40 and lines[-1].startswith(time.strftime("%H:", time.localtime(NOW)))
+    assert any(line.startswith("Reward 0.1") or line.startswith("Not known yet") for line in lines)
+    assert any("peer-4: No peer has been connected" in line for line in lines)
     assert [line.split()[0] for line in lines[2:8]] == [f"peer-{i}" for i in range(1, 7)]
 
 
@@ -84,7 +87,7 @@ def test_a_terminal_without_unicode(troubled: list[PeerHistory]) -> None:
     raw = io.BytesIO()
     console = Console(width=80, file=io.TextIOWrapper(raw, encoding="ascii"), force_terminal=True)
     console.print(LiveView(troubled, clock=lambda: NOW))
-    console.print(summary_table(swarm_summary(troubled, {}, {})))
+    console.print(summary_table(swarm_summary(troubled, {}, {}), ascii_only=True))
     console.file.flush()
     assert b"peer-6" in raw.getvalue()
 
@@ -158,8 +161,12 @@ def test_a_decision_about_the_mix_is_one_line(tmp_path: Path, policy: str, line:
 @pytest.mark.parametrize(
     ("dropped", "plain", "cell"),
     [
-        ({"pool_full": 50, "expired": 2}, "dropped 52 (no loss: pool_full 50, expired 2)", "52 no loss"),
-        ({"pool_full": 50, "unknown_task": 2}, "(no loss: pool_full 50; refused: unknown_task 2)", "52 unknown_task"),
+        ({"pool_full": 50, "expired": 2}, "dropped 52 (no loss: pool_full 50, expired 2)", "52 pool_full"),
+        (
+            {"pool_full": 50, "unknown_task": 2},
+            "(no loss: pool_full 50; refused: unknown_task 2)",
+            "2 unknown_task",
+        ),
         ({}, "dropped 0 |", " 0 "),
     ],
 )
@@ -213,7 +220,7 @@ def test_summary_table(troubled: list[PeerHistory], width: int) -> None:
     assert max(cell_len(line) for line in text.splitlines()) <= width
     row = next(line for line in text.splitlines() if line.strip().startswith("peer-1"))
     peer = summary["peers"][0]
-    assert f"{peer['reward_first']:.3f} > {peer['reward_last']:.3f}" in row
+    assert f"{peer['reward_first']:.3f} → {peer['reward_last']:.3f}" in row
     assert f"{peer['groups']['used_local']}+{peer['groups']['used_external']}" in row
     assert any(line.strip().startswith("all") for line in text.splitlines())
 

@@ -13,7 +13,8 @@ from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import RoundEvent, decode, encode
 from swarm.telemetry.report import page
 from swarm.telemetry.summary import swarm_summary
-from swarm.telemetry.worth import in_words, rewards_ratio
+from swarm.telemetry.verdict.verdict import Verdict, by_estimate, standing_of
+from swarm.telemetry.verdict.worth import missing, rewards_ratio
 from swarm.types import Estimate, SwarmWorth
 
 from . import synthetic
@@ -40,18 +41,54 @@ def _histories(folder: Path, *found: SwarmWorth | None) -> list[PeerHistory]:
     return histories
 
 
-def test_words_follow_the_interval_not_the_value() -> None:
-    assert in_words(HELPS) == (
-        "the swarm helps you: 1.5 (1.2 to 1.9) times the progress alone; "
-        "others' groups are worth 1.6 (1.2 to 2.1) of your own each"
+def _told(folder: Path, *found: SwarmWorth | None) -> Verdict:
+    return by_estimate(_histories(folder, *found))
+
+
+def test_the_verdict_follows_the_intervals_of_both_clocks(tmp_path: Path) -> None:
+    unknown = _told(tmp_path / "1", HELPS)
+    assert unknown.line == "Mixed: per round ×1.5 (1.2 to 1.9), in the same time not known yet"
+    helps = _told(tmp_path / "2", replace(HELPS, time_alone=0.9))
+    assert helps.line == "The swarm helps: per round ×1.5 (1.2 to 1.9), in the same time ×1.4 (1.1 to 1.7)"
+    assert helps.why == (
+        "More per round, more in the same time. A group of others is worth 1.6 (1.2 to 2.1) of its own."
     )
-    assert in_words(replace(HELPS, time_alone=0.6)).startswith(
-        "the swarm helps you: 1.5 (1.2 to 1.9) times the progress alone by round, 0.9 (0.7 to 1.1) by the clock; others"
-    )
-    assert "the swarm does not help you: 0.5 (0.3 to 0.7)" in in_words(HURTS)
-    assert "the swarm makes no clear difference to you" in in_words(UNCLEAR)
-    assert "whether the swarm helps you is not clear yet: 1.4 (0.7 to 2.2)" in in_words(OPEN)
-    assert in_words(UNKNOWN).endswith("not known yet (3 rounds measured, 2 of them with own and others' groups)")
+    slower = _told(tmp_path / "3", replace(HELPS, time_alone=0.5))
+    assert (slower.standing, slower.in_time) == ("mixed", "×0.8 (0.6 to 0.9)")
+    assert slower.why.startswith("More per round, less in the same time.")
+    assert _told(tmp_path / "4", HURTS).standing == "hurts"
+    assert _told(tmp_path / "5", UNCLEAR).line.startswith("No clear difference: per round ×1.0")
+    assert _told(tmp_path / "6", OPEN).line.startswith("Not clear yet: per round ×1.4 (0.7 to 2.2)")
+
+
+CLOCK_VALUES = [Estimate(0.8, 0.6, 0.9), Estimate(1.0, 0.8, 1.2), Estimate(1.5, 1.2, 1.9)]
+
+
+@pytest.mark.parametrize("per_round", CLOCK_VALUES)
+@pytest.mark.parametrize("clock", CLOCK_VALUES)
+@pytest.mark.parametrize("processor", [None, *CLOCK_VALUES])
+def test_green_needs_every_clock(per_round: Estimate, clock: Estimate, processor: Estimate | None) -> None:
+    clocks = [clock] if processor is None else [clock, processor]
+    standing = standing_of(per_round, clocks)
+    assert (standing == "helps") == (per_round.high >= 1 and all(each.low > 1 for each in clocks))
+    if any(each.high < 1 for each in clocks):
+        assert standing in ("mixed", "hurts")
+
+
+def test_what_is_not_known_says_when_it_will_be_and_how_far_the_node_came(tmp_path: Path) -> None:
+    assert missing(UNKNOWN) == "2 of 16 measured rounds with own and others' groups; about 21 more at this rate"
+    assert missing(SwarmWorth(3)) == "0 of 16 measured rounds with own and others' groups"
+    assert "do not agree yet" in missing(SwarmWorth(128, compared=123))
+    told = _told(tmp_path, UNKNOWN)
+    assert told.line.startswith("Not known yet whether the swarm helps: 2 of 16")
+    assert "→" in told.why and "of the groups trained on came from others" in told.why
+
+
+def test_a_node_that_received_nothing_is_told_its_own_progress(tmp_path: Path) -> None:
+    history = PeerHistory.read(synthetic.write(tmp_path, synthetic.peer_events(1, 120, 120, alone=True)))
+    told = by_estimate([history])
+    assert told.standing == "open"
+    assert told.line.startswith("Reward 0.1") and told.line.endswith("in 120 rounds.")
 
 
 def test_a_metrics_file_keeps_it() -> None:
@@ -61,20 +98,22 @@ def test_a_metrics_file_keeps_it() -> None:
 
 def test_the_live_view_answers_in_one_line(tmp_path: Path) -> None:
     alone = _histories(tmp_path / "one", HELPS)
-    assert in_words(HELPS) in rendered(LiveView(alone, clock=lambda: NOW), 140)
-    assert in_words(HELPS) in plain_line(alone[0])
+    assert by_estimate(alone).line in rendered(LiveView(alone, clock=lambda: NOW), 140)
+    assert by_estimate(alone).line in plain_line(alone[0])
     several = _histories(tmp_path / "three", HELPS, None, UNKNOWN)
-    expected = "progress with others over progress alone: peer-1 1.5 (1.2 to 1.9), peer-3 not known yet"
-    assert expected in rendered(LiveView(several, clock=lambda: NOW), 140)
+    lines = rendered(LiveView(several, clock=lambda: NOW), 140)
+    assert "Mixed: per round ×1.5, in the same time not known yet" in lines
+    assert any(line.startswith("peer-1: Mixed: per round ×1.5 (1.2 to 1.9)") for line in lines)
     assert "not known" not in plain_line(several[1])
 
 
 def test_the_report_answers_first_and_lists_senders_by_name(tmp_path: Path) -> None:
     alone = _histories(tmp_path / "one", HELPS)
-    assert f"The{in_words(HELPS)[3:]}".replace("'", "&#x27;") in page(alone, swarm_summary(alone, {}, {}))
+    text = page(alone, swarm_summary(alone, {}, {}))
+    assert '<p class="verdict">Mixed</p>' in text and '<div class="value">×1.5</div>' in text
     several = _histories(tmp_path / "two", replace(HELPS, time_alone=0.5), HURTS)
     text = page(several, swarm_summary(several, {}, {}))
-    assert "<td>1.5 (1.2 to 1.9)</td><td>0.8 (0.6 to 0.9)</td>" in text.replace(' class="text"', "")
+    assert "<td>×1.5 (1.2 to 1.9)</td><td>×0.8 (0.6 to 0.9)</td>" in text.replace(' class="text"', "")
     assert "peer-2 0.1 (-0.2 to 0.4)" in text
     nothing = _histories(tmp_path / "three", None)
     assert "for a peer" not in page(nothing, swarm_summary(nothing, {}, {}))

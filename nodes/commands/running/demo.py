@@ -23,7 +23,6 @@ from typing import Literal
 import yaml
 from msgspec import Struct, structs
 from rich.console import Console
-from rich.text import Text
 
 from nodes import exits
 from nodes.real_models.settings import real_model
@@ -40,9 +39,9 @@ from swarm.errors import ConfigError, Interrupted
 from swarm.files import private_directory
 from swarm.page.serving import check_installed, page_of
 from swarm.policy.config import EMBEDDED, TINY, TINY_SEES, TINY_SPARSE, check_model_path
-from swarm.telemetry.benefit import in_words
+from swarm.telemetry.end import print_end
 from swarm.telemetry.history import PeerHistory
-from swarm.telemetry.live import LiveView, plain_line, summary_table
+from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
@@ -118,7 +117,7 @@ def demo(options: DemoOptions, console: Console) -> int:
     title = f"swarm demo: {options.peers} peers, {options.local} local + {options.external} external groups"
     if options.mode == "learner":
         title = f"swarm demo: a learner and {options.peers - 1} workers"
-    view = LiveView(shown, title=title)
+    view = LiveView(shown, title=title, control=control)
     live = options.live and console.is_terminal
     children: list[Child] = []
     with _page(options, console):
@@ -311,7 +310,5 @@ def _report(
     config = {**structs.asdict(options), "out": str(options.out)}
     summary = swarm_summary(histories, config, versions(), control)
     write_report(options.out, histories, summary, control)
-    console.print(summary_table(summary))
-    if summary["help"] is not None:
-        console.print(Text(in_words(summary["help"]), "bold"), highlight=False)
+    print_end(console, summary, histories, control)
     console.print(f"results are in {options.out}; open {options.out / 'report.html'}", highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from nodes.commands.watching import finding
-from nodes.commands.watching.health import running_nodes
+from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.page.arrivals import Found

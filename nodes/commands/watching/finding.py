@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodes.commands.running.demo import CONTROL, CONTROL_FILE
-from nodes.commands.watching.health import running_nodes
+from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
 from swarm.page.arrivals import Found
 from swarm.telemetry.records import METRICS_FILE

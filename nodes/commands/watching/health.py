@@ -7,16 +7,15 @@ import json
 import os
 import re
 import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 from msgspec import Struct
 from msgspec.structs import asdict
 from rich.console import Console
 
 from nodes import exits
-from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
+from nodes.neighbours import running_nodes
+from nodes.roles.run import ADDRESS_FILE
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe
@@ -32,7 +31,6 @@ from swarm.telemetry.records import (
     decode,
 )
 
-LOCK_FILE = f"{IDENTITY_FILE}.lock"
 TAIL_BYTES = 64 * 2**10
 STEPS = (StartEvent, RoundEvent, PauseEvent, ResumeEvent, EndEvent)
 
@@ -67,22 +65,6 @@ def report_health(out: Path | None, within_s: float, as_json: bool, console: Con
         if not healths:
             console.print("no node is running here", style="red")
     return exits.DONE if healths and all(health.healthy for health in healths) else exits.FAILED
-
-
-def running_nodes() -> dict[Path, int]:
-    """Directory and process id of every node on this machine, or in this container, that this user may inspect.
-
-    A running node holds the lock of its identity. This function looks up the holder instead of trying the lock: taking
-    it, even briefly, could make a starting node fail.
-    """
-    found = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            for file in process.open_files():
-                path = Path(file.path)
-                if path.name == LOCK_FILE and path.exists():
-                    found[path.parent] = process.pid
-    return dict(sorted(found.items()))
 
 
 def check(out: Path, within_s: float, now: float, pid: int | None = None) -> Health:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,17 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes.commands.watching import finding
-from swarm.page.alerts import alerts
-from swarm.page.answer import Answer, by_control
+from swarm.page.answer import answer
 from swarm.page.arrivals import Arrivals, Found
 from swarm.page.leaderboard import CLAIMS, Leader, leaders
-from swarm.page.node import FIGURES, NodeReader
-from swarm.page.site import ANSWER_EVERY_S
+from swarm.page.node import NodeReader
+from swarm.telemetry.alerts.checks import Alert
+from swarm.telemetry.alerts.figures import FIGURES
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import ASCII_BLOCKS, BLOCKS, LiveView, sparkline
 
 PER_SECOND = 1
-SHOWN_ALERTS = 4
 SHOWN_LEADERS = 8
 CURVE_WIDTH = 24
 FIRST_CURVES = ("reward", "accuracy", "own groups", "others' groups", "seconds per round")
@@ -54,9 +52,9 @@ class Frame:
         self._arrivals = Arrivals(find)
         self._nodes: list[NodeReader] = []
         self._histories: list[PeerHistory] = []
-        self._answer: Answer | None = None
-        self._answered_at = -math.inf
-        self._view = LiveView(self._histories, "swarm top", reads=False)
+        self._view = LiveView(
+            self._histories, "swarm top", reads=False, answer=lambda: answer(self._nodes), alarms=self._alarms
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width."""
@@ -65,30 +63,14 @@ class Frame:
             self._histories.append(self._nodes[-1].history)
         for node in self._nodes:
             node.read()
-        if (answer := self._by_control()) is not None:
-            yield Text(answer.words, "bold")
         yield self._view
-        yield from self._alerts()
         yield from _leaders(leaders(self._nodes))
         if len(self._nodes) == 1:
             yield _curves(self._nodes[0], options.ascii_only)
 
-    def _by_control(self) -> Answer | None:
-        """What the nodes gained over a control, if there is one; the nodes' own estimates are in the view."""
-        if time.monotonic() - self._answered_at >= ANSWER_EVERY_S:
-            self._answered_at = time.monotonic()
-            self._answer = by_control(self._nodes) or self._answer
-        return self._answer
-
-    def _alerts(self) -> Iterator[Text]:
-        now = time.time()
-        found = [(node.name, alert) for node in self._nodes for alert in alerts(node, now)]
-        found.sort(key=lambda each: each[1].level != "error")
-        for name, alert in found[:SHOWN_ALERTS]:
-            yield Text(f"{name}: {alert.text}", "bold red" if alert.level == "error" else "yellow")
-            yield Text(f"    {alert.advice}\n    More: swarm docs {alert.page}", "dim")
-        if len(found) > SHOWN_ALERTS:
-            yield Text(f"and {len(found) - SHOWN_ALERTS} more alerts", "yellow")
+    def _alarms(self, now: float) -> list[tuple[str, Alert]]:
+        found = [(node.name, alert) for node in self._nodes for alert in node.alerts(now)]
+        return sorted(found, key=lambda each: each[1].level != "error")
 
 
 def _leaders(found: Sequence[Leader]) -> Iterator[RenderableType]:

@@ -70,6 +70,8 @@ class Dispatcher:
         self._counters: Counter[str] = Counter(dict.fromkeys(_OWN_COUNTERS, 0))
         self._said: set[str] = set()
         """Keys of the failures that the user has been told of."""
+        self._new: dict[str, str] = {}
+        """Their texts, by key, that nobody has taken."""
         self._failure: TaskError | None = None
         self._closing = False
         self._failed_starts = 0
@@ -126,6 +128,12 @@ class Dispatcher:
         """See `VerificationPool.counters`."""
         with self._lock:
             return dict(self._counters)
+
+    def take_texts(self) -> dict[str, str]:
+        """See `VerificationPool.take_texts`."""
+        with self._lock:
+            taken, self._new = self._new, {}
+        return taken
 
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers."""
@@ -343,8 +351,10 @@ class Dispatcher:
             self._counters.update(reply.counts)
             new = {key: text for key, text in reply.texts.items() if key not in self._said}
             self._said.update(list(new)[: MAX_SAID - len(self._said)])
-        for text in [text for key, text in new.items() if key in self._said]:
-            logger.warning("%s", clean(text))
+            new = {key: clean(text) for key, text in new.items() if key in self._said}
+            self._new.update(new)
+        for text in new.values():
+            logger.warning("%s", text)
         return True
 
     def _lost(self, worker: WorkerProcess, how: Literal["timeouts", "crashes", "violations"], error: str = "") -> None:

@@ -151,6 +151,10 @@ class VerificationPool:
         """
         return self._dispatcher.counters()
 
+    def take_texts(self) -> dict[str, str]:
+        """What failed first in each task since the last call, by a key that begins with the name of its counter."""
+        return self._dispatcher.take_texts()
+
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers."""
         return self._dispatcher.worker_pids()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from swarm.errors import NoConnection, PeerUnreachable
@@ -229,10 +229,10 @@ class Dialling:
         """Progress of the connection setup, in words."""
         peers = self._peers
         if peers.in_run and self._member.run.manifest is not None:
-            return f"connected to {len(peers.in_run)} peers"
+            return f"connected to {_peers(peers.in_run)}"
         missing = [peer_id for peer_id in peers.bootstrap if peer_id in self._failures]
         if peers.connected:
-            return f"connected to {len(peers.connected)} peers, none seen in the run yet"
+            return f"connected to {_peers(peers.connected)}, none seen in the run yet"
         if not missing and not peers.bootstrap:
             problems = "; ".join(f"{entry}: {problem}" for entry, problem in peers.bootstraps.problems().items())
             return f"no bootstrap known: {problems}" if problems else "waiting for peers"
@@ -275,3 +275,7 @@ class Dialling:
         if len(peers.in_run) < FEW_PEERS:
             wanted += reversed(peers.remembered)
         return [peer_id for peer_id in dict.fromkeys(wanted) if peer_id not in connected | self._under_way]
+
+
+def _peers(connected: Collection[str]) -> str:
+    return "1 peer" if len(connected) == 1 else f"{len(connected)} peers"

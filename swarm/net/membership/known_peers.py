@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -21,8 +23,38 @@ logger = logging.getLogger(__name__)
 
 MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
+MAX_SEEN_PEERS = 4_096
+RETURNED_S = 60.0
+"""For so long after its connection began anew a peer may be asked for what it offered before it was restarted."""
+EXCUSED_EVERY_S = 3_600.0
+"""Between two returns of one peer that excuse it: whoever withholds must not come back for each offer."""
 NOBODY_S_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER})
 """Refusals of a peer's record that neither another clock, run, version nor setting explains."""
+
+
+class Returns:
+    """Which peers have lately come back after their connections ended, as restarted nodes do."""
+
+    def __init__(self) -> None:
+        """Nobody was seen yet."""
+        self._seen: dict[str, float] = {}
+        """When each peer was last excused, in monotonic seconds; minus infinity for never. The latest come last."""
+        self._returned: dict[str, float] = {}
+        """When those that are connected came back."""
+
+    def update(self, before: Collection[str], connected: Collection[str], now: float) -> None:
+        """The peers with a connection are now these."""
+        for peer_id in (peer_id for peer_id in connected if peer_id not in before):
+            last = self._seen.pop(peer_id, None)
+            if last is not None and now - last >= EXCUSED_EVERY_S:
+                self._returned[peer_id] = last = now
+            self._seen[peer_id] = -math.inf if last is None else last
+        self._returned = {peer_id: at for peer_id, at in self._returned.items() if peer_id in connected}
+        self._seen = dict(list(self._seen.items())[-MAX_SEEN_PEERS:])
+
+    def excuse(self, peer_id: str, now: float) -> bool:
+        """Whether it came back so lately that it may not have what it offered before."""
+        return now - self._returned.get(peer_id, -math.inf) <= RETURNED_S
 
 
 class KnownPeers:
@@ -59,6 +91,7 @@ class KnownPeers:
         self.observed: dict[str, tuple[str, ...]] = {}
         """By peer: the remote ends of its connections, as this machine sees them."""
         self.alone_since: float | None = clock()
+        self.returns = Returns()
 
     @property
     def bootstrap(self) -> dict[str, tuple[str, ...]]:
@@ -78,7 +111,9 @@ class KnownPeers:
 
     def update(self, connected: frozenset[str], members: Collection[str]) -> None:
         """Update the connected peers, and which of them take part in the run: those of `members`."""
-        self.connected = connected = connected - self.banned
+        connected -= self.banned
+        self.returns.update(self.connected, connected, time.monotonic())
+        self.connected = connected
         self.in_run = connected.intersection(members) if self._run.manifest else connected
         if self.in_run:
             self.alone_since = None

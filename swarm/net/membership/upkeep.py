@@ -219,8 +219,11 @@ class Upkeep:
 
     def _gave_up(self, download: Download) -> None:
         self._member.counters.add("fetch_failures")
-        # Whoever was not asked, because this node was busy, is not to blame; nor whoever was banned meanwhile.
-        if download.asked and self._hears() and download.announcement.peer_id not in self._member.peers.banned:
+        # Whoever was not asked, because this node was busy, is not to blame; nor whoever was banned or restarted
+        # meanwhile: a new process does not have what the one before it offered.
+        author, peers = download.announcement.peer_id, self._member.peers
+        excused = author in peers.banned or peers.returns.excuse(author, time.monotonic())
+        if download.asked and self._hears() and not excused:
             self._member.records.withheld(download)
 
     def _hears(self) -> bool:

@@ -6,7 +6,11 @@ const HEIGHT = 130;
 const LEFT = 46;
 const BOTTOM = 18;
 const TOP = 8;
+const MIDDLE = (TOP + HEIGHT - BOTTOM) / 2;
 const KINDS = ["one", "two", "three"];
+const FEW = 12; // points that are drawn as such: a line alone would look like a trend
+const SMOOTHED = 0.1; // part of a curve's points in a mean, as in the report
+const NOISE = 1e-6; // of a scale: what is below comes from the floats
 
 export class Chart {
   // `series`: [name of the curve, label]; `format` writes a value.
@@ -16,12 +20,14 @@ export class Chart {
     this.curves = [];
     this.paths = series.map((_, place) => svg("path", { class: KINDS[place] }));
     this.cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-    this.labels = [0, 1, 2, 3].map(() => svg("text"));
+    this.labels = [0, 1, 2, 3, 4].map(() => svg("text"));
+    this.dots = svg("g");
     this.place = null; // index into the first curve with points; null: the last
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0" },
       svg("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }),
       svg("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: TOP, y2: TOP }),
-      this.paths, this.cursor, this.labels);
+      svg("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: MIDDLE, y2: MIDDLE }),
+      this.paths, this.dots, this.cursor, this.labels);
     this.readout = el("div", { class: "readout" });
     this.title = title;
     this.node = el("figure", {}, el("figcaption", {}, title), this.readout, this.picture);
@@ -31,24 +37,27 @@ export class Chart {
     this.picture.addEventListener("keydown", (event) => this.step(event));
   }
 
-  // `all`: [round, value] pairs by the curve's name. Hidden without any.
-  update(all) {
-    this.curves = this.series.map(([name]) => all[name] ?? []);
+  // `all`: [round, value] pairs by the curve's name. Hidden without any. All charts show the rounds `first` to `last`.
+  update(all, first, last) {
+    this.curves = this.series.map(([name]) => smooth(all[name] ?? []));
     const points = this.curves.flat();
     this.node.hidden = points.length === 0;
     if (points.length === 0) return;
     const values = points.map(([, value]) => value);
-    this.first = Math.min(...points.map(([round]) => round));
-    this.last = Math.max(...points.map(([round]) => round));
+    this.first = first;
+    this.last = last;
     this.low = Math.min(0, ...values);
     this.high = Math.max(...values);
-    if (this.high <= this.low) this.high = this.low + 1;
+    if (this.low > -NOISE) this.low = 0;
+    if (this.high - this.low < NOISE) this.high = this.low + 1;
     this.curves.forEach((curve, place) => this.paths[place].setAttribute("d", this.line(curve)));
-    const [high, low, first, last] = this.labels;
+    this.dots.replaceChildren(...this.curves.flatMap((curve, place) => (curve.length > FEW ? [] : curve.map(([round, value]) => svg("circle", { class: KINDS[place], cx: this.x(round), cy: this.y(value), r: 2.5 })))));
+    const [high, low, left, right, middle] = this.labels;
+    this.label(middle, 0, MIDDLE + 4, this.format((this.high + this.low) / 2), "start");
     this.label(high, 0, TOP + 9, this.format(this.high), "start");
     this.label(low, 0, HEIGHT - BOTTOM, this.format(this.low), "start");
-    this.label(first, LEFT, HEIGHT - 4, String(this.first), "start");
-    this.label(last, WIDTH, HEIGHT - 4, String(this.last), "end");
+    this.label(left, LEFT, HEIGHT - 4, String(this.first), "start");
+    this.label(right, WIDTH, HEIGHT - 4, String(this.last), "end");
     this.read(this.place);
   }
 
@@ -111,6 +120,16 @@ export class Chart {
     const words = parts.filter(Boolean).map((part) => part.textContent).join(", ");
     this.picture.setAttribute("aria-label", `${this.title}, round ${round} of ${this.first} to ${this.last}: ${words}`);
   }
+}
+
+// Centred means over about a tenth of the points; few points stay as they are.
+function smooth(curve) {
+  if (curve.length <= FEW) return curve;
+  const half = Math.floor((SMOOTHED * curve.length) / 2);
+  return curve.map(([round], place) => {
+    const near = curve.slice(Math.max(0, place - half), place + half + 1);
+    return [round, near.reduce((sum, [, value]) => sum + value, 0) / near.length];
+  });
 }
 
 // A small curve beside a figure.

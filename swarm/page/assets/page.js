@@ -5,8 +5,11 @@ import { gifts, legend, picture, relays } from "./picture.js";
 
 const perSecond = (bytes) => `${size(bytes)}/s`;
 const whole = (value) => count(Math.round(value));
+const LEARNING = [
+  new Chart("Reward", [["reward", "this node"], ["control", "control"]]),
+  new Chart("Accuracy on held-out questions", [["accuracy", "this node"], ["control accuracy", "control"]], percent),
+];
 const CHARTS = [
-  new Chart("Reward", [["reward", "own"], ["accuracy", "held-out"], ["control", "control"]]),
   new Chart("Groups in an update", [["own groups", "own"], ["others' groups", "others'"]]),
   new Chart("Groups without signal", [["no signal", "of own"]], percent),
   new Chart("Entropy, nats per token", [["entropy", "entropy"]]),
@@ -20,11 +23,13 @@ const CHARTS = [
   new Chart("Bandwidth of groups", [["bytes sent per second", "sent"], ["bytes received per second", "received"]], perSecond),
 ];
 const RETRY_MS = 5000;
+const ENDED = /^(done|failed|interrupted)/;
 const OUTCOMES = { used_local: "used", used_external: "used", no_signal: "no signal", unused: "unused", refused: "refused" };
 
 let chosen = 0;
 let stream = null;
 let samples = [];
+let read = null; // the node whose samples were read at once
 
 function connect() {
   if (stream) stream.close();
@@ -47,9 +52,14 @@ function connection(words, lost = false) {
 }
 
 function overview(state) {
-  setText(byId("answer-words"), state.answer.words);
-  setText(byId("answer-how"), state.answer.how);
-  byId("answer").className = state.answer.verdict;
+  const answer = state.answer;
+  setText(byId("answer-words"), answer.word);
+  setText(byId("answer-why"), answer.why);
+  setText(byId("answer-how"), answer.how);
+  byId("answer").className = answer.standing;
+  show(byId("tiles"), [answer.per_round, answer.in_time], tiles);
+  show(byId("alarms"), state.alarms, (alarms) => alarms.map((alarm) => alertBox(alarm, alarm.name)));
+  if (state.nodes.length && state.nodes.every((node) => ENDED.test(node.state))) connection("all nodes have ended");
   show(byId("nodes"), [state.nodes, chosen], nodeTable);
   show(byId("sharing"), state.sharing, picture);
   setText(byId("legend"), legend(state.sharing));
@@ -60,12 +70,20 @@ function overview(state) {
   show(byId("kinds"), state.swarm.kinds, kinds);
 }
 
+function tiles([perRound, inTime]) {
+  return [["per round", perRound], ["in the same time", inTime]].filter(([, value]) => value).map(([what, value]) => {
+    const [number, interval] = value.split(" (");
+    return el("div", { class: "tile" }, el("div", { class: "note" }, what), el("div", { class: "value" }, number),
+      el("div", { class: "note" }, interval ? `95% interval: ${interval.slice(0, -1)}` : ""));
+  });
+}
+
 function leaders(rows) {
   if (rows.length === 0) return el("p", { class: "note" }, "No node has finished a round yet.");
   const accuracy = (row) => (row.accuracy ? `${percent(row.accuracy[0])} (${percent(row.accuracy[1])} to ${percent(row.accuracy[2])}) at round ${count(row.evaluated_at)}` : "–");
   return table([
     ["member", (row) => row.name || row.peer],
-    ["says who", (row) => el("span", { class: row.claimed ? "care" : "good" }, row.claimed ? "its own claim" : "measured here")],
+    ["source", (row) => el("span", { class: row.claimed ? "care" : "good" }, row.claimed ? "its own claim" : "measured here")],
     ["accuracy", accuracy],
     ["rounds", (row) => count(row.rounds), "number"],
     ["gave", (row) => count(row.given), "number"],
@@ -82,8 +100,8 @@ function kinds(rows) {
     ["members", (row) => count(row.members), "number"],
     ["role", (row) => row.role],
     ["model", (row) => row.model],
-    ["swarm", (row) => row.version],
-    ["weights", (row) => count(row.weights), "number"],
+    ["version of swarm", (row) => row.version],
+    ...(rows.some((row) => row.weights !== null) ? [["version of weights", (row) => count(row.weights), "number"]] : []),
   ], rows);
 }
 
@@ -93,17 +111,17 @@ function nodeTable([nodes]) {
     ["name", (node) => nameButton(node)],
     ["", (node) => (node.control ? "control" : node.role === "peer" ? "" : node.role)],
     ["state", (node) => el("span", { class: stateClass(node.state) }, node.state)],
-    ["alerts", (node) => (node.alerts ? el("span", { class: node.errors ? "bad" : "care" }, `${node.alerts} ${node.errors ? "serious" : ""}`) : "none")],
+    ["alerts", (node) => (node.alerts ? el("span", { class: node.errors ? "bad" : "care" }, `${node.alerts}${node.errors ? " serious" : ""}`) : "none")],
     ["round", (node) => count(node.round) + (node.rounds ? ` of ${count(node.rounds)}` : ""), "number"],
     ["reward", (node) => (node.reward === null ? "–" : node.reward.toFixed(3)), "number"],
     ["peers", (node) => count(node.peers), "number"],
     ["tokens/s", (node) => (node.tokens_per_s === null ? "–" : whole(node.tokens_per_s)), "number"],
   ];
   if (nodes.some((node) => node.help)) {
-    columns.push(["progress over alone", (node) => node.help]);
-    columns.push(["by the clock", (node) => node.help_in_time]);
+    columns.push(["its estimate per round", (node) => node.help]);
+    columns.push(["in the same time", (node) => node.help_in_time]);
   }
-  if (nodes.some((node) => node.version !== null)) columns.push(["version", (node) => count(node.version), "number"]);
+  if (nodes.some((node) => node.version !== null)) columns.push(["version of weights", (node) => count(node.version), "number"]);
   return table(columns, nodes, (node) => (node.place === chosen ? "chosen" : null));
 }
 
@@ -129,22 +147,33 @@ function detail(state) {
   if (state === null) return;
   setText(byId("node-title"), state.control ? `${state.name}, the control` : state.name);
   const facts = [state.peer && `peer ${state.peer}`, state.model && `model ${state.model}`, state.run && `run ${state.run}`, state.folder];
-  setText(byId("node-facts"), facts.filter(Boolean).join(" · ") + (state.answer ? `. ${state.answer.words}` : ""));
+  setText(byId("node-facts"), facts.filter(Boolean).join(" · "));
   setText(byId("pause"), state.pause);
   document.title = `Swarm: ${state.name}`;
-  show(byId("alerts"), state.alerts, (alerts) => (alerts.length ? alerts.map(alertBox) : el("p", { class: "note" }, "Nothing is wrong.")));
-  CHARTS.forEach((chart) => chart.update(state.curves));
+  byId("alerts-section").hidden = state.alerts.length === 0;
+  show(byId("alerts"), state.alerts, (alerts) => alerts.map((alert) => alertBox(alert)));
+  const rounds = Object.values(state.curves).flat().map(([round]) => round);
+  [...LEARNING, ...CHARTS].forEach((chart) => chart.update(state.curves, Math.min(...rounds), Math.max(...rounds)));
   show(byId("tasks"), state.tasks, tasks);
   show(byId("groups"), [state.groups, state.given], ([groups, given]) => groupBoxes(groups, given));
   show(byId("mix"), state.mix, mix);
   show(byId("peers"), state.peers, peers);
+  if (read !== chosen) {
+    read = chosen;
+    readSamples();
+  }
   show(byId("moments"), state.moments, (moments) => (moments.length ? moments.map(moment) : el("p", { class: "note" }, "Nothing yet.")));
 }
 
-function alertBox(alert) {
+// Words between backticks are code.
+function marked(text) {
+  return text.split("`").map((part, place) => (place % 2 ? el("code", {}, part) : part));
+}
+
+function alertBox(alert, name = "") {
   return el("div", { class: `alert ${alert.level}` },
-    el("p", {}, el("span", { class: "level" }, alert.level === "error" ? "Serious: " : "Warning: "), alert.text),
-    el("p", {}, alert.advice, " ", el("a", { href: `/docs/${alert.page}`, target: "_blank", rel: "noopener" }, `docs/${alert.page}`)));
+    el("p", {}, el("span", { class: "level" }, `${name ? `${name}, ` : ""}${alert.level === "error" ? "serious: " : "warning: "}`), marked(alert.text)),
+    el("p", {}, marked(alert.advice), " ", el("a", { href: `/docs/${alert.page}`, target: "_blank", rel: "noopener" }, `docs/${alert.page}`)));
 }
 
 function tasks(rows) {
@@ -169,14 +198,14 @@ function groupBoxes(groups, given) {
     return piece;
   }));
   const fate = given.takers
-    ? `Nodes on this machine received ${count(given.received)} of them, counted once for each of ${count(given.takers)}, and used ${count(given.used)}.`
+    ? `Nodes on this machine received them ${count(given.received)} times (${given.takers === 1 ? "one node" : `${count(given.takers)} nodes, each counts`}), and used ${count(given.used)}.`
     : "No other node on this machine received any; other machines do not report.";
   return el("div", { class: "columns" },
     el("div", {},
       el("p", {}, `Own: ${count(groups.generated)} generated, ${count(groups.used_local)} used here, ${count(groups.shared)} shared. ${fate}`),
       reasons("Own groups that were not used", groups.own_unused)),
     el("div", {},
-      el("p", {}, `Received: ${count(groups.received)}; ${count(groups.used_external)} used, ${count(spare)} not needed, ${count(refused)} refused, ${count(groups.pool + groups.pending)} waiting.`),
+      el("p", {}, `Received: ${count(groups.received)} = ${count(groups.used_external)} used + ${count(spare)} not needed + ${count(refused)} refused + ${count(groups.pool + groups.pending)} waiting${groups.lost ? ` + ${count(groups.lost)} lost in a restart` : ""}.`),
       bar,
       reasons("Received groups that were not used", groups.dropped)));
 }
@@ -200,19 +229,19 @@ function mix(decisions) {
 function peers(rows) {
   if (rows.length === 0) return el("p", { class: "note" }, "No peer is known yet.");
   return table([
-    ["peer", (row) => row.peer],
-    ["name", (row) => row.name],
-    ["is", (row) => el("span", { class: row.standing === "isolated" ? "bad" : null }, row.standing)],
-    ["used", (row) => count(row.used), "number"],
+    ["name", (row) => row.name || "–"],
+    ["peer id", (row) => row.peer],
+    ["connection", (row) => el("span", { class: row.standing === "isolated" ? "bad" : null }, row.standing)],
     ["received", (row) => count(row.received), "number"],
-    ["dropped", (row) => count(row.dropped), "number"],
-    ["mostly", (row) => row.mostly],
+    ["= used", (row) => count(row.used), "number"],
+    ["+ not used", (row) => count(row.unused), "number"],
+    ["complaints", (row) => row.complaints, "wide"],
     ["worth, in own groups", (row) => row.worth],
     ["sent", (row) => size(row.bytes), "number"],
     ["reputation", (row) => row.reputation.toFixed(2), "number"],
     ["role", (row) => row.role],
     ["model", (row) => row.model],
-    ["swarm", (row) => row.version],
+    ["version", (row) => row.version],
   ], rows);
 }
 
@@ -238,11 +267,15 @@ function showSamples(read = false) {
 }
 
 function sample(each) {
-  const rewards = each.completions.map((completion) => (completion.reward === null ? "?" : figure(completion.reward, 2))).join(", ");
-  const kind = each.outcome === "refused" ? "bad" : each.outcome.startsWith("used") ? "good" : "care";
+  const known = each.completions.map((completion) => completion.reward).filter((reward) => reward !== null);
+  const plain = known.length > 0 && known.every((reward) => reward === 0 || reward === 1);
+  const rewards = plain
+    ? `${known.filter((reward) => reward === 1).length} of ${known.length} right`
+    : `rewards ${known.map((reward) => figure(reward, 2)).join(", ") || "not known"}`;
+  const kind = each.outcome === "refused" ? "bad" : each.outcome.startsWith("used") ? "good" : "note";
   const from = each.own ? "this node" : each.sender;
   const box = el("details", {}, el("summary", {}, el("span", { class: kind }, OUTCOMES[each.outcome] ?? each.outcome),
-    ` · ${each.task} · from ${from} · round ${count(each.round)} · rewards ${rewards || "none"}`));
+    ` · ${each.task} · from ${from} · round ${count(each.round)} · ${rewards}`));
   // Most are never opened: their texts become elements only then.
   box.addEventListener("toggle", () => {
     if (box.open && box.childElementCount === 1) box.append(...opened(each));
@@ -278,8 +311,9 @@ function rewardWords(completion) {
   return `${own}${parts ? ` (${parts})` : ""}${claim}, ended by ${completion.ended}`;
 }
 
+byId("learning").append(...LEARNING.map((chart) => chart.node));
 byId("curves").append(...CHARTS.map((chart) => chart.node));
-CHARTS.forEach((chart) => { chart.node.hidden = true; });
+[...LEARNING, ...CHARTS].forEach((chart) => { chart.node.hidden = true; });
 byId("samples-read").addEventListener("click", readSamples);
 byId("samples-whose").addEventListener("change", () => showSamples(samples.length > 0));
 byId("samples-outcome").addEventListener("change", () => showSamples(samples.length > 0));

@@ -8,7 +8,7 @@ const MAX_ROWS = 40;
 const MARKS = { here: "on this machine", connected: "connected", away: "away", isolated: "in quarantine" };
 
 export function picture(state) {
-  if (state.members.length === 0) return el("p", { class: "note" }, "No node has started yet.");
+  if (state.members.length < 2) return el("p", { class: "note" }, "Nobody else is known yet.");
   const labelled = state.members.length <= MAX_LABELS;
   const places = labelled ? ring(state.members.length, 150) : crowd(state.members);
   const most = Math.max(1, ...state.gifts.map((gift) => gift.used));
@@ -75,7 +75,7 @@ function called(member) {
 }
 
 export function legend(state) {
-  if (state.members.length === 0) return "";
+  if (state.members.length < 2) return "";
   const numbers = Object.entries(MARKS).map(([standing, words]) => [words, state.members.filter((member) => member.standing === standing).length]);
   const parts = numbers.filter(([, number]) => number > 0).map(([words, number]) => `${number} ${words}`);
   const more = state.num_omitted ? `; ${count(state.num_omitted)} more are not drawn` : "";

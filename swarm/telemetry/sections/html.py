@@ -14,27 +14,41 @@ STYLE = """
 :root {
   --ink: #1d2125; --faint: #6b7278; --paper: #fbfbfa;
   --panel: #ffffff; --edge: #e2e3e1; --notice: #fff4d6; --nothing: #dedfdd;
+  --good: #00704f; --care: #a85f00; --bad: #b54400; --beyond: rgb(0 0 0 / .25);
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e6e6e3; --faint: #9aa0a6; --paper: #16181b;
     --panel: #1e2125; --edge: #33373c; --notice: #3a3117; --nothing: #3f454b;
+    --good: #3fc79a; --care: #eeb04b; --bad: #ff8f4f; --beyond: rgb(0 0 0 / .7);
   }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 66rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 1.6rem; margin: 0 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2.4rem 0 .7rem; }
 h3 { font-size: .95rem; margin: 1.2rem 0 .5rem; }
-.answer { font-size: 1.15rem; font-weight: 600; }
+.answer { border-left: 6px solid var(--faint); padding: .2rem 0 .2rem 1rem; margin: 0 0 1.4rem; }
+.answer p { margin: .4rem 0; }
+.answer .verdict { font-size: 1.35rem; font-weight: 600; margin: 0 0 .6rem; }
+.answer .cards { grid-template-columns: repeat(auto-fit, minmax(8rem, 13rem)); margin-bottom: .6rem; }
+.helps { border-color: var(--good); } .mixed { border-color: var(--care); } .hurts { border-color: var(--bad); }
+.alarm { border-left: 6px solid var(--care); background: var(--notice); padding: .5rem 1rem; margin: 0 0 .8rem; }
+.alarm.error { border-color: var(--bad); font-weight: 400; }
+.alarm p { margin: 0; overflow-wrap: anywhere; }
+code { font: .9em ui-monospace, monospace; }
 .notice { background: var(--notice); padding: .6rem .9rem; border-radius: 6px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; }
 .cards { margin-bottom: 1.4rem; }
 .card { background: var(--panel); border: 1px solid var(--edge); border-radius: 8px; padding: .8rem 1rem; }
 .what, .detail, .note { color: var(--faint); font-size: .85rem; }
 .value { font-size: 1.55rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; }
+/* What goes on beyond its box has a shadow there. */
+.scroll { overflow-x: auto; background: linear-gradient(to right, var(--paper) 30%, transparent) 0 0 / 40px 100% local,
+  linear-gradient(to left, var(--paper) 30%, transparent) 100% 0 / 40px 100% local,
+  linear-gradient(to right, var(--beyond), transparent) 0 0 / 14px 100% scroll,
+  linear-gradient(to left, var(--beyond), transparent) 100% 0 / 14px 100% scroll; background-repeat: no-repeat; }
 figure { margin: 0 0 1rem; background: var(--panel); border: 1px solid var(--edge); border-radius: 8px; }
 figure { padding: .6rem; }
 .scroll svg { display: block; width: 100%; min-width: 34rem; height: auto; }

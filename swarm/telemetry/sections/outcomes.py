@@ -14,7 +14,8 @@ from swarm.telemetry.sections.html import pairs, peer_name, table
 def dropped_in_words(counts: Sequence[GroupCounts]) -> str:
     """How many drops were no loss, and how many groups were refused."""
     spare, refused = (sum(count for groups in counts for _, count in split_drops(groups)[kind]) for kind in (0, 1))
-    return f"; {spare:,} more dropped without loss, {refused:,} refused" if spare or refused else ""
+    parts = [f"{n:,} {what}" for n, what in ((spare, "dropped without loss"), (refused, "refused")) if n]
+    return "".join(f"; {part}" for part in parts)
 
 
 def ledger_table(peers: Sequence[PeerSummary]) -> str:

@@ -13,6 +13,8 @@ from swarm.telemetry.records import RoundEvent
 from swarm.telemetry.sections.html import table
 
 SENT, RECEIVED = "network/published_bytes", "network/received_bytes"
+TELLING_S = 3_600.0
+"""Seconds of a run from which on it says something about a day."""
 DAY_S = 86_400
 
 
@@ -24,9 +26,9 @@ class Traffic(Struct, frozen=True):
     wall_s: float
     """Seconds of training in which they were."""
 
-    def a_day(self, num_bytes: int) -> float:
-        """Bytes a day at this rate."""
-        return num_bytes / self.wall_s * DAY_S if self.wall_s > 0 else 0.0
+    def a_day(self, num_bytes: int) -> float | None:
+        """Bytes a day at this rate; None for a run that is too short to tell."""
+        return num_bytes / self.wall_s * DAY_S if self.wall_s >= TELLING_S else None
 
 
 def traffic_table(histories: Sequence[PeerHistory]) -> str:
@@ -46,7 +48,8 @@ def traffic_table(histories: Sequence[PeerHistory]) -> str:
         return ""
     note = (
         "In MB. Records only, each counted once: feeds also hand on others' records, and in a large swarm sends and "
-        "receives about eight times what is received here (docs/scale.md). Snapshots of a learner are not included."
+        "receives about eight times what is received here (docs/scale.md). Snapshots of a learner are not included. "
+        "What it comes to in a day is said of runs of an hour or more."
     )
     head = ("peer", "own sent", "a day", "others' received", "a day")
     return table(head, rows, text_columns=1) + f'<p class="note">{note}</p>'
@@ -84,5 +87,7 @@ def _step(now: RoundEvent, before: RoundEvent | None) -> tuple[int, int, int, fl
     return now.round, max(0, sent), max(0, received), now.wall_s - before.wall_s
 
 
-def _megabytes(num_bytes: float) -> str:
+def _megabytes(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return "–"
     return f"{num_bytes / 1e6:,.2f}"

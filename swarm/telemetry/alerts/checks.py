@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from swarm.page.node import SHARE_OF_OTHERS, NodeReader
+from swarm.foreign import clean_lines
 from swarm.reasons import Reason
-from swarm.telemetry.history import split_drops
+from swarm.telemetry.alerts.curves import RECENT
+from swarm.telemetry.alerts.figures import SHARE_OF_OTHERS, SPEED
+from swarm.telemetry.history import PeerHistory, split_drops
 
 Level = Literal["warning", "error"]
 
@@ -25,9 +30,12 @@ MORE_OTHERS = 0.05
 """Rise of others' part of the updates."""
 SLOW = 0.5
 """Of the node's best rate of tokens."""
+EMPTY_ROUNDS = 3
+"""In a row, or all that there are."""
 MANY = 32
 """Groups, before their fates are judged."""
 CLOCK_GROUPS = 8
+HUGE_RATE = 0.01
 LOW_DISK_BYTES = 2 * 2**30
 FULL_DISK_BYTES = 256 * 2**20
 LONELY_AFTER_S = 60.0
@@ -46,14 +54,47 @@ class Alert(Struct, frozen=True):
     page: str
     """Of docs/, with a heading's anchor."""
 
+    @property
+    def more(self) -> str:
+        """Where a terminal shows the section."""
+        return f"More: swarm docs {self.page}"
 
-def alerts(node: NodeReader, now: float) -> list[Alert]:
-    """All that is wrong, errors first; `now` in Unix seconds."""
-    found = [alert for check in CHECKS for alert in check(node, now)]
+
+class State(Struct, frozen=True):
+    """What the checks look at."""
+
+    history: PeerHistory
+    now: float
+    """Unix seconds."""
+    control: bool
+    """The node learns alone for others to be compared with."""
+    free_bytes: int | None
+    """On the disk of its directory; None if not known."""
+
+
+def alerts(history: PeerHistory, now: float, control: bool = False, free_bytes: int | None = None) -> list[Alert]:
+    """All that is wrong with a node, errors first."""
+    state = State(history, now, control, free_bytes)
+    found = [alert for check in CHECKS for alert in check(state)]
     return sorted(found, key=lambda alert: alert.level != "error")
 
 
-def _failed(node: NodeReader, now: float) -> Iterator[Alert]:
+def alerts_at_end(histories: Sequence[PeerHistory], control: PeerHistory | None = None) -> list[tuple[str, Alert]]:
+    """What was wrong with nodes when they ended, errors first, each with the name of its node."""
+    nodes = [*histories, *([control] if control else [])]
+    found = [(node.name, alert) for node in nodes for alert in alerts(node, node.alive_at or 0.0, node is control)]
+    return sorted(found, key=lambda each: each[1].level != "error")
+
+
+def free_bytes(folder: Path) -> int | None:
+    """On the disk of a directory; None if it cannot be known."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _failed(node: State) -> Iterator[Alert]:
     if node.history.phase == "error":
         yield Alert(
             "failed",
@@ -64,12 +105,12 @@ def _failed(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _silent(node: NodeReader, now: float) -> Iterator[Alert]:
+def _silent(node: State) -> Iterator[Alert]:
     history = node.history
     if not _works(node) or history.latest is None or history.alive_at is None:
         return
     usual = history.seconds_per_round() or 0.0
-    silent_s = now - history.alive_at
+    silent_s = node.now - history.alive_at
     if silent_s > max(SILENT_AFTER_S, SILENT_AFTER_ROUNDS * usual):
         yield Alert(
             "silent",
@@ -80,7 +121,7 @@ def _silent(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _disk(node: NodeReader, now: float) -> Iterator[Alert]:
+def _disk(node: State) -> Iterator[Alert]:
     free = node.free_bytes
     if free is None or free >= LOW_DISK_BYTES:
         return
@@ -94,11 +135,11 @@ def _disk(node: NodeReader, now: float) -> Iterator[Alert]:
     )
 
 
-def _alone(node: NodeReader, now: float) -> Iterator[Alert]:
+def _alone(node: State) -> Iterator[Alert]:
     since = node.history.alone_since
     if node.control or not _works(node) or since is None:
         return
-    if (alone_s := now - since) > LONELY_AFTER_S:
+    if (alone_s := node.now - since) > LONELY_AFTER_S:
         yield Alert(
             "alone",
             "warning",
@@ -109,7 +150,7 @@ def _alone(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _clock(node: NodeReader, now: float) -> Iterator[Alert]:
+def _clock(node: State) -> Iterator[Alert]:
     groups = node.history.groups
     early = groups["dropped"].get(Reason.CLOCK, 0)
     if early >= CLOCK_GROUPS and early >= groups["received"] / 10:
@@ -122,8 +163,21 @@ def _clock(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _entropy(node: NodeReader, now: float) -> Iterator[Alert]:
-    entropy, reward = node.curves.get("entropy"), node.curves.get("reward")
+def _learning_rate(node: State) -> Iterator[Alert]:
+    update = node.history.start.config.get("update") if node.history.start else None
+    rate = update.get("learning_rate") if isinstance(update, dict) else None
+    if isinstance(rate, int | float) and rate >= HUGE_RATE and node.history.phase != "done":
+        yield Alert(
+            "learning-rate",
+            "warning",
+            f"update.learning_rate is {rate:g}: AdamW may change every weight by as much in one step.",
+            "From 1e-6 to 1e-3 is usual; more destroys most models within a few rounds.",
+            "objectives.md#figures",
+        )
+
+
+def _entropy(node: State) -> Iterator[Alert]:
+    entropy, reward = node.history.figures.curves.get("entropy"), node.history.figures.curves.get("reward")
     if entropy is None or entropy.first is None or entropy.recent is None:
         return
     mastered = reward is not None and reward.recent is not None and reward.recent > MASTERED
@@ -139,15 +193,27 @@ def _entropy(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _reward(node: NodeReader, now: float) -> Iterator[Alert]:
-    reward, share = node.curves.get("reward"), node.curves.get(SHARE_OF_OTHERS)
+def _reward(node: State) -> Iterator[Alert]:
+    figures = node.history.figures
+    if figures.has_collapsed:
+        yield Alert(
+            "reward",
+            "error",
+            f"Reward fell to 0: no answer of the last {figures.num_zero:,} rounds earned any, while "
+            f"{figures.num_informative:,} groups of {_before(figures.num_rounds - figures.num_zero)} had rewards to "
+            "learn from.",
+            "Lower update.learning_rate, and start over or from an earlier checkpoint; `swarm samples` shows answers.",
+            "troubleshooting.md#by-symptom",
+        )
+        return
+    reward, share = node.history.figures.curves.get("reward"), node.history.figures.curves.get(SHARE_OF_OTHERS)
     if reward is None or reward.best is None or reward.recent is None:
         return
     lost = reward.best - reward.recent
-    if lost < FELL * reward.best or lost < CLEARLY * reward.error:
+    if lost < FELL * reward.best or lost < CLEARLY * math.hypot(reward.best_error, reward.error):
         return
     fell = f"Reward fell from {reward.best:.3f} at its best to {reward.recent:.3f}"
-    then, today = node.share_at_best, share.recent if share else None
+    then, today = node.history.figures.share_at_best, share.recent if share else None
     if then is not None and today is not None and today > then + MORE_OTHERS:
         yield Alert(
             "others",
@@ -167,34 +233,79 @@ def _reward(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _nothing_right(node: NodeReader, now: float) -> Iterator[Alert]:
-    reward = node.curves.get("reward")
-    if reward is not None and reward.recent == 0:
+def _no_groups(node: State) -> Iterator[Alert]:
+    figures = node.history.figures
+    if figures.num_empty and figures.num_empty >= min(EMPTY_ROUNDS, figures.num_rounds):
+        yield Alert(
+            "no-groups",
+            "error",
+            f"No question of {_last(figures.num_empty)} got a group, so that nothing was learned from own questions: "
+            f"{clean_lines(figures.problem)}.",
+            "`swarm tasks try FILE` asks the task's questions one by one.",
+            "troubleshooting.md#by-symptom",
+        )
+
+
+def _reward_fails(node: State) -> Iterator[Alert]:
+    figures = node.history.figures
+    text = figures.reward_failure  # it may come a round later than the failure
+    if figures.num_unrewarded >= (min(EMPTY_ROUNDS, max(1, figures.num_rounds)) if text else EMPTY_ROUNDS):
+        yield Alert(
+            "reward-fails",
+            "error",
+            f"The reward function failed in {_last(figures.num_unrewarded)}, and nothing earned a reward"
+            + (f": {clean_lines(text)}." if text else "."),
+            "Mend it, and try it with `swarm tasks try FILE`.",
+            "own-task.md",
+        )
+
+
+def _before(rounds: int) -> str:
+    return "the round before" if rounds == 1 else f"the {rounds:,} rounds before"
+
+
+def _last(rounds: int) -> str:
+    return "the last round" if rounds == 1 else f"the last {rounds:,} rounds"
+
+
+def _nothing_right(node: State) -> Iterator[Alert]:
+    reward = node.history.figures.curves.get("reward")
+    figures = node.history.figures
+    explained = figures.num_unrewarded or figures.has_collapsed
+    if reward is not None and reward.recent == 0 and not reward.best and not explained:
         yield Alert(
             "nothing-right",
             "warning",
-            "None of this node's own answers of the last 20 rounds earned a reward.",
-            "Read some below: are they wrong, or not found in the text? `find` and `ask` of the task decide that.",
+            f"None of this node's own answers of the last {RECENT} rounds earned a reward.",
+            "Read some with `swarm samples`: are they wrong, or not found in the text? `find` and `ask` of the task "
+            "decide that.",
             "tasks.md#how-an-answer-is-found",
         )
 
 
-def _slow(node: NodeReader, now: float) -> Iterator[Alert]:
-    speed = node.curves.get("tokens per second")
-    if node.history.phase != "running" or speed is None or speed.best is None or speed.recent is None:
-        return
-    if speed.recent < SLOW * speed.best:
+def _slow(node: State) -> Iterator[Alert]:
+    """Not beside other nodes, which share the processor or the GPU with this one; `neighbours` says whether."""
+    found, event = slowed(node.history), node.history.latest
+    if found is not None and node.history.phase == "running" and event is not None and event.neighbours == 0:
         yield Alert(
             "slow",
             "warning",
-            f"The engine generates {speed.recent:,.0f} tokens per second; its best was {speed.best:,.0f}.",
+            f"The engine generates {found[1]:,.0f} tokens per second; its best was {found[0]:,.0f}.",
             "Longer answers, or another program on the same device? Compare the lengths; `swarm doctor` looks at the "
             "machine.",
             "questions.md#what-does-it-cost-my-gpu",
         )
 
 
-def _refused(node: NodeReader, now: float) -> Iterator[Alert]:
+def slowed(history: PeerHistory) -> tuple[float, float] | None:
+    """Tokens per second at best and now, if it is now so much less that one should look who else uses the machine."""
+    speed = history.figures.curves.get(SPEED)
+    if speed is None or speed.best is None or speed.recent is None or speed.recent >= SLOW * speed.best:
+        return None
+    return speed.best, speed.recent
+
+
+def _refused(node: State) -> Iterator[Alert]:
     groups = node.history.groups
     _, refused = split_drops(groups)
     count = sum(number for _, number in refused)
@@ -208,8 +319,8 @@ def _refused(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-def _skipped(node: NodeReader, now: float) -> Iterator[Alert]:
-    skipped = node.curves.get("skipped steps")
+def _skipped(node: State) -> Iterator[Alert]:
+    skipped = node.history.figures.curves.get("skipped steps")
     if skipped is not None and skipped.recent:
         yield Alert(
             "skipped",
@@ -220,13 +331,16 @@ def _skipped(node: NodeReader, now: float) -> Iterator[Alert]:
         )
 
 
-CHECKS: tuple[Callable[[NodeReader, float], Iterator[Alert]], ...] = (
+CHECKS: tuple[Callable[[State], Iterator[Alert]], ...] = (
     _failed,
     _silent,
     _disk,
     _alone,
     _clock,
+    _learning_rate,
     _entropy,
+    _no_groups,
+    _reward_fails,
     _reward,
     _nothing_right,
     _slow,
@@ -235,7 +349,7 @@ CHECKS: tuple[Callable[[NodeReader, float], Iterator[Alert]], ...] = (
 )
 
 
-def _works(node: NodeReader) -> bool:
+def _works(node: State) -> bool:
     return node.history.phase == "running" and node.history.pause is None
 
 

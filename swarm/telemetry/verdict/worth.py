@@ -1,4 +1,4 @@
-"""What others' groups do for a node, in words."""
+"""What others' groups do for a node by its own estimate (`swarm/sapo/worth.py`), in words and figures."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from collections.abc import Sequence
 import numpy as np
 
 from swarm.types import Estimate, SwarmWorth
+from swarm.types.reports import NEEDED_ROUNDS
 
 NOT_KNOWN = "not known yet"
-CLEAR_WIDTH = 1.0
-"""An interval around 1 that is wider leaves the answer open."""
+MISSING = f"a node needs {NEEDED_ROUNDS} measured rounds with groups of its own and of others"
+HOW_LONG = (
+    f"A node estimates it from {NEEDED_ROUNDS} measured rounds with own groups and others' on; it measures every other "
+    "round."
+)
 
 
-def in_words(worth: SwarmWorth) -> str:
-    """The answer to "does the swarm help me?", in a sentence; see `docs/operate.md`."""
-    if worth.help is None:
-        compared = f"{worth.compared} of them with own and others' groups"
-        return f"whether the swarm helps is {NOT_KNOWN} ({worth.rounds} rounds measured, {compared})"
-    found = f"{verdict(worth.help)}: {figures(worth.help)} times the progress alone"
-    if (in_time := worth.help_in_time) is not None:
-        found += f" by round, {figures(in_time)} by the clock"
-    # Last, because narrow terminals cut it off.
-    each = "" if worth.each is None else f"; others' groups are worth {figures(worth.each)} of your own each"
-    return found + each
+def missing(worth: SwarmWorth) -> str:
+    """What an estimate still needs, and how long that takes."""
+    left = NEEDED_ROUNDS - worth.compared
+    if left <= 0:
+        return (
+            "its own groups do not agree yet on a direction to learn in; more questions per round "
+            "(generation.questions_per_round) tell sooner, and where the reward hardly changes it stays open"
+        )
+    have = f"{worth.compared} of {NEEDED_ROUNDS} measured rounds with own and others' groups"
+    if not worth.compared:
+        return have
+    more = -(-left * worth.rounds // worth.compared)
+    return f"{have}; about {more:,} more at this rate"
 
 
-def verdict(found: Estimate) -> str:
-    """Whether the whole interval is on one side of 1, or narrow around it."""
-    if found.low > 1:
-        return "the swarm helps you"
-    if found.high < 1:
-        return "the swarm does not help you"
-    if found.high - found.low < CLEAR_WIDTH:
-        return "the swarm makes no clear difference to you"
-    return "whether the swarm helps you is not clear yet"
+def ratio(value: float) -> str:
+    """`×1.4`."""
+    return f"×{value:.1f}"
 
 
 def figures(found: Estimate) -> str:
-    """The value with its 95% interval."""
+    """A ratio with its 95% interval."""
+    return f"×{in_own_groups(found)}"
+
+
+def in_own_groups(found: Estimate) -> str:
+    """The worth of a group of others with its 95% interval."""
     return f"{found.value:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 

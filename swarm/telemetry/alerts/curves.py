@@ -24,6 +24,8 @@ class Curve:
         self._first: list[float] = []
         self.best: float | None = None
         """The highest mean of `RECENT` consecutive values."""
+        self.best_error = math.inf
+        """Its standard error."""
 
     def add(self, round: int, value: float | None) -> None:
         """Add a round's value; an unknown or infinite one is left out. Rounds come in order."""
@@ -38,7 +40,7 @@ class Curve:
         if len(self._first) < RECENT:
             self._first.append(value)
         if (now := self.recent) is not None and (self.best is None or now > self.best):
-            self.best = now
+            self.best, self.best_error = now, self.error
 
     def cut(self, round: int) -> None:
         """Forget the rounds after `round`: a process has resumed from it, and repeats them."""
