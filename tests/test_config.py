@@ -109,7 +109,7 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
         ),
         (
             "generation: {temperature: hot}",
-            "generation.temperature (from {file}, line 1): Input should be a valid",
+            "generation.temperature (from {file}, line 1): must be a number",
         ),
         ("update: {betas: [0.9, 1.5]}", "betas must be in [0, 1)"),
         ("tasks: []", "tasks (from {file}, line 1)"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -33,6 +35,9 @@ from nodes.cli.options import (
 )
 from nodes.console import make_console
 from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.config import LoadedConfig
 
 DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
 """Those of SAPO's paper, and the policy that combines the others."""
@@ -154,7 +159,9 @@ def join(
         "out": out,
         "telemetry.ui": ui,
     }
-    file, pairs = _checked(context, target, bootstrap, options)
+    file, pairs, loaded = _checked(context, target, bootstrap, options)
+    if file is None and run_name is None and not supervised:
+        pairs += _asked(loaded)
     from nodes.roles.join import PEER
     from nodes.roles.launch import launch
 
@@ -188,7 +195,7 @@ def learn(
         "out": out,
         "telemetry.ui": ui,
     }
-    file, pairs = _checked(context, target, bootstrap, options)
+    file, pairs, _ = _checked(context, target, bootstrap, options)
     from nodes.roles.launch import launch
     from nodes.roles.learner import LEARNER
 
@@ -224,7 +231,10 @@ def work(
         "out": out,
         "telemetry.ui": ui,
     }
-    file, pairs = _checked(context, target, bootstrap, options)
+    file, pairs, loaded = _checked(context, target, bootstrap, options)
+    from nodes.refusals import check_joins
+
+    check_joins(loaded)
     from nodes.roles.launch import launch
     from nodes.roles.worker import WORKER
 
@@ -284,6 +294,14 @@ def resume(runs: RunsArgument = None) -> None:
     from nodes.commands.running.pause import resume_nodes
 
     resume_nodes(runs or [], make_console())
+
+
+@app.command()
+def stop(runs: RunsArgument = None) -> None:
+    """End nodes as Ctrl-C does: with a checkpoint, from which the same command goes on."""
+    from nodes.commands.running.stop import stop_nodes
+
+    stop_nodes(runs or [], make_console())
 
 
 @app.command()
@@ -367,9 +385,23 @@ def service_install(
 
 def _checked(
     context: typer.Context, target: str | None, bootstraps: Sequence[str] | None, options: Options
-) -> tuple[Path | None, Fields]:
-    """The configuration file and the fields of a node that is about to start, with what can be refused at once."""
+) -> tuple[Path | None, Fields, LoadedConfig]:
+    """The configuration file and the fields of a node that is about to start, and both together.
+
+    Raises `SwarmError` for what can be refused at once.
+    """
     file, pairs = find_target(target, bootstraps)
     pairs += [*given_fields(options), *extra_fields(context)]
-    check_node(file, pairs)
-    return file, pairs
+    return file, pairs, check_node(file, pairs)
+
+
+def _asked(loaded: LoadedConfig) -> Fields:
+    """The address of a member, asked for where there is a terminal and the directory belongs to no run yet."""
+    from nodes.commands.init.answers import ask_address
+    from nodes.roles.run import remembered
+
+    config = loaded.config
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and "WORLD_SIZE" not in os.environ
+    if config.network.bootstrap or not at_terminal or remembered(config.out) is not None:
+        return []
+    return [("network.bootstrap", address) for address in ask_address(make_console())]

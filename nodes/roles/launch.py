@@ -71,7 +71,7 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.media.modalities import modalities_of
 from swarm.policy.packaged.smollm import check_smollm2
-from swarm.preflight.check import check_start
+from swarm.preflight.check import check_policy, check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
@@ -79,6 +79,8 @@ from swarm.telemetry.live import LiveView, plain_line, summary_table
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
+from swarm.training.config import HIGH_LEARNING_RATE
+from swarm.training.objective import check_own_code
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
@@ -227,6 +229,14 @@ def opened(
     loaded = load_config(file, None, os.environ, overrides)
     if loaded.config.policy.model == SMOLLM2:
         check_smollm2()
+    check_policy(loaded.config.policy)
+    check_own_code(loaded.config.update, loaded.config.generation.group_size)
+    if (rate := loaded.config.update.learning_rate) >= HIGH_LEARNING_RATE:
+        warn(
+            f"update.learning_rate {rate:g} is high: Adam moves every weight by about this much in each update, and a "
+            "trained policy seldom survives it; usual are 1e-6 to 1e-3",
+            console,
+        )
     sealed = ask_bootstraps(loaded.config.network, console)
     terms = terms_of(loaded.config) if role.sets_terms else None
     home = claim_home(loaded.config, "out" in loaded.origins, sealed, terms)
@@ -236,6 +246,8 @@ def opened(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
+        if manifest and not (loaded.config.network.bootstrap or role.sets_terms):
+            _say_whose(role, manifest, home.identity.peer_id, console)
         warn_of_readers(home.out, console)
         if home.warning:
             warn(home.warning, console)
@@ -260,6 +272,17 @@ def opened(
             for difference in other_options(manifest, loaded.config.tasks):
                 warn(f"{difference}: groups of members that differ count for neither; take the run's", console)
         yield _open(role, config, home, tasks_of_the_run, stop, console, ranks, stack)
+
+
+def _say_whose(role: Role, manifest: RunManifest, peer_id: str, console: Console) -> None:
+    """Say whose run a node is in that was given no address."""
+    whose = (
+        f"no address was given: this node founds a run, and is {role.alone} until others join it; to join another's: "
+        f"swarm {role.invites} ADDRESS, which a member prints at its start"
+        if manifest.founder == peer_id
+        else f"no address was given: this node goes on in the run {manifest.run_id}, in which its directory was before"
+    )
+    _say(console, whose)
 
 
 def _omitted(manifest: RunManifest, config: NodeConfig) -> dict[str, str]:
@@ -365,7 +388,7 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     except TransportError as error:
         reason, code = "error", exits.NETWORK
         node.note(f"the network is permanently lost: {error}", "error")
-    except (EngineError, NonFiniteUpdates, OutOfMemory, SnapshotError, TaskError) as error:
+    except (ConfigError, EngineError, NonFiniteUpdates, OutOfMemory, SnapshotError, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():

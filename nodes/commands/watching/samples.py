@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
@@ -14,9 +15,12 @@ from rich.text import Text
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean, clean_lines
-from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, read
+from swarm.reasons import Reason
+from swarm.settings import nearest
+from swarm.telemetry.samples.records import SAMPLES_FILE, Outcome, SampledCompletion, SampleRecord, read
 
 STYLES = {"used_local": "green", "used_external": "green", "refused": "yellow"}
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 INDENT = "    "
 
 
@@ -42,6 +46,12 @@ class SampleFilter(Struct, frozen=True):
 
 def show_samples(folder: Path, wanted: SampleFilter, as_json: bool, console: Console) -> None:
     """Print the last samples of a node that match, oldest first. Raises `ConfigError` for a directory without any."""
+    if wanted.outcome not in (None, *OUTCOMES, *Reason):
+        near = nearest(wanted.outcome or "", [*OUTCOMES, *Reason])
+        raise ConfigError(
+            f"--outcome must be {', '.join(OUTCOMES)}, or a reason (docs/reasons.md), got {wanted.outcome!r}"
+            f"{f'; did you mean {near}?' if near else ''}"
+        )
     records = read(folder)
     if not records:
         raise ConfigError(f"{folder} has no {SAMPLES_FILE}{_elsewhere(folder)}")
