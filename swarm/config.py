@@ -113,6 +113,9 @@ class CheckpointSettings(Settings):
     every_rounds: int = Field(50, ge=1)
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; with 2, a torn newest checkpoint costs at most `every_rounds` rounds."""
+    resume_changed: bool = False
+    """Go on from a checkpoint although its objective, own tasks or role were others (`--resume`); otherwise the start
+    is refused. Other changes are allowed, and said."""
 
 
 class EvaluationSettings(Settings):
@@ -465,6 +468,8 @@ def _problem(item: ErrorDetails) -> str:
         hint = nearest(tag, tags)
         near = f"; did you mean {hint}?" if hint else ""
         return f"there is no kind {clean(tag)!r}; kinds are {', '.join(tags)}{near}"
+    if item["type"] == "union_tag_not_found" and item["loc"][0] == "tasks":
+        return f"a task needs a `kind`, one of {', '.join(TASKS)}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
     return f"{IN_WORDS.get(item['type'], item['msg'].removeprefix('Value error, '))}{seen}"
 

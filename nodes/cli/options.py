@@ -39,6 +39,9 @@ UiOption = Annotated[
     bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
 ]
 ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on from a checkpoint with another objective, other tasks or another role.")
+]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 

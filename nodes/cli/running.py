@@ -22,6 +22,7 @@ from nodes.cli.options import (
     Options,
     OutOption,
     ReportOption,
+    ResumeOption,
     RunNameOption,
     RunsArgument,
     SupervisedOption,
@@ -139,6 +140,7 @@ def join(
         str | None, typer.Option(help="Peer id of a learner; its snapshots are adopted when they answer better.")
     ] = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     live: LiveOption = True,
     ui: UiOption = None,
     report: ReportOption = True,
@@ -158,6 +160,7 @@ def join(
         "follow.learner": follow,
         "out": out,
         "telemetry.ui": ui,
+        "checkpoint.resume_changed": resume or None,
     }
     file, pairs, loaded = _checked(context, target, bootstrap, options)
     if file is None and run_name is None and not supervised:
@@ -178,6 +181,7 @@ def learn(
     run_name: RunNameOption = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     live: LiveOption = True,
     ui: UiOption = None,
     report: ReportOption = True,
@@ -194,6 +198,7 @@ def learn(
         "rounds": rounds,
         "out": out,
         "telemetry.ui": ui,
+        "checkpoint.resume_changed": resume or None,
     }
     file, pairs, _ = _checked(context, target, bootstrap, options)
     from nodes.roles.launch import launch
@@ -213,6 +218,7 @@ def work(
     rounds: Annotated[int | None, typer.Option(help="Stop after this many batches of questions.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     live: LiveOption = True,
     ui: UiOption = None,
     report: ReportOption = True,
@@ -230,6 +236,7 @@ def work(
         "seed": seed,
         "out": out,
         "telemetry.ui": ui,
+        "checkpoint.resume_changed": resume or None,
     }
     file, pairs, loaded = _checked(context, target, bootstrap, options)
     from nodes.refusals import check_joins

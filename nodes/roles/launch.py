@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
-from nodes.roles.home import Home, claim_home
+from nodes.roles.home import Home, claim_home, resumed
 from nodes.roles.progress import policy_progress
 from nodes.roles.ranks.led import follow, leading
 from nodes.roles.run import (
@@ -260,6 +260,8 @@ def opened(
             check_terms(loaded.config, manifest)
         config = _judgeable(loaded.config, tasks_of_the_run, console)
         config = _without(config, _unreadable(config), tasks_of_the_run, console)
+        if (going_on := resumed(config, role.name, tasks_of_the_run)) is not None:
+            warn(going_on, console)
         if short := check_start(config, role.name, ranks.size):
             warn(short, console)
         _show_plan(role, config, home.identity, manifest, ranks.size, console)

@@ -99,6 +99,7 @@ def test_a_target_that_is_neither_file_nor_address_says_what_it_lacks(target: st
         ("mix.local: 3\n", "in a file it is written mix: {local: ...}"),
         ("policy.model: tiny\n", "in a file it is written policy: {model: ...}"),
         ("tasks: [{name: a, kind: datasett}]\n", "did you mean dataset?"),
+        ("tasks: [{name: gcd}]\n", "a task needs a `kind`, one of reasoning_gym, dataset"),
         ("mix: {local: six}\n", "must be a whole number, got 'six'"),
         ("update: {learning_rate: 1e5}\n", "must be at most 1"),
         ("update: {objective: grppo}\n", "did you mean grpo?"),
