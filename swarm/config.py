@@ -60,6 +60,8 @@ CONFIG_VERSION = 1
 _SERVICE = re.compile(r"SWARM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _SERVICE_PORT = re.compile(r"SWARM_(\w+_)?PORT")
 
+ID_CHARS = 4
+"""Of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
 NUM_NAMED = 3
 """Most fields that a message suggests."""
 NAMES_ELSEWHERE = {
@@ -145,8 +147,9 @@ class NodeConfig(Settings):
 
     version: int = CONFIG_VERSION
     """Version of the configuration's format; a file without it is of the current one."""
-    name: str = "peer"
-    """Name of this node in views and reports; any but the default is also shown to the run's members."""
+    name: str = ""
+    """Name of this node in views and reports, and for the run's members. Default, not told to members: the last part of
+    `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -182,6 +185,10 @@ class NodeConfig(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+
+    def called(self, peer_id: str) -> str:
+        """The name of the node with this identity in views on this machine."""
+        return self.name or f"{self.out.absolute().name} ({peer_id[-ID_CHARS:]})"
 
     def num_questions(self, device: str) -> int:
         """P: questions per round on this type of torch device."""

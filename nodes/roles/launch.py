@@ -188,12 +188,13 @@ def _launch(
         config = running.config
         live = live and console.is_terminal
         # Skip an earlier process's lines; memory is bounded, since a node may run for weeks.
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name, KEPT_ROUNDS)
-        view = LiveView([history], title=config.name)
+        name = config.called(running.transport.peer_id)
+        history = PeerHistory.read(config.out / METRICS_FILE, name, KEPT_ROUNDS)
+        view = LiveView([history], title=name)
         with view.shown(console) if live else contextlib.nullcontext():
             code = _rounds(running, stop, None if live else console, history)
     if report:
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name, max_detailed=REPORTED_IN_DETAIL)
+        history = PeerHistory.read(config.out / METRICS_FILE, name, max_detailed=REPORTED_IN_DETAIL)
         _report(config, history, console)
     return code
 
@@ -508,7 +509,7 @@ def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
 
 def _profile(role: Role, config: NodeConfig) -> Profile:
     tasks = tuple(task.name for task in config.tasks)
-    own_name = config.name if config.name != NodeConfig().name and is_name(config.name, MAX_NAME_CHARS) else ""
+    own_name = config.name if is_name(config.name, MAX_NAME_CHARS) else ""
     return Profile(
         model=public_name(config.policy.model), tasks=tasks, role=role.name, version=own_version(), name=own_name
     )
