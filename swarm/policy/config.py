@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import sampled_digest
 from swarm.settings import Settings
@@ -214,6 +215,6 @@ def check_peft(settings: LoraSettings) -> None:
     """Raises `ConfigError` when LoRA is enabled and peft is not installed."""
     if settings.rank and importlib.util.find_spec("peft") is None:
         raise ConfigError(
-            f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm-rl[lora]`, or "
-            "set it to 0 to train all weights"
+            f"policy.lora.rank is {settings.rank}, but peft is not installed: {how_to_install('lora')}, or set it to "
+            "0 to train all weights"
         )
