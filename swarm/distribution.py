@@ -23,7 +23,6 @@ def how_to_install(extra: str) -> str:
     if extra not in UNPINNED and makefile.exists():
         return f"`make install-{extra}` in {makefile.parent}"
     needed = [Requirement(text) for text in requires(NAME) or ()]
-    names = [
-        f"'{each.name}{each.specifier}'" for each in needed if each.marker and each.marker.evaluate({"extra": extra})
-    ]
+    of_extra = [each for each in needed if each.marker and each.marker.evaluate({"extra": extra})]
+    names = [f"'{each.name}{each.specifier}'" for each in of_extra]
     return f"`pip install {' '.join(names)}`"

