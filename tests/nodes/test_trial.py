@@ -103,7 +103,7 @@ def _answered(completion: str, reward: float, expected: str, found: str | None) 
             [_answered("It is 11.", 0.0, "11", ""), _answered("12", 0.0, "11", "")],
             "0 of 2 rewarded: no answer was found in 2; `find: last_number` in the task finds the expected",
         ),
-        ([_answered("It is Paris.", 0.0, "Paris", "")], "a `scorer` can look for it"),
+        ([_answered("It is Paris.", 0.0, "Paris", "")], "set `ask` and `find` to a form that the model keeps to"),
         ([_answered("No idea.", 0.0, "11", "No")], "nothing to learn from until some answers are rewarded"),
         ([_answered("11", 1.0, "11", "11")], "1 of 1 rewarded: there may be little left to learn"),
         (

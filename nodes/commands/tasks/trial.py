@@ -191,8 +191,8 @@ def _advice(graded: Sequence[Episode]) -> str:
     within = sum(episode.expected.casefold() in episode.completion.casefold() for episode in known)
     if within:
         return (
-            f"; the expected answer stands in {within} of {len(known)} completions: a `scorer` can look for it "
-            "(swarm docs own-task), or say in the question how to answer"
+            f"; the expected answer is in {within} of {len(known)} completions: set `ask` and `find` to a form that "
+            "the model keeps to, or look for it with a `scorer` (swarm docs own-task)"
         )
     return "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
 
