@@ -55,6 +55,10 @@ install: $(VENV)/.installed
 
 install-dev: $(VENV)/.installed-dev
 
+# What an extra of pyproject.toml needs, pinned: make install-media, install-lora, install-smollm, install-wandb, ...
+install-%: $(VENV)/.installed
+	@bash .ci/install $(VENV) $*
+
 $(VENV)/.installed: pyproject.toml .ci/constraints.txt .ci/hashes.txt .ci/install
 	@PYTHON=$(PYTHON) bash .ci/install $(VENV)
 

@@ -1,7 +1,7 @@
 """A loss and an advantage of one's own, used without a change to this project:
 
-PYTHONPATH=examples swarm join --update.objective own_loss:Topr --update.loss.weight_cap 0.5 \
-    --update.advantage own_loss:against_the_best
+swarm join --update.objective examples/own_loss.py:Topr --update.loss.weight_cap 0.5 \
+    --update.advantage examples/own_loss.py:against_the_best
 """
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """A mixing policy of one's own, used without a change to this project:
 
-PYTHONPATH=examples swarm join --mix.policy own_mix:Unsolved --mix.settings.solved 0.9
+swarm join --mix.policy examples/own_mix.py:Unsolved --mix.settings.solved 0.9
 """
 
 from collections.abc import Sequence

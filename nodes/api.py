@@ -80,7 +80,7 @@ class Node:
         self._peer = self._running.node
         self.policy = self._peer.policy
         """Model and tokenizer. Change weights only within `policy.gate.change()`."""
-        self.history = PeerHistory.read(self.out / METRICS_FILE, self.config.name)
+        self.history = PeerHistory.read(self.out / METRICS_FILE, self.config.called(self.peer_id))
         """All its rounds, evaluations and notes so far, those of earlier processes included."""
 
     @property

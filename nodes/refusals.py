@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from nodes.roles.run import IDENTITY_FILE
+from nodes.roles.run import IDENTITY_FILE, remembered, reopen
 from swarm.config import LoadedConfig
 from swarm.errors import ConfigError
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -35,6 +35,18 @@ def check_start(loaded: LoadedConfig) -> None:
         check_unused(config.network.identity or config.out / IDENTITY_FILE)
     for address in config.network.listen:
         check_free(address)
+
+
+def check_joins(loaded: LoadedConfig) -> None:
+    """Raises `ConfigError` for a worker that was given no learner, and has worked for none in its directory."""
+    config = loaded.config
+    kept = None if config.network.bootstrap else remembered(config.out)
+    if config.network.bootstrap or (kept and (reopen(kept).terms or config.follow.learner)):
+        return
+    raise ConfigError(
+        "a worker needs the address of its learner, which `swarm learn` prints at its start: swarm work "
+        f"/ip4/.../p2p/12D3KooW...; {config.out} has worked for none yet"
+    )
 
 
 def _check_writable(out: Path) -> None:

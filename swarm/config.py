@@ -6,7 +6,6 @@ Layers, in rising priority: defaults, defaults for the chosen model, the run's m
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import isabstract
@@ -24,6 +23,7 @@ from swarm.environments.answering import FindSettings
 from swarm.environments.config import TASKS, PythonTask, TaskConfig, VerificationSettings
 from swarm.environments.tiny import TINY_SEES_TASK, TINY_TASKS
 from swarm.errors import ConfigError
+from swarm.foreign import clean
 from swarm.groups.corroboration import CorroborationSettings
 from swarm.groups.plausibility import PlausibilitySettings
 from swarm.judging.config import JudgeSettings
@@ -44,7 +44,7 @@ from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.schedule.config import ScheduleSettings
-from swarm.settings import Settings
+from swarm.settings import Settings, field_paths, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
 from swarm.training.config import UpdateSettings
@@ -59,6 +59,43 @@ CONFIG_VERSION = 1
 
 _SERVICE = re.compile(r"SWARM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _SERVICE_PORT = re.compile(r"SWARM_(\w+_)?PORT")
+
+ID_CHARS = 4
+"""Of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
+NUM_NAMED = 3
+"""Most fields that a message suggests."""
+NAMES_ELSEWHERE = {
+    "model_name_or_path": "policy.model",
+    "lr": "update.learning_rate",
+    "num_generations": "generation.group_size",
+    "num_completions": "generation.group_size",
+    "max_completion_length": "generation.max_new_tokens",
+    "max_tokens": "generation.max_new_tokens",
+    "generation_batch_size": "generation.questions_per_round",
+    "beta": "update.reference_kl",
+    "kl_coef": "update.reference_kl",
+    "num_iterations": "update.epochs",
+    "num_train_epochs": "rounds",
+    "max_steps": "rounds",
+    "loss_type": "update.objective",
+    "scale_rewards": "update.advantage",
+    "epsilon": "update.loss.clip_low",
+    "epsilon_high": "update.loss.clip_high",
+    "delta": "update.loss.dual_clip",
+    "lr_scheduler_type": "update.schedule",
+    "warmup_steps": "update.warmup_updates",
+    "optim": "update.optimizer",
+    "use_vllm": "generation.engine",
+    "output_dir": "out",
+    "save_steps": "checkpoint.every_rounds",
+    "save_total_limit": "checkpoint.keep",
+    "logging_steps": "telemetry.log_every_rounds",
+    "eval_steps": "evaluation.every_rounds",
+    "train_dataset": "tasks",
+    "dataset": "tasks",
+    "reward_funcs": "tasks",
+}
+"""TRL's names, and some that are common elsewhere, for fields here; docs/coming-from.md has the table."""
 
 Values = dict[str, JsonValue]
 
@@ -78,6 +115,9 @@ class CheckpointSettings(Settings):
     every_rounds: int = Field(50, ge=1)
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; with 2, a torn newest checkpoint costs at most `every_rounds` rounds."""
+    resume_changed: bool = False
+    """Go on from a checkpoint although its objective, own tasks or role were others (`--resume`); otherwise the start
+    is refused. Other changes are allowed, and said."""
 
 
 class EvaluationSettings(Settings):
@@ -107,8 +147,9 @@ class NodeConfig(Settings):
 
     version: int = CONFIG_VERSION
     """Version of the configuration's format; a file without it is of the current one."""
-    name: str = "peer"
-    """Name of this node in views and reports; any but the default is also shown to the run's members."""
+    name: str = ""
+    """Name of this node in views and reports, and for the run's members. Default, not told to members: the last part of
+    `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -144,6 +185,10 @@ class NodeConfig(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+
+    def called(self, peer_id: str) -> str:
+        """The name of the node with this identity in views on this machine."""
+        return self.name or f"{self.out.absolute().name} ({peer_id[-ID_CHARS:]})"
 
     def num_questions(self, device: str) -> int:
         """P: questions per round on this type of torch device."""
@@ -360,9 +405,7 @@ def _kind_of(path: str, origin: str) -> object:
     for depth, part in enumerate(parts):
         field = model.model_fields.get(part)
         if field is None:
-            near = difflib.get_close_matches(part, list(model.model_fields), n=1)
-            hint = f"; did you mean {'.'.join([*parts[:depth], near[0]])}?" if near else ""
-            raise ConfigError(f"{path} (from {origin}): there is no such field{hint}")
+            raise ConfigError(f"{path} (from {origin}): there is no such field{_did_you_mean(parts[: depth + 1])}")
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             if isabstract(annotation):
@@ -427,8 +470,23 @@ def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
 def _problem(item: ErrorDetails) -> str:
     if item["type"] == "extra_forbidden":
         return f"there is no such field{_nested(item) or _did_you_mean(item['loc'])}"
+    if item["type"] == "union_tag_invalid":
+        tag, tags = str(item["ctx"]["tag"]), str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
+        hint = nearest(tag, tags)
+        near = f"; did you mean {hint}?" if hint else ""
+        return f"there is no kind {clean(tag)!r}; kinds are {', '.join(tags)}{near}"
+    if item["type"] == "union_tag_not_found" and item["loc"][0] == "tasks":
+        return f"a task needs a `kind`, one of {', '.join(TASKS)}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
-    return f"{item['msg'].removeprefix('Value error, ')}{seen}"
+    return f"{IN_WORDS.get(item['type'], item['msg'].removeprefix('Value error, '))}{seen}"
+
+
+IN_WORDS = {
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+}
 
 
 def _nested(item: ErrorDetails) -> str:
@@ -448,9 +506,24 @@ def _did_you_mean(path: Sequence[str | int]) -> str:
             models = of_kind
         elif named:  # and otherwise an index or a key
             models = {model for field in named for model in _models_in(field.annotation)}
-    names = [name for model in models for name in model.model_fields]
-    near = difflib.get_close_matches(str(path[-1]), names, n=1)
-    return f"; did you mean {'.'.join(map(str, [*path[:-1], near[0]]))}?" if near else ""
+    here = nearest(str(path[-1]), [name for model in models for name in model.model_fields])
+    near = [] if here is None else [".".join(map(str, [*path[:-1], here]))]
+    found = near if here == path[-1] else named_fields(str(path[-1])) or near or similar_fields(str(path[-1]))
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def named_fields(name: str) -> list[str]:
+    """Dotted paths of the fields that this last name, or another trainer's name for them, stands for."""
+    leaf = name.replace("-", "_")
+    if leaf in NAMES_ELSEWHERE:
+        return [NAMES_ELSEWHERE[leaf]]
+    return [path for path in field_paths(NodeConfig) if path.rpartition(".")[2] == leaf][:NUM_NAMED]
+
+
+def similar_fields(name: str) -> list[str]:
+    """The same for a name that is written nearly like one of theirs."""
+    here = nearest(name.replace("-", "_"), {path.rpartition(".")[2] for path in field_paths(NodeConfig)})
+    return [] if here is None else named_fields(here) or [here]
 
 
 def _models_in(annotation: object) -> set[type[BaseModel]]:

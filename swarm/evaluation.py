@@ -13,7 +13,8 @@ CORRECT = 0.99
 """Least reward that counts as a correct answer, also for tasks with partial credit."""
 
 
-NUM_SAMPLES = 3
+NUM_SAMPLES = 12
+"""Kept of an evaluation, so that some of them differ before and after."""
 MAX_SAMPLE_CHARS = 400
 """Of a question, and of a completion."""
 MAX_SAMPLE_PICTURES = 2
@@ -58,17 +59,18 @@ def evaluate(
     for index, question in enumerate(questions):
         played = games[index]
         # A prompt that leaves no room for a completion counts as a wrong answer.
-        right, text = False, ""
+        right, text, expected, found = False, "", "", None
         if isinstance(played, Played):
             verdict = played.grading.result()
             if isinstance(verdict, Rejection):
                 continue
             right = verdict.answers[0] >= CORRECT
+            expected, found = verdict.expected, verdict.found[0] if verdict.found else None
             text = " / ".join(turn.text for turn in played.completions[0].by_turn())
         correct, asked = counts.get(question.ref.task, (0, 0))
         counts[question.ref.task] = (correct + right, asked + 1)
         if len(samples) < NUM_SAMPLES:
             seen = thumbnails(media_of(question.prompt), MAX_SAMPLE_PICTURES)
             asked_text = as_text(question.prompt)[:MAX_SAMPLE_CHARS]
-            samples.append(Sample(asked_text, text[:MAX_SAMPLE_CHARS], right, seen))
+            samples.append(Sample(asked_text, text[:MAX_SAMPLE_CHARS], right, seen, expected, found))
     return Evaluation(dict(sorted(counts.items())), tuple(samples))

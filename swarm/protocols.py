@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swarm.reasons import Fate, Outcome, Reason
 from swarm.types import (
@@ -103,6 +103,19 @@ class TaskSource(Protocol):
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion text, in [0, 1]."""
+        ...
+
+
+@runtime_checkable
+class Answered(Protocol):
+    """A source of questions that have one answer, which is looked for in completions."""
+
+    def solution(self, ref: TaskRef) -> str:
+        """The right answer to a question that `recall` accepts."""
+        ...
+
+    def found(self, completion: str) -> str | None:
+        """What counts as the answer in a completion; None where there is none."""
         ...
 
 

@@ -48,7 +48,7 @@ ALLOWED = {
     "swarm/files.py": set(),
     "swarm/errors.py": {"swarm.foreign", "swarm.reasons"},
     "swarm/figures.py": set(),
-    "swarm/settings.py": set(),
+    "swarm/settings.py": {"swarm.errors", "swarm.files"},
     "swarm/stopwatch.py": set(),
     "swarm/inherited.py": set(),
     "swarm/machine.py": set(),
@@ -64,7 +64,7 @@ ALLOWED = {
         "swarm.groups",
         "swarm.telemetry.records",
     },
-    "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings"},
+    "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/schedule": PURE | {"swarm.schedule"},
     "swarm/page": PURE

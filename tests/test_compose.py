@@ -42,7 +42,7 @@ def test_a_service_gives_its_node_a_valid_configuration(service: str) -> None:
     config = load_config(environment=_environment(service)).config
     mix = re.fullmatch(r"mix-(\d+)-(\d+)", service)
     assert (config.mix.local, config.mix.external) == ((int(mix[1]), int(mix[2])) if mix else (4, 4))
-    assert config.name == (service if mix else "peer")
+    assert config.name == (service if mix else "")
     assert config.rounds is None
     if service == "bootstrap":
         assert config.network.listen == ("/ip4/0.0.0.0/tcp/31337",)

@@ -39,6 +39,14 @@ def test_later_layers_win_and_say_so(tmp_path: Path) -> None:
     assert origins["update.learning_rate"] == "default for tiny"
 
 
+def test_nodes_of_one_machine_have_names_of_their_own() -> None:
+    one, two = (load_config(command_line=[("out", out)]).config for out in ("runs/peer", "elsewhere/peer-2"))
+    assert one.called("12D3KooWaaaa") == "peer (aaaa)"
+    assert one.called("12D3KooWbbbb") != one.called("12D3KooWaaaa"), "the same name of the directory"
+    assert two.called("12D3KooWaaaa") == "peer-2 (aaaa)"
+    assert load_config(command_line=[("name", "ada")]).config.called("12D3KooWaaaa") == "ada"
+
+
 def test_defaults_follow_the_model() -> None:
     tiny = load_config().config
     real = load_config(command_line=[("policy.model", "some/model")]).config
@@ -109,7 +117,7 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
         ),
         (
             "generation: {temperature: hot}",
-            "generation.temperature (from {file}, line 1): Input should be a valid",
+            "generation.temperature (from {file}, line 1): must be a number",
         ),
         ("update: {betas: [0.9, 1.5]}", "betas must be in [0, 1)"),
         ("tasks: []", "tasks (from {file}, line 1)"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
 from nodes.cli.arguments import rewrite
+from nodes.cli.unknown import Command, check_known
 from nodes.console import literal_console, open_streams
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
@@ -59,7 +60,9 @@ def main() -> None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
         arguments, fields = rewrite(sys.argv[1:])
-        app(args=arguments, obj=fields)
+        command = typer.main.get_command(app)
+        check_known(cast(Command, command), arguments)
+        command(args=arguments, obj=fields)
     except (ConfigError, TaskError, IdentityError) as error:
         _fail(error, exits.USAGE)
     except TransportError as error:

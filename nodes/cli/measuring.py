@@ -93,16 +93,18 @@ def export(
 
 @app.command()
 def plan(
-    rollouts: Annotated[int, typer.Option(min=1, help="R: rollouts per learner step.")],
-    train_s: Annotated[float, typer.Option(help="Seconds per learner step.")],
-    broadcast_s: Annotated[float, typer.Option(help="Seconds until the workers have installed a snapshot.")],
+    rollouts: Annotated[int | None, typer.Option(min=1, help="R: rollouts per learner step.")] = None,
+    train_s: Annotated[float | None, typer.Option(help="Seconds per learner step.")] = None,
+    broadcast_s: Annotated[
+        float | None, typer.Option(help="Seconds until the workers have installed a snapshot.")
+    ] = None,
     worker: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="Workers, as in 8x1.5@0.40*0.95: eight, each 1.5 rollouts/s, 0.40 an hour, present 95% of the time. "
             "Only the rate is needed; repeatable."
         ),
-    ],
+    ] = None,
     publish_every: Annotated[int | None, typer.Option(min=1, help="kappa: learner steps between snapshots.")] = None,
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S; kappa is max(1, S - 1) unless given.")] = None,
     headroom: Annotated[float, typer.Option(min=1.0, help="Multiple of the least rate to aim for.")] = 1.1,
@@ -113,8 +115,10 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    from nodes.commands.measuring.plan import CapacityPlan, demand_of, parse_workers, show_plan
+    from nodes.commands.measuring.plan import NEEDED, CapacityPlan, demand_of, parse_workers, show_plan
 
+    if rollouts is None or train_s is None or broadcast_s is None or not worker:
+        raise ConfigError(NEEDED)
     demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
     chosen = CapacityPlan(demand, headroom, learner_price, parse_workers(worker), max_staleness)
     raise typer.Exit(show_plan(chosen, as_json, make_console()))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nodes.cli.arguments import Fields
+from nodes.cli.unknown import MULTIADDR_STARTS, no_target
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
-MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
 DEFAULT_HOME = Path("runs/peer")
 
 ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
@@ -38,6 +39,9 @@ UiOption = Annotated[
     bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
 ]
 ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on from a checkpoint with another objective, other tasks or another role.")
+]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
@@ -48,17 +52,24 @@ def check_config(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedC
     return load_config(file, None, os.environ, pairs)
 
 
-def check_node(file: Path | None, pairs: Sequence[tuple[str, str]]) -> None:
+def check_node(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
     """The same for a node, with what else can be refused at once."""
     from nodes.refusals import check_start
 
-    check_start(check_config(file, pairs))
+    loaded = check_config(file, pairs)
+    check_start(loaded)
+    return loaded
 
 
 def find_target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[Path | None, Fields]:
-    """The configuration file and bootstraps in a command's arguments. Raises `ConfigError` for a wrong address."""
+    """The configuration file and bootstraps in a command's arguments.
+
+    Raises `ConfigError` for a wrong address, and for a target that is neither.
+    """
     from swarm.net.addresses.bootstrap import Bootstraps  # light: a wrong address is refused before anything is read
 
+    if target is not None and not target.startswith(MULTIADDR_STARTS) and not Path(target).is_file():
+        raise ConfigError(no_target(target))
     is_address = target is not None and target.startswith(MULTIADDR_STARTS)
     addresses = [*(bootstraps or ()), *([target] if target is not None and is_address else [])]
     Bootstraps(addresses)

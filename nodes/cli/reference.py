@@ -22,7 +22,7 @@ app.add_typer(tasks_app, name="tasks")
 
 @app.command()
 def docs(
-    where: Annotated[str | None, typer.Argument(help="A document, or a section of it: operate.md#logs.")] = None,
+    where: Annotated[str | None, typer.Argument(help="A document, or a section of it: operate#logs.")] = None,
 ) -> None:
     """Show a document of swarm, or a section of it; without a name, which ones there are."""
     from nodes.commands.reference.docs import show_document

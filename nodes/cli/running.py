@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -20,6 +22,7 @@ from nodes.cli.options import (
     Options,
     OutOption,
     ReportOption,
+    ResumeOption,
     RunNameOption,
     RunsArgument,
     SupervisedOption,
@@ -33,6 +36,9 @@ from nodes.cli.options import (
 )
 from nodes.console import make_console
 from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.config import LoadedConfig
 
 DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
 """Those of SAPO's paper, and the policy that combines the others."""
@@ -134,6 +140,7 @@ def join(
         str | None, typer.Option(help="Peer id of a learner; its snapshots are adopted when they answer better.")
     ] = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     live: LiveOption = True,
     ui: UiOption = None,
     report: ReportOption = True,
@@ -153,8 +160,11 @@ def join(
         "follow.learner": follow,
         "out": out,
         "telemetry.ui": ui,
+        "checkpoint.resume_changed": resume or None,
     }
-    file, pairs = _checked(context, target, bootstrap, options)
+    file, pairs, loaded = _checked(context, target, bootstrap, options)
+    if file is None and run_name is None and not supervised:
+        pairs += _asked(loaded)
     from nodes.roles.join import PEER
     from nodes.roles.launch import launch
 
@@ -171,6 +181,7 @@ def learn(
     run_name: RunNameOption = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     live: LiveOption = True,
     ui: UiOption = None,
     report: ReportOption = True,
@@ -187,8 +198,9 @@ def learn(
         "rounds": rounds,
         "out": out,
         "telemetry.ui": ui,
+        "checkpoint.resume_changed": resume or None,
     }
-    file, pairs = _checked(context, target, bootstrap, options)
+    file, pairs, _ = _checked(context, target, bootstrap, options)
     from nodes.roles.launch import launch
     from nodes.roles.learner import LEARNER
 
@@ -206,6 +218,7 @@ def work(
     rounds: Annotated[int | None, typer.Option(help="Stop after this many batches of questions.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     live: LiveOption = True,
     ui: UiOption = None,
     report: ReportOption = True,
@@ -223,8 +236,12 @@ def work(
         "seed": seed,
         "out": out,
         "telemetry.ui": ui,
+        "checkpoint.resume_changed": resume or None,
     }
-    file, pairs = _checked(context, target, bootstrap, options)
+    file, pairs, loaded = _checked(context, target, bootstrap, options)
+    from nodes.refusals import check_joins
+
+    check_joins(loaded)
     from nodes.roles.launch import launch
     from nodes.roles.worker import WORKER
 
@@ -284,6 +301,14 @@ def resume(runs: RunsArgument = None) -> None:
     from nodes.commands.running.pause import resume_nodes
 
     resume_nodes(runs or [], make_console())
+
+
+@app.command()
+def stop(runs: RunsArgument = None) -> None:
+    """End nodes as Ctrl-C does: with a checkpoint, from which the same command goes on."""
+    from nodes.commands.running.stop import stop_nodes
+
+    stop_nodes(runs or [], make_console())
 
 
 @app.command()
@@ -367,9 +392,23 @@ def service_install(
 
 def _checked(
     context: typer.Context, target: str | None, bootstraps: Sequence[str] | None, options: Options
-) -> tuple[Path | None, Fields]:
-    """The configuration file and the fields of a node that is about to start, with what can be refused at once."""
+) -> tuple[Path | None, Fields, LoadedConfig]:
+    """The configuration file and the fields of a node that is about to start, and both together.
+
+    Raises `SwarmError` for what can be refused at once.
+    """
     file, pairs = find_target(target, bootstraps)
     pairs += [*given_fields(options), *extra_fields(context)]
-    check_node(file, pairs)
-    return file, pairs
+    return file, pairs, check_node(file, pairs)
+
+
+def _asked(loaded: LoadedConfig) -> Fields:
+    """The address of a member, asked for where there is a terminal and the directory belongs to no run yet."""
+    from nodes.commands.init.answers import ask_address
+    from nodes.roles.run import remembered
+
+    config = loaded.config
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and "WORLD_SIZE" not in os.environ
+    if config.network.bootstrap or not at_terminal or remembered(config.out) is not None:
+        return []
+    return [("network.bootstrap", address) for address in ask_address(make_console())]

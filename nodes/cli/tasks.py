@@ -35,7 +35,10 @@ def tasks_try(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="YAML configuration.")],
     model: ModelOption = None,
-    questions: Annotated[int, typer.Option(min=1, help="Questions to ask, once each.")] = 5,
+    questions: Annotated[int, typer.Option(min=1, help="Questions to ask.")] = 5,
+    answers: Annotated[
+        int, typer.Option(min=1, help="Answers to each: 1 is the most likely one, more are sampled as in training.")
+    ] = 1,
     engine: EngineOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -44,7 +47,7 @@ def tasks_try(
     check_config(config, pairs)
     from nodes.commands.tasks.trial import try_tasks
 
-    try_tasks(config, pairs, questions, as_json, make_console())
+    try_tasks(config, pairs, questions, answers, as_json, make_console())
 
 
 @tasks_app.command("strategy")

@@ -9,10 +9,10 @@ import typer
 
 from nodes.cli.options import (
     DEFAULT_HOME,
-    MULTIADDR_STARTS,
     RunsArgument,
     SupervisedOption,
 )
+from nodes.cli.unknown import is_address
 from nodes.console import make_console
 from swarm.errors import ConfigError
 
@@ -30,7 +30,7 @@ def peers(
     """Show the peers of a run, what they send, and how useful it was to this node."""
     from nodes.commands.watching.peers import show_peers
 
-    show_peers(target, target.startswith(MULTIADDR_STARTS), as_json, watch, make_console())
+    show_peers(target, is_address(target), as_json, watch, make_console())
 
 
 @app.command()
@@ -58,7 +58,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once.")] = False,
 ) -> None:
     """Show nodes live in a terminal, with what is wrong and what to do. Of a run's member: whom it knows."""
-    addresses = [target for target in targets or () if target.startswith(MULTIADDR_STARTS)]
+    addresses = [target for target in targets or () if is_address(target)]
     if addresses:
         from nodes.commands.watching.peers import show_peers
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
-from nodes.roles.home import Home, claim_home
+from nodes.roles.home import Home, claim_home, resumed
 from nodes.roles.progress import policy_progress
 from nodes.roles.ranks.led import follow, leading
 from nodes.roles.run import (
@@ -71,7 +71,7 @@ from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.media.modalities import modalities_of
 from swarm.policy.packaged.smollm import check_smollm2
-from swarm.preflight.check import check_start
+from swarm.preflight.check import check_policy, check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.end import print_end
@@ -80,6 +80,8 @@ from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
+from swarm.training.config import HIGH_LEARNING_RATE
+from swarm.training.objective import check_own_code
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 MAX_PLAN_CHARS = 2_000
@@ -187,12 +189,13 @@ def _launch(
         config = running.config
         live = live and console.is_terminal
         # Skip an earlier process's lines; memory is bounded, since a node may run for weeks.
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name, KEPT_ROUNDS)
-        view = LiveView([history], title=config.name)
+        name = config.called(running.transport.peer_id)
+        history = PeerHistory.read(config.out / METRICS_FILE, name, KEPT_ROUNDS)
+        view = LiveView([history], title=name)
         with view.shown(console) if live else contextlib.nullcontext():
             code = _rounds(running, stop, None if live else console, history)
     if report:
-        history = PeerHistory.read(config.out / METRICS_FILE, config.name, max_detailed=REPORTED_IN_DETAIL)
+        history = PeerHistory.read(config.out / METRICS_FILE, name, max_detailed=REPORTED_IN_DETAIL)
         _report(config, history, console)
     return code
 
@@ -233,6 +236,14 @@ def opened(
     loaded = load_config(file, None, os.environ, overrides)
     if loaded.config.policy.model == SMOLLM2:
         check_smollm2()
+    check_policy(loaded.config.policy)
+    check_own_code(loaded.config.update, loaded.config.generation.group_size)
+    if (rate := loaded.config.update.learning_rate) >= HIGH_LEARNING_RATE:
+        warn(
+            f"update.learning_rate {rate:g} is high: Adam moves every weight by about this much in each update, and a "
+            "trained policy seldom survives it; usual are 1e-6 to 1e-3",
+            console,
+        )
     sealed = ask_bootstraps(loaded.config.network, console)
     terms = terms_of(loaded.config) if role.sets_terms else None
     home = claim_home(loaded.config, "out" in loaded.origins, sealed, terms)
@@ -242,6 +253,8 @@ def opened(
         manifest = reopen(home.sealed) if home.sealed else None
         if sealed and sealed != home.sealed:
             warn("the bootstrap sent an older manifest of this run; keeping the stored one", console)
+        if manifest and not (loaded.config.network.bootstrap or role.sets_terms):
+            _say_whose(role, manifest, home.identity.peer_id, console)
         warn_of_readers(home.out, console)
         if home.warning:
             warn(home.warning, console)
@@ -254,6 +267,8 @@ def opened(
             check_terms(loaded.config, manifest)
         config = _judgeable(loaded.config, tasks_of_the_run, console)
         config = _without(config, _unreadable(config), tasks_of_the_run, console)
+        if (going_on := resumed(config, role.name, tasks_of_the_run)) is not None:
+            warn(going_on, console)
         if short := check_start(config, role.name, ranks.size):
             warn(short, console)
         _show_plan(role, config, home.identity, manifest, ranks.size, console)
@@ -266,6 +281,17 @@ def opened(
             for difference in other_options(manifest, loaded.config.tasks):
                 warn(f"{difference}: groups of members that differ count for neither; take the run's", console)
         yield _open(role, config, home, tasks_of_the_run, stop, console, ranks, stack)
+
+
+def _say_whose(role: Role, manifest: RunManifest, peer_id: str, console: Console) -> None:
+    """Say whose run a node is in that was given no address."""
+    whose = (
+        f"no address was given: this node founds a run, and is {role.alone} until others join it; to join another's: "
+        f"swarm {role.invites} ADDRESS, which a member prints at its start"
+        if manifest.founder == peer_id
+        else f"no address was given: this node goes on in the run {manifest.run_id}, in which its directory was before"
+    )
+    _say(console, whose)
 
 
 def _omitted(manifest: RunManifest, config: NodeConfig) -> dict[str, str]:
@@ -374,7 +400,7 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     except TransportError as error:
         reason, code = "error", exits.NETWORK
         node.note(f"the network is permanently lost: {error}", "error")
-    except (EngineError, NonFiniteUpdates, OutOfMemory, SnapshotError, TaskError) as error:
+    except (ConfigError, EngineError, NonFiniteUpdates, OutOfMemory, SnapshotError, TaskError) as error:
         reason, code = "error", exits.FAILED
         node.note(str(error), "error")
     if stop():
@@ -495,7 +521,7 @@ def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
 
 def _profile(role: Role, config: NodeConfig) -> Profile:
     tasks = tuple(task.name for task in config.tasks)
-    own_name = config.name if config.name != NodeConfig().name and is_name(config.name, MAX_NAME_CHARS) else ""
+    own_name = config.name if is_name(config.name, MAX_NAME_CHARS) else ""
     return Profile(
         model=public_name(config.policy.model), tasks=tasks, role=role.name, version=own_version(), name=own_name
     )

@@ -147,6 +147,7 @@ class LearnerNode:
             peer_id=self._identity.peer_id,
             model=self._policy.name,
             origin=self._policy.origin,
+            role="learner",
             round=self._learner.round,
             version=self._updater.version,
             position=0,

@@ -168,6 +168,7 @@ class PeerNode:
             peer_id=self._identity.peer_id,
             model=self.policy.name,
             origin=self.policy.origin,
+            role="peer",
             round=self._node.round,
             version=self._coordinator.version,
             position=self._node.position,

@@ -129,7 +129,7 @@ class Shell:
                 time=time.time(),
                 peer_id=self.peer_id,
                 run_id=self._transport.status().run_id,
-                name=self._config.name,
+                name=self._config.called(self.peer_id),
                 rounds=self._config.rounds,
                 config=self._config.model_dump(mode="json"),
                 versions=versions(),

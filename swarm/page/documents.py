@@ -5,6 +5,7 @@ Browsers get no markup that is not markdown's, and no link but to other document
 
 from __future__ import annotations
 
+import difflib
 import html
 import re
 from collections.abc import Iterator
@@ -39,6 +40,29 @@ PAGE = """<!DOCTYPE html>
 """
 
 
+def found(name: str) -> str:
+    """The file name of the document that a person means: by its name, or by what one of them alone contains.
+
+    Raises `ConfigError`, which names those that may be meant.
+    """
+    wanted = name.lower().removesuffix(".md")
+    known = {each.lower().removesuffix(".md"): each for each in names()}
+    if wanted in known:
+        return known[wanted]
+    begin = [each for each in known if each.startswith(wanted)]
+    within = begin or [each for each in known if wanted in each]
+    if len(within) == 1:
+        return known[within[0]]
+    near = within or difflib.get_close_matches(wanted, known, n=3)
+    meant = f", did you mean {' or '.join(near)}" if near else ""
+    raise ConfigError(f"there is no document {name!r}{meant}; `swarm docs` lists them all")
+
+
+def title(name: str) -> str:
+    """The first heading of a document."""
+    return next((line[2:] for line in _text(name).splitlines() if line.startswith("# ")), name)
+
+
 def names() -> list[str]:
     """File names of all documents."""
     return sorted(path.name for path in DOCS.glob("*.md"))
@@ -68,8 +92,6 @@ def section(name: str, heading: str) -> str:
 
     Raises `ConfigError` when it is not there.
     """
-    if name not in names():
-        raise ConfigError(f"there is no document {name!r}; there are {', '.join(names())}")
     lines = _text(name).splitlines()
     if not heading:
         return "\n".join(lines)

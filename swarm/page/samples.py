@@ -11,7 +11,7 @@ from swarm.foreign import clean, clean_lines
 from swarm.page.node import MAX_NAME_CHARS
 from swarm.page.sharing import tail
 from swarm.reasons import sentence
-from swarm.telemetry.samples.records import SampledCompletion, SampleRecord, read
+from swarm.telemetry.samples.records import SampledCompletion, SampleRecord, folded, read, why
 from swarm.types.thumbnails import as_url
 
 READ_BYTES = 2**20
@@ -22,6 +22,7 @@ MAX_QUESTION_CHARS = 1_000
 MAX_TEXT_CHARS = 1_000
 """Of one completion."""
 MAX_COMPLETIONS = 8
+MAX_ANSWER_CHARS = 200
 MAX_PICTURES = 8
 """Of a question, and of a completion."""
 
@@ -36,6 +37,10 @@ class ShownCompletion(Struct, frozen=True):
     ended: str
     """Why it ended."""
     parts: dict[str, float]
+    why: str
+    """What was found as its answer, and what was expected."""
+    count: int
+    """How often it was given."""
     pictures: list[str]
     """What the policy was shown between its turns: addresses that hold the picture."""
 
@@ -50,6 +55,8 @@ class ShownSample(Struct, frozen=True):
     """The reason's sentence; empty for a group trained on."""
     task: str
     question: str
+    expected: str
+    """The right answer; empty where there is no single one."""
     pictures: list[str]
     """Those of the question, likewise."""
     sender: str
@@ -81,17 +88,20 @@ def _shown(record: SampleRecord, names: Mapping[str, str]) -> ShownSample:
         why=sentence(record.reason) if record.reason else "",
         task=clean(record.task, MAX_NAME_CHARS),
         question=clean_lines((record.question or "")[:MAX_QUESTION_CHARS]),
+        expected=clean(record.expected, MAX_ANSWER_CHARS),
         pictures=_pictures(record.pictures),
         sender=f"{name} ({tail(record.sender)})" if name else tail(record.sender),
         own=record.own,
         policy=clean(record.policy, MAX_NAME_CHARS),
         version=record.version,
-        completions=[_completion(each) for each in record.completions[:MAX_COMPLETIONS]],
+        completions=[
+            _completion(each, count, record.expected) for each, count in folded(record.completions)[:MAX_COMPLETIONS]
+        ],
         num_completions=record.num_completions,
     )
 
 
-def _completion(completion: SampledCompletion) -> ShownCompletion:
+def _completion(completion: SampledCompletion, count: int, expected: str) -> ShownCompletion:
     several = len(completion.turns) > 1
     text = "\n".join(f"{turn.role}: {turn.text}" if several else turn.text for turn in completion.turns)
     length = sum(turn.num_chars for turn in completion.turns)
@@ -102,6 +112,8 @@ def _completion(completion: SampledCompletion) -> ShownCompletion:
         claimed=completion.claimed,
         ended=clean(completion.finish_reason, MAX_NAME_CHARS),
         parts={clean(name, MAX_NAME_CHARS): value for name, value in completion.parts.items()},
+        why=clean(why(completion.reward, expected, completion.found), 2 * MAX_ANSWER_CHARS),
+        count=count,
         pictures=_pictures(png for turn in completion.turns for png in turn.pictures),
     )
 

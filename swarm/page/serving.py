@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import open_private, replace_file
 from swarm.inherited import inherited, python_path
@@ -28,7 +29,7 @@ STOP_TIMEOUT_S = 5.0
 def check_installed() -> None:
     """Raises `ConfigError` when the page's libraries are missing."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise ConfigError("the page needs starlette and uvicorn: install the extra `swarm-rl[ui]`, or use --no-ui")
+        raise ConfigError(f"the page needs starlette and uvicorn: {how_to_install('ui')}, or use --no-ui")
 
 
 def listen(folder: Path | None, port: int | None) -> tuple[socket.socket, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import sampled_digest
 from swarm.settings import Settings
@@ -109,6 +111,9 @@ class PolicySettings(Settings):
     lora: LoraSettings = LoraSettings()
 
 
+HUB_ID = re.compile(r"\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?", re.ASCII)
+MAX_HUB_ID_CHARS = 96
+HUB_ID_IN_WORDS = f"OWNER/NAME, such as Qwen/Qwen2.5-0.5B-Instruct; without a hub there are {', '.join(MADE_HERE)}"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 UNIMPORTANT = ("transformers_version", "_name_or_path")
 """Of a `config.json`: who wrote it, and where the model was."""
@@ -196,15 +201,20 @@ def write_exported(directory: Path, prompt: str | None, trained: Mapping[str, ob
 
 
 def check_model_path(settings: PolicySettings) -> None:
-    """Raises `ConfigError` when `model` looks like a path but is not a directory."""
-    if settings.model.startswith(("/", ".", "~")) and not Path(settings.model).is_dir():
-        raise ConfigError(f"policy.model: there is no directory {settings.model}")
+    """Raises `ConfigError` when `model` is no directory, and cannot be the name of a model either."""
+    model = settings.model
+    if model in MADE_HERE or Path(model).exists():
+        return
+    if model.startswith(("/", ".", "~")):
+        raise ConfigError(f"policy.model: there is no directory {model}")
+    if len(model) > MAX_HUB_ID_CHARS or not HUB_ID.fullmatch(model) or "--" in model or ".." in model:
+        raise ConfigError(f"policy.model: {model!r} is neither a directory nor a hub id, which is {HUB_ID_IN_WORDS}")
 
 
 def check_peft(settings: LoraSettings) -> None:
     """Raises `ConfigError` when LoRA is enabled and peft is not installed."""
     if settings.rank and importlib.util.find_spec("peft") is None:
         raise ConfigError(
-            f"policy.lora.rank is {settings.rank}, but peft is not installed: install the extra `swarm-rl[lora]`, or "
-            "set it to 0 to train all weights"
+            f"policy.lora.rank is {settings.rank}, but peft is not installed: {how_to_install('lora')}, or set it to "
+            "0 to train all weights"
         )

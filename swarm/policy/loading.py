@@ -389,10 +389,27 @@ def find_device(name: str) -> torch.device:
         try:
             return torch.zeros(0, device=name).device
         except (RuntimeError, AssertionError) as error:
-            raise PolicyError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+            reason = _lacking(name.partition(":")[0]) or str(error).splitlines()[0]
+            raise PolicyError(f"policy.device is {name!r}, but {reason}; `auto` takes what there is") from error
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _lacking(kind: str) -> str | None:
+    """Why devices of this type cannot be used, or only others of them; None where torch says it better."""
+    if kind == "mps":
+        return None if torch.backends.mps.is_available() else "this machine has none of Apple's GPUs that torch can use"
+    if kind != "cuda":
+        return None
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"the torch that is installed is a build without CUDA ({torch.__version__}): install one for GPUs where "
+            "`nvidia-smi` shows one, with `rm -rf .venv && make install`"
+        )
+    if not torch.cuda.is_available():
+        return "torch finds no GPU: `nvidia-smi` must show one, and its driver must suit torch's CUDA"
+    return f"this machine has {torch.cuda.device_count()} GPUs, from cuda:0 on"
 
 
 def multiplies_bfloat16() -> bool:

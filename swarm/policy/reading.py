@@ -7,10 +7,12 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_session, try_to_load_from_cache
 from safetensors import SafetensorError
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import (
@@ -27,7 +29,8 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from swarm.errors import PolicyError, SwarmError
 from swarm.foreign import clean
-from swarm.policy.config import WEIGHT_SUFFIXES
+from swarm.policy.config import HUB_ID_IN_WORDS, MADE_HERE, WEIGHT_SUFFIXES, is_on_hub
+from swarm.settings import nearest
 
 ADAPTER_FILE = "adapter_config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -40,6 +43,7 @@ NAMED = 3
 PANIC = "PanicException"
 """The tokenizers' library raises it for files that it did not foresee; it is no `Exception`."""
 MAX_REASON_CHARS = 1_000
+HUB_TIMEOUT_S = 5.0
 MAX_CONFIG_BYTES = 2**24
 MAX_LAYERS = 10_000
 MAX_MODULES = 250_000
@@ -91,7 +95,7 @@ def read_model(
     source: str, revision: str | None, trust_remote_code: bool, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model, on the CPU in `dtype`, and tokenizer. Raises `PolicyError`."""
-    _check_source(source)
+    _check_source(source, revision)
     if Path(source).is_dir():
         _check_tokenizer(Path(source))
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -146,7 +150,7 @@ def read_config(source: str, revision: str | None, trust_remote_code: bool) -> P
 
 
 def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
-    _check_source(source)
+    _check_source(source, revision)
     if _found(source, ADAPTER_FILE, revision) is not None:
         raise PolicyError(
             f"{source} holds adapters ({ADAPTER_FILE}) beside its weights: merge them into the weights, or remove the "
@@ -218,8 +222,41 @@ def _check_whole_precision(source: str, config: PreTrainedConfig) -> None:
             )
 
 
-def _check_source(source: str) -> None:
-    """Raises `PolicyError` for a path that is no directory of a whole model."""
+def check_hub(model: str, revision: str | None = None) -> None:
+    """Look for a model that is neither embedded nor in a directory: in the hub's cache, then on the hub.
+
+    Raises `PolicyError` within seconds when it is nowhere to be had. Where the hub does not answer, but the cache has
+    the model, this process asks the hub no more.
+    """
+    if not is_on_hub(model) or constants.HF_HUB_OFFLINE:
+        return
+    problem = _unreachable(constants.ENDPOINT)
+    if problem is None:
+        return
+    if isinstance(try_to_load_from_cache(model, CONFIG_NAME, revision=revision), str):
+        constants.HF_HUB_OFFLINE = True
+        return
+    meant = nearest(model, MADE_HERE)
+    raise PolicyError(
+        f"there is no model {model!r} here{f', did you mean {meant}' if meant else ''}? It is no directory, the hub's "
+        f"cache has none of this name, and {constants.ENDPOINT} cannot be reached ({problem}). A hub id is "
+        f"{HUB_ID_IN_WORDS}"
+    )
+
+
+@cache
+def _unreachable(endpoint: str) -> str | None:
+    """Why the hub does not answer, whatever the answer is; None if it does."""
+    try:
+        get_session().head(endpoint, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # of whatever library the hub's client uses
+        return clean(str(error) or type(error).__name__)
+    return None
+
+
+def _check_source(source: str, revision: str | None = None) -> None:
+    """Raises `PolicyError` for a path that is no directory of a whole model, and for a model that cannot be had."""
+    check_hub(source, revision)
     place = Path(source)
     if place.is_file():
         raise PolicyError(f"policy.model must be a directory or a hub id, got the file {source}: name its directory")

@@ -24,10 +24,10 @@ from swarm import torchao
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
-from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings
+from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings, PolicySettings, check_model_path
 from swarm.policy.loading import find_device, find_dtype, find_source
 from swarm.policy.out_of_memory import free_bytes
-from swarm.policy.reading import read_config
+from swarm.policy.reading import check_hub, read_config
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
 
@@ -164,6 +164,13 @@ def judge(
         return found
     options = [(path, value) for path, value in _options(own, memory) if path not in leave and value not in leave]
     return structs.replace(found, ways=_ways(node, options, memory))
+
+
+def check_policy(settings: PolicySettings) -> None:
+    """Raises `ConfigError` or `PolicyError` for a model that cannot be had, and a device that is not there."""
+    check_model_path(settings)
+    find_device(settings.device)
+    check_hub(settings.model, settings.revision)
 
 
 def check_start(config: NodeConfig, role: RoleName, num_processes: int = 1) -> str:

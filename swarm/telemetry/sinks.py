@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import structs
 
+from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
 from swarm.files import open_private
@@ -297,7 +298,7 @@ class WandbSink:
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError(
                 f"telemetry.wandb_project is {project!r}, but Weights & Biases is not installed: "
-                "install the extra `swarm-rl[wandb]`, or leave the field out"
+                f"{how_to_install('wandb')}, or leave the field out"
             )
         if mode == "online":
             import wandb

@@ -74,6 +74,18 @@ class TrainingState(Struct):
     origin: str = ""
     """What the policy was before it was trained, as `swarm.policy.config.origin`: a checkpoint of another is refused.
     Empty in older checkpoints, of which the name decides."""
+    role: str = ""
+    """The role of the node: `peer` or `learner`. Empty in older checkpoints."""
+
+
+class Earlier(Struct, frozen=True):
+    """What a checkpoint is of."""
+
+    round: int
+    role: str
+    """Empty if it does not say."""
+    config: dict[str, object]
+    """The node's configuration."""
 
 
 class _Model(Struct):
@@ -81,6 +93,13 @@ class _Model(Struct):
 
     model: str
     origin: str = ""
+
+
+class _Progress(Struct):
+    """What is read of a state to know what was done."""
+
+    round: int
+    role: str = ""
 
 
 def is_of(state: TrainingState | _Model, settings: PolicySettings) -> bool:
@@ -164,6 +183,16 @@ class CheckpointStore:
             return not is_of(msgspec.msgpack.decode(state, type=_Model), settings)
         except (IndexError, OSError, msgspec.DecodeError):
             return False
+
+    def earlier(self) -> Earlier | None:
+        """What the newest checkpoint, which is not verified, is of; None without a readable one."""
+        try:
+            newest = self._all()[-1]
+            state = msgspec.msgpack.decode((newest / STATE).read_bytes(), type=_Progress)
+            config = msgspec.json.decode((newest / CONFIG).read_bytes(), type=dict[str, object])
+        except (IndexError, OSError, msgspec.DecodeError):
+            return None
+        return Earlier(state.round, state.role, config)
 
     def _all(self) -> list[Path]:
         return sorted(self.root.glob("round-*")) if self.root.is_dir() else []

@@ -14,6 +14,9 @@ from swarm.policy.config import BatchingName
 from swarm.settings import Settings
 
 ScheduleName = Literal["constant", "linear", "cosine"]
+MAX_LEARNING_RATE = 1.0
+HIGH_LEARNING_RATE = 0.01
+"""From here on, policies that others trained hardly ever survive."""
 OptimizerName = Literal["adamw", "adamw_8bit", "adamw_offloaded"]
 
 
@@ -21,12 +24,13 @@ class UpdateSettings(Settings):
     """GRPO on whole groups. Source: arXiv:2402.03300, section 4.1, with the settings of arXiv:2509.08721, section 4."""
 
     objective: str = "grpo"
-    """The loss; `swarm losses` lists them with equation and paper. Use your own by its import path:
-    `mypackage.mymodule:MyLoss`."""
+    """The loss; `swarm losses` lists them with equation and paper. Use your own by its place:
+    `file.py:MyLoss` or `mypackage.mymodule:MyLoss`."""
     loss: SerializeAsAny[Loss] = Field({}, validate_default=True)
     """Settings of the loss."""
     advantage: str = "grpo"
-    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the import path of your own."""
+    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the place of your own:
+    `file.py:name`."""
     credit: Literal["episode", "turn"] = "episode"
     """What the tokens of a turn are credited with: the reward of the whole episode, or only what this turn and later
     ones earned, compared with the same turn of the group's other episodes."""
@@ -89,6 +93,16 @@ class UpdateSettings(Settings):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
         return self
+
+    @field_validator("learning_rate", "final_learning_rate")
+    @classmethod
+    def _is_a_rate(cls, rate: float) -> float:
+        if rate > MAX_LEARNING_RATE:
+            raise ValueError(
+                f"must be at most {MAX_LEARNING_RATE:g}, got {rate:g}: Adam moves every weight by about this much in "
+                "each update; usual are 1e-6 to 1e-3"
+            )
+        return rate
 
     @field_validator("objective")
     @classmethod

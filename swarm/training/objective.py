@@ -11,6 +11,7 @@ from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, k3
 from swarm.algorithms.losses import LossBatch
 from swarm.algorithms.losses.base import log_ratio, token_means
+from swarm.algorithms.own import find_advantage, loss_of
 from swarm.algorithms.reductions import ess, largest, token_mean
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.batching import by_turn
@@ -50,7 +51,8 @@ class Objective:
         advantages = _advantages(rows, new) * weights  # [B, T]
         expectation = _column([row.log_expectation for row in rows], new)[:, 0]
         variance = _column([row.variance for row in rows], new)[:, 0]
-        output = self._settings.loss(LossBatch(new, old, advantages, mask, expectation, variance))
+        batch = LossBatch(new, old, advantages, mask, expectation, variance)
+        output = loss_of(self._settings.objective, self._settings.loss, batch)
         sequences = len(rows) / num_sequences
         share = sum(len(row.completion) for row in rows) / num_tokens if self.per_token else sequences
         loss = output.loss * share
@@ -69,6 +71,19 @@ class Objective:
         if self._settings.reference_kl > 0:
             figures["kl"] = token_mean(k3(current, reference), mask)
         return loss, figures
+
+
+def check_own_code(settings: UpdateSettings, group_size: int) -> None:
+    """Try the loss and the advantage on two completions of a made-up group, before anything is loaded.
+
+    Raises `ConfigError` for the user's own that fails, or returns what no update could use.
+    """
+    rewards = torch.tensor([[float(index % 2) for index in range(group_size)]], dtype=torch.float64)
+    find_advantage(settings.advantage)(rewards)
+    new = torch.full((2, 3), -1.0, requires_grad=True)
+    known = torch.zeros(2)
+    batch = LossBatch(new, new.detach(), torch.tensor([[1.0], [-1.0]]), torch.ones(2, 3), known, known)
+    loss_of(settings.objective, settings.loss, batch)
 
 
 def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:

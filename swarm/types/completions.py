@@ -134,6 +134,10 @@ class Sample(Struct, frozen=True):
     correct: bool
     pictures: tuple[bytes, ...] = ()
     """Small PNGs of the question's first pictures and clips."""
+    expected: str = ""
+    """As in `Grade`."""
+    found: str | None = None
+    """What counted as the answer; empty where there was none, None where none was looked for."""
 
 
 complete(globals())

@@ -183,6 +183,10 @@ class GradedGroup(Struct, frozen=True):
     """[G] the named rewards whose weighted mean `rewards` is, for a task that has them."""
     factors: tuple[tuple[float, ...], ...] = ()
     """[G][T] of the tokens' advantages, in [0, 1]; empty: all 1."""
+    expected: str = ""
+    """As in `Grade`."""
+    found: tuple[str, ...] = ()
+    """As in `Grade`."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations between the turns of completion `index`."""
@@ -210,6 +214,11 @@ class Grade(Struct, frozen=True):
     """Whether the question is for evaluation: no node trains on it."""
     parts: dict[str, tuple[float, ...]] = {}
     """[G] as in `GradedGroup`."""
+    expected: str = ""
+    """For people: the beginning of the right answer; empty where a task has no single one."""
+    found: tuple[str, ...] = ()
+    """[G] for people: the beginning of what counted as the answer in each completion, empty where there was none; ()
+    where answers are not looked for."""
 
     @property
     def answers(self) -> tuple[float, ...]:

@@ -264,7 +264,7 @@ def test_a_gpu_without_vllm_is_a_loud_line_with_the_command(
     monkeypatch.setattr(Policy, "device", torch.device(device))
     choice = choose_engine(GenerationSettings(vllm=VllmSettings(python=Path(sys.executable))), policy)
     assert choice.name == "transformers" and choice.level == level
-    assert ("several times longer" in str(choice) and "swarm-rl[gpu]" in str(choice)) == (level == "warning")
+    assert ("several times longer" in str(choice) and "pip install 'vllm==" in str(choice)) == (level == "warning")
 
 
 def test_routing_replay_is_refused_where_nothing_would_record_it(

@@ -16,7 +16,8 @@ from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import Refusal, TaskError
-from swarm.types import Question, TaskRef, TaskSpec
+from swarm.protocols import Answered
+from swarm.types import Grade, Question, TaskRef, TaskSpec
 
 
 class Echo:
@@ -62,6 +63,20 @@ def test_a_broken_task_gives_way_to_the_next_and_all_broken_is_an_error() -> Non
         mixture.sources[name] = Echo(mixture, name, broken=True)
     with pytest.raises(TaskError, match="is broken; .* is broken"):
         mixture.question(1, 1)
+
+
+def test_a_grade_says_what_was_expected_and_what_was_found() -> None:
+    (task,) = (task for task in TINY_TASKS if task.name == "gcd")
+    mixture = TaskMixture([task])
+    question = mixture.question(1, 0)
+    assert isinstance(source := mixture.sources["gcd"], Answered)
+    right = source.solution(question.ref)
+    grade = mixture.grade(
+        question.ref, [f"<answer>{right}</answer>", "<answer>x</answer>", right, "<answer>" + "9" * 500]
+    )
+    assert isinstance(grade, Grade)
+    assert grade.rewards == (1.0, 0.0, 0.0, 0.0)
+    assert (grade.expected, grade.found) == (right, (right, "x", "", ""))
 
 
 def test_skip_passes_over_tasks_in_order() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pydantic import JsonValue, ValidationError
 
 if find_spec("textarena") is None:
-    pytest.skip("TextArena is not installed: pip install 'swarm-rl[textarena]'", allow_module_level=True)
+    pytest.skip("TextArena is not installed: make install-textarena", allow_module_level=True)
 
 from swarm.environments.adapters.textarena import TextArenaGame, textarena_games
 from swarm.environments.config import VerificationSettings

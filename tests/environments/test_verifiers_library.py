@@ -23,7 +23,7 @@ from swarm.errors import TaskError
 from swarm.types import Grade, observation_text
 
 if find_spec("verifiers") is None:
-    pytest.skip("the library verifiers is not installed: pip install 'swarm-rl[verifiers]'", allow_module_level=True)
+    pytest.skip("the library verifiers is not installed: pip install verifiers==0.4.0", allow_module_level=True)
 
 from swarm.environments.adapters.coroutines import Coroutines
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from nodes.cli import app, main
+from nodes.cli import app
 from nodes.cli.arguments import split_fields
 from nodes.commands.measuring.bench import BENCHMARKS
 from swarm.algorithms.advantages import ADVANTAGES
@@ -31,31 +30,10 @@ def _run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def run_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int | str | None, str]]:
-    """Runs a command in this process, which has imported already what takes others seconds: exit code and errors."""
-
-    def run(*arguments: str) -> tuple[int | str | None, str]:
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["swarm", *arguments])
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        return ended.value.code, capsys.readouterr().err
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("join", "missing.yaml"), "cannot read configuration missing.yaml"),
+        (("join", "missing.yaml"), "there is no file missing.yaml; `swarm init missing.yaml` writes one"),
         (("join", "--mix.local", "-1"), "mix.local (from command line): Input should be greater than or equal to 0"),
         (("join", "--mix.locl", "3"), "did you mean mix.local?"),
         (("join", "--mix.local=0", "--mix.external=0"), "nothing would ever be trained on"),

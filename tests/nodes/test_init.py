@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nodes.cli import app
 from nodes.commands.init import command, costs, fit
-from nodes.commands.init.answers import Answers, Given, ask
+from nodes.commands.init.answers import Answers, Given, ask, ask_address
 from nodes.commands.init.written import fields_of, in_yaml
 from swarm.config import load_config
 from swarm.errors import ConfigError
@@ -123,6 +123,13 @@ def test_on_a_terminal_it_asks_four_questions_and_asks_again_after_a_mistake(ans
     for complaint in ("must be a multiaddr", "no directory /no/where", "--name must be", "--port must be"):
         assert complaint in printed.getvalue()
     assert answered == []
+
+
+def test_a_peer_without_an_address_is_asked_for_one_until_it_is_one(answered: list[str]) -> None:
+    answered += ["192.0.2.2:4001", ADDRESS]
+    assert ask_address(Console(file=io.StringIO())) == (ADDRESS,)
+    answered += [""]
+    assert ask_address(Console(file=io.StringIO())) == (), "it founds a run"
 
 
 def test_what_a_flag_says_is_not_asked(answered: list[str]) -> None:

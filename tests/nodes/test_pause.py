@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from nodes.commands.running.pause import pause_nodes, resume_nodes
+from nodes.commands.running.stop import stop_nodes
 from nodes.commands.watching.health import check
 from nodes.roles.shell import CHECKPOINTS
 from swarm.errors import ConfigError
@@ -114,8 +115,27 @@ def test_a_node_that_does_not_run_will_start_paused(tmp_path: Path) -> None:
     pause_nodes([tmp_path], None, "18:00", Console(file=io.StringIO()))
     asked = json.loads((tmp_path / PAUSE_FILE).read_text())["until"]
     assert time.localtime(asked)[3:5] == (18, 0) and 0 < asked - before <= 86_400
-    assert "goes on" in _said(resume_nodes, [tmp_path])
-    assert "was not paused" in _said(resume_nodes, [tmp_path])
+    said = _said(resume_nodes, [tmp_path])
+    assert "is not running, and will not be paused when it starts; the command that started it" in said
+    assert not (tmp_path / PAUSE_FILE).exists()
+    assert "is not running; the command that started it" in _said(resume_nodes, [tmp_path])
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_node_is_stopped_and_another_experiment_does_not_go_on_from_its_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "peer"
+    with swarm(out, "join", "--out", str(out), *OPTIONS) as peer:
+        until(lambda: peer.round() > 0, peer, "rounds")
+        assert "ended" in _said(stop_nodes, [out])
+        assert peer.wait() == 130
+        assert "no address was given: this node founds a run" in peer.text()
+        assert peer.history().name == f"peer ({peer.history().start.peer_id[-4:]})"
+    with swarm(out, "join", "--out", str(out), *OPTIONS, "--update.objective", "dapo") as other:
+        assert other.wait() == 2
+        assert "of another experiment; changed: update.objective grpo -> dapo" in other.text()
+    with pytest.raises(ConfigError, match="no node is running in"):
+        stop_nodes([out], Console(file=io.StringIO()))
 
 
 def test_where_no_node_trains_there_is_nothing_to_pause(tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_a_cell_s_nodes_have_its_configuration_and_their_own(tmp_path: Path) -> 
     assert [member.config.mix.local for member in members] == [4, 2]
     assert [member.config.mix.fill for member in members] == ["local", "local"]
     assert [member.config.rounds for member in members] == [None, 7]
-    assert members[0].config.model_copy(update={"name": "peer", "out": config.out, "seed": None}) == config
+    assert members[0].config.model_copy(update={"name": "", "out": config.out, "seed": None}) == config
 
 
 @pytest.mark.parametrize(

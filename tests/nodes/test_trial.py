@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.tasks.trial import Episode, _describe, play
+from nodes.commands.tasks.trial import Episode, _describe, play, summary
 from swarm.environments.config import PythonTask
 from swarm.environments.episodes.config import MazeTask, NumberGuessingTask
 from swarm.environments.generated.config import ShapesTask
@@ -38,7 +38,7 @@ def test_each_question_has_a_reward_or_a_reason() -> None:
     questions = verifier.draw(0, 0, 3)
     episodes = play(Answering(), verifier, questions, Sampling())
     half = int(str(questions[0].prompt).split()[1]) // 2
-    assert episodes[0] == Episode("halve", str(questions[0].prompt), "1", 1 / half)
+    assert episodes[0] == Episode("halve", str(questions[0].prompt), "1", 1 / half, expected=str(half), found="1")
     assert (episodes[1].reward, episodes[1].problem) == (None, "prompt_too_long: 9 tokens")
     assert (episodes[2].completion, episodes[2].reward) == ("one", 0.0)
 
@@ -83,13 +83,39 @@ def test_pictures_are_named_in_their_places() -> None:
 def test_episodes_are_shown_without_control_sequences() -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=80)
-    console.print(_describe(Episode("halve", "Halve\n4.", "\x1b]52;c;x\x07[bold]2", 0.5)))
-    console.print(_describe(Episode("halve", "Halve 4.", "", None, "prompt_too_long: 9 tokens")))
+    console.print(_describe([Episode("halve", "Halve\n4.", "\x1b]52;c;x\x07[bold]2", 0.5, expected="2", found="2")]))
+    console.print(_describe([Episode("halve", "Halve 4.", "", None, "prompt_too_long: 9 tokens")]))
     assert shown.getvalue().split("\n\n") == [
-        "halve  reward 0.5\n  question: Halve\n    4.\n  completion: ?]52;c;x?[bold]2",
-        "halve  not graded: prompt_too_long: 9 tokens\n  question: Halve 4.\n  completion: ",
+        "halve\n  question: Halve\n    4.\n  expected: 2\n  answer: ?]52;c;x?[bold]2\n  reward 0.5; found 2",
+        "halve\n  question: Halve 4.\n  answer: \n  not graded: prompt_too_long: 9 tokens",
         "",
     ]
+
+
+def _answered(completion: str, reward: float, expected: str, found: str | None) -> Episode:
+    return Episode("sums", "4 + 7?", completion, reward, expected=expected, found=found)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "said"),
+    [
+        (
+            [_answered("It is 11.", 0.0, "11", ""), _answered("12", 0.0, "11", "")],
+            "0 of 2 rewarded: no answer was found in 2; `find: last_number` in the task finds the expected",
+        ),
+        ([_answered("It is Paris.", 0.0, "Paris", "")], "set `ask` and `find` to a form that the model keeps to"),
+        ([_answered("No idea.", 0.0, "11", "No")], "nothing to learn from until some answers are rewarded"),
+        ([_answered("11", 1.0, "11", "11")], "1 of 1 rewarded: there may be little left to learn"),
+        (
+            [_answered("11", 1.0, "11", "11"), _answered("a", 0.0, "11", "")],
+            "1 of 2 rewarded: no answer was found in 1",
+        ),
+    ],
+)
+def test_the_last_line_says_how_many_are_rewarded_and_what_would_find_answers(
+    episodes: list[Episode], said: str
+) -> None:
+    assert said in summary(episodes)
 
 
 @pytest.mark.slow

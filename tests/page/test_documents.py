@@ -82,7 +82,7 @@ def test_a_terminal_shows_a_section_and_says_what_there_is() -> None:
     show_document("docs/operate.md#logs", Console(file=output, width=80))
     assert "swarm logs" in output.getvalue() and "Diagnosis" not in output.getvalue()
     show_document(None, Console(file=output, width=80))
-    assert "troubleshooting.md" in output.getvalue()
+    assert "troubleshooting  Troubleshooting" in output.getvalue()
     for where in ("nothing", "../pyproject.toml", "operate#nothing"):
         with pytest.raises(ConfigError, match="there is no document|has no section 'nothing'; it has"):
             show_document(where, Console(file=output))

@@ -333,7 +333,7 @@ class Abstract(MixPolicy):
     ("path", "message"),
     [
         ("greedy", "must be one of fixed, scheduled, scarcity"),
-        ("no_such_module:Mix", "add its folder to PYTHONPATH"),
+        ("no_such_module:Mix", "install it, or name a file"),
         (f"{__name__}:Missing", "has no Missing"),
         (f"{__name__}:LOCAL", "must be a subclass of swarm.sapo.mixing.MixPolicy"),
         (f"{__name__}:Abstract", "must define __call__(self, history, candidates)"),

@@ -305,7 +305,8 @@ def test_names_and_notes_are_text_not_markup(tmp_path: Path) -> None:
 
 def test_answers_before_and_after_are_shown_as_one_line_of_text(tmp_path: Path) -> None:
     def answered(text: str, correct: bool) -> tuple[Sample, ...]:
-        return (Sample("1 + 1?", text, correct), Sample("<b>2</b>\n+ 2?", "\x1b[31m4", True))
+        same = Sample("<b>2</b>\n+ 2?", "\x1b[31m4", True, expected="<i>4", found="4")
+        return (same, Sample("1 + 1?", text, correct, found=""))
 
     events = [
         replace(event, samples=answered("It is\n3.", False) if event.round == 0 else answered("2" * 2_000, True))
@@ -317,8 +318,12 @@ def test_answers_before_and_after_are_shown_as_one_line_of_text(tmp_path: Path) 
     parsed, _ = made(tmp_path / "report", histories)
     [table] = [table for table in parsed.tables if table[0] == ["question", "before", "after"]]
     (first, second) = table[1:]
-    assert first[:2] == ["1 + 1?", "It is 3.wrong"] and len(first[2]) < 600 and first[2].endswith("right")
-    assert second == ["<b>2</b> + 2?", "?[31m4right", "?[31m4right"]
+    assert (
+        first[:2] == ["1 + 1?", "It is 3.wrong: no answer found in it"]
+        and len(first[2]) < 600
+        and first[2].endswith("right")
+    )
+    assert second == ["<b>2</b> + 2?expected: <i>4", "?[31m4right", "?[31m4right"]
 
 
 def test_answers_about_pictures_are_matched_by_picture_and_show_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from nodes.commands.watching.samples import SampleFilter, show_samples
 from swarm.errors import ConfigError
+from swarm.page.samples import latest
 from swarm.reasons import Reason
 from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.samples.log import (
@@ -21,7 +22,7 @@ from swarm.telemetry.samples.log import (
     SampleLog,
 )
 from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE, read
-from swarm.types import Completion, Earned, Message, Text, Turn
+from swarm.types import Completion, Earned, GradedGroup, Message, Text, Turn
 from swarm.types.media import Audio, Image
 from swarm.types.thumbnails import thumbnail
 from tests.example_groups import graded, rollout_group
@@ -189,6 +190,25 @@ def test_a_folder_that_cannot_be_written_costs_only_the_samples(
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil [bold]x[/bold]\nsecond line\x9b\x7f"
+
+
+def test_what_was_expected_and_found_is_shown_and_equal_answers_are_folded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    completions = tuple(Completion(text, "stop") for text in ("4", "it is 4", "4", "4"))
+    group = replace(rollout_group(ME), completions=completions, rewards=(0.0,) * 4)
+    log = _log(tmp_path)
+    known = GradedGroup(group, "2 + 1?", (0.0, 0.0, 0.0, 0.0), expected="3", found=("4", "", "4", "4"))
+    log.keep(Reason.ZERO_ADVANTAGE, known)
+    log.close()
+    shown = _shown(tmp_path, capsys)
+    assert "  expected: 3\n  3 x reward 0, ended by stop; found 4, expected 3\n    4\n" in shown
+    assert "  reward 0, ended by stop; no answer found in it\n    it is 4\n" in shown
+    (sample,) = latest(tmp_path, {})
+    assert [(each.count, each.why) for each in sample.completions] == [
+        (3, "found 4, expected 3"),
+        (1, "no answer found in it"),
+    ]
 
 
 def _shown(folder: Path, capsys: pytest.CaptureFixture[str], as_json: bool = False, **wanted: object) -> str:

@@ -20,6 +20,7 @@ from swarm.types import MAX_NAME_CHARS
 SUGGESTED = TINY
 """It needs no hub and next to no memory."""
 MAX_PORT = 65_535
+WHOSE_RUN = "Address of a member whose run to join (empty: start your own)"
 
 T = TypeVar("T")
 
@@ -69,9 +70,7 @@ def ask(given: Given, console: Console) -> Answers:
     asking = _Asking(console, sys.stdin.isatty())
     addresses = given.bootstrap or ()
     return Answers(
-        bootstrap=_addresses(" ".join(addresses))
-        if chosen_run
-        else asking("Address of a member whose run to join (empty: start your own)", None, "", _addresses),
+        bootstrap=_addresses(" ".join(addresses)) if chosen_run else asking(WHOSE_RUN, None, "", _addresses),
         run_name=None if given.run_name is None else _run_name(given.run_name),
         model=asking(
             "Model: a hub id such as Qwen/Qwen2.5-0.5B-Instruct, a directory, smollm2 or tiny",
@@ -87,6 +86,11 @@ def ask(given: Given, console: Console) -> Answers:
             _port,
         ),
     )
+
+
+def ask_address(console: Console) -> tuple[str, ...]:
+    """Addresses of members, asked for on a terminal; empty: found a run. Raises `ConfigError` without an answer."""
+    return _Asking(console, True)(WHOSE_RUN, None, "", _addresses)
 
 
 class _Asking:

@@ -32,6 +32,11 @@ from swarm.central.capacity import (
 )
 from swarm.errors import ConfigError
 
+NEEDED = (
+    "a plan needs --rollouts R (completions per step), --train-s SECONDS (per step), --broadcast-s SECONDS (until the "
+    "workers have new weights), --worker for each kind of worker, and --max-staleness S or --publish-every KAPPA; for "
+    "example: swarm plan --rollouts 512 --train-s 20 --broadcast-s 5 --max-staleness 4 --worker 24x1.5@0.40"
+)
 WORKER = re.compile(r"(?:(\d+)x)?([0-9.eE+-]+)(?:@([0-9.eE+-]+))?(?:\*([0-9.eE+-]+))?")
 
 

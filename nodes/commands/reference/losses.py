@@ -39,7 +39,9 @@ def list_losses(console: Console) -> None:
             lines = [*(inspect.getdoc(function) or "").splitlines(), *_settings(function)]
             console.print(Text.assemble((name, "bold"), "\n", *(f"    {line}\n" for line in lines)))
     console.print("Choose with these fields, for example --update.objective gspo --update.importance token_truncate.")
-    console.print("Use your own loss or advantage by its import path: --update.objective mypackage.mymodule:MyLoss.")
+    console.print(
+        "Use your own loss or advantage by its place: --update.objective file.py:MyLoss, or package.module:MyLoss."
+    )
 
 
 def _settings(choice: Callable[..., object]) -> list[str]:

@@ -35,10 +35,20 @@ def pause_nodes(runs: Sequence[Path], lasting: str | None, until: str | None, co
 
 def resume_nodes(runs: Sequence[Path], console: Console) -> None:
     """Withdraw what `swarm pause` asked; say what else keeps a node from working. Raises `ConfigError`."""
+    running = {folder.resolve() for folder in running_nodes()}
     for found in _nodes(runs):
         was_asked = withdraw(found.folder)
-        pause = PeerHistory.read(found.folder / METRICS_FILE).pause
-        if was_asked:
+        history = PeerHistory.read(found.folder / METRICS_FILE, max_rounds=1)
+        pause = history.pause
+        if found.folder.resolve() not in running:
+            waited = ", and will not be paused when it starts" if was_asked else ""
+            _say(
+                console,
+                found,
+                f"is not running{waited}; the command that started it, with --out {found.folder}, goes on after round "
+                f"{history.latest.round if history.latest else 0}",
+            )
+        elif was_asked:
             _say(console, found, "goes on, if its schedule allows it")
         elif pause is not None:
             _say(console, found, f"{pause_in_words(pause)}; the fields schedule.* decide this")

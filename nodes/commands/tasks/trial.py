@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from rich.text import Text
 from nodes.commands.watching.samples import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
+from swarm.environments.scoring.finding import last_box, last_number, last_pair
+from swarm.environments.scoring.grading import exact
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
@@ -25,11 +27,15 @@ from swarm.groups.episodes import Played, by_generate
 from swarm.judging.opening import with_judge
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
+from swarm.telemetry.samples.records import why
 from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
+
+FINDERS = {"last_number": last_number, "boxed": last_box, "tags": last_pair}
+"""By `find`: what looks for the answer."""
 
 
 class Episode(Struct, frozen=True):
-    """One question, answered once."""
+    """One question with one answer."""
 
     task: str
     question: str
@@ -41,33 +47,50 @@ class Episode(Struct, frozen=True):
     """Why not."""
     parts: dict[str, float] = {}
     """Its named rewards, for a task that has them."""
+    expected: str = ""
+    """The right answer; empty where there is no single one."""
+    found: str | None = None
+    """What counted as the answer; empty where there was none, None where none is looked for."""
 
 
 def try_tasks(
-    file: Path, overrides: Sequence[tuple[str, str]], num_questions: int, as_json: bool, console: Console
+    file: Path,
+    overrides: Sequence[tuple[str, str]],
+    num_questions: int,
+    num_answers: int,
+    as_json: bool,
+    console: Console,
 ) -> None:
-    """Print the first questions of the tasks with the policy's completions and rewards.
+    """Print the first questions of the tasks with the policy's completions and rewards, one by one.
 
-    Raises `TaskError` for tasks that cannot be set up, before the policy is loaded.
+    A single answer is the most likely one; several are sampled as in training. Raises `TaskError` for tasks that cannot
+    be set up, before the policy is loaded.
     """
     config = load_config(file, None, os.environ, overrides).config
+    sampling = config.generation.sampling()
+    if num_answers == 1:
+        sampling = structs.replace(sampling, top_k=1)
+    found: list[Episode] = []
     with closing(_open_verifier(config)) as verifier:
         questions = verifier.draw(config.seed or 0, 0, num_questions)
         policy = load_policy(config.policy)
         choice = choose_engine(config.generation, policy)
-        with (
-            console.status(f"asking {num_questions} questions"),
-            closing(open_engine(choice, policy, config.policy, config.generation)) as engine,
-        ):
-            played = play(engine, verifier, questions, config.generation.sampling())
+        if not as_json:
+            console.print(_head(policy.system_prompt, sampling, num_answers), soft_wrap=True)
+        with closing(open_engine(choice, policy, config.policy, config.generation)) as engine:
+            for number, question in enumerate(questions, start=1):
+                with console.status(f"question {number} of {len(questions)}"):
+                    answered = play(engine, verifier, [question], sampling, num_answers)
+                found += answered
+                if not as_json:
+                    console.print(_describe(answered), soft_wrap=True)
         if failures := verifier.counters().get("scorer_failures", 0):
             times = "once" if failures == 1 else f"{failures} times"
             print(f"warning: a reward function failed {times}: such completions get reward 0", file=sys.stderr)
     if as_json:
-        print(json.dumps([structs.asdict(episode) for episode in played], indent=1))
-        return
-    for episode in played:
-        console.print(_describe(episode), soft_wrap=True)
+        print(json.dumps([structs.asdict(episode) for episode in found], indent=1))
+    else:
+        console.print(Text(summary(found)), soft_wrap=True)
 
 
 def _open_verifier(config: NodeConfig) -> TaskVerifier:
@@ -79,21 +102,36 @@ def _open_verifier(config: NodeConfig) -> TaskVerifier:
         raise
 
 
-def play(engine: RolloutEngine, verifier: Verifier, questions: Sequence[Question], sampling: Sampling) -> list[Episode]:
-    """Answer each question once."""
-    games = dict(episodes.play(by_generate(engine), verifier, questions, 1, sampling, seed=0))
-    return [_episode(question, games[index]) for index, question in enumerate(questions)]
+def play(
+    engine: RolloutEngine,
+    verifier: Verifier,
+    questions: Sequence[Question],
+    sampling: Sampling,
+    num_answers: int = 1,
+) -> list[Episode]:
+    """Answer each question so many times."""
+    games = dict(episodes.play(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
+    return [each for index, question in enumerate(questions) for each in _episodes(question, games[index])]
 
 
-def _episode(question: Question, played: Played | Rejection) -> Episode:
+def _episodes(question: Question, played: Played | Rejection) -> Iterator[Episode]:
     asked = (question.ref.task, as_text(question.prompt))
     if isinstance(played, Rejection):
-        return Episode(*asked, "", None, f"{played.reason}: {played.detail}")
-    completion, verdict = played.completions[0], played.grading.result()
-    if isinstance(verdict, Rejection):
-        return Episode(*asked, _shown(completion), None, f"{verdict.reason}: {verdict.detail}")
-    parts = {name: values[0] for name, values in verdict.parts.items()}
-    return Episode(*asked, _shown(completion, verdict.observed(0)), verdict.rewards[0], parts=parts)
+        yield Episode(*asked, "", None, f"{played.reason}: {played.detail}")
+        return
+    verdict = played.grading.result()
+    for index, completion in enumerate(played.completions):
+        if isinstance(verdict, Rejection):
+            yield Episode(*asked, _shown(completion), None, f"{verdict.reason}: {verdict.detail}")
+            continue
+        yield Episode(
+            *asked,
+            _shown(completion, verdict.observed(index)),
+            verdict.rewards[index],
+            parts={name: values[index] for name, values in verdict.parts.items()},
+            expected=verdict.expected,
+            found=verdict.found[index] if verdict.found else None,
+        )
 
 
 def _shown(completion: Completion, observations: Sequence[Observation] = ()) -> str:
@@ -101,10 +139,64 @@ def _shown(completion: Completion, observations: Sequence[Observation] = ()) -> 
     return "\n".join(text if speaker == "policy" else f"> {text}" for speaker, text in said)
 
 
-def _describe(episode: Episode) -> Text:
-    graded = f"reward {episode.reward:g}{in_words(episode.parts)}" if episode.reward is not None else ""
-    result = graded or f"not graded: {episode.problem}"
-    text = Text().append(episode.task, style="bold").append(f"  {clean_lines(result)}\n", style="green")
-    for title, content in (("question", episode.question), ("completion", episode.completion)):
-        text.append(f"  {title}: ", style="dim").append(clean_lines(content).replace("\n", "\n    ")).append("\n")
+def _head(system_prompt: str | None, sampling: Sampling, num_answers: int) -> Text:
+    """How the questions are asked."""
+    how = "the most likely answer to each question" if num_answers == 1 else f"{num_answers} sampled answers a question"
+    text = Text().append("system prompt: ", style="dim").append(system_prompt or "none").append("\n")
+    return text.append(f"{how}, at most {sampling.max_new_tokens} tokens\n", style="dim")
+
+
+def _describe(answers: Sequence[Episode]) -> Text:
+    """A question with its answers; everything in it may be anybody's."""
+    first = answers[0]
+    text = Text().append(first.task, style="bold").append("\n")
+    lines = [("question", first.question), *([("expected", first.expected)] if first.expected else [])]
+    for title, content in lines:
+        text.append(f"  {title}: ", style="dim").append(_indented(content)).append("\n")
+    for episode in answers:
+        graded = f"reward {episode.reward:g}{in_words(episode.parts)}" if episode.reward is not None else ""
+        reason = why(episode.reward, "", episode.found)
+        result = f"{graded}; {reason}" if graded and reason else graded or f"not graded: {episode.problem}"
+        text.append("  answer: ", style="dim").append(_indented(episode.completion)).append("\n")
+        text.append(f"  {clean_lines(result)}\n", style="green" if episode.reward else "yellow")
     return text
+
+
+def _indented(content: str) -> str:
+    return clean_lines(content).replace("\n", "\n    ")
+
+
+def summary(found: Sequence[Episode]) -> str:
+    """How many answers are rewarded, and what to change when hardly any is."""
+    graded = [episode for episode in found if episode.reward is not None]
+    rewarded = [episode for episode in graded if episode.reward]
+    line = f"{len(rewarded)} of {len(found)} rewarded"
+    if len(graded) < len(found):
+        line += f", {len(found) - len(graded)} not graded"
+    if rewarded and len(rewarded) == len(graded):
+        return f"{line}: there may be little left to learn; training needs right and wrong answers to a question"
+    unfound = [episode for episode in graded if not episode.reward and episode.found == ""]
+    if unfound:
+        line += f": no answer was found in {len(unfound)}"
+    return line if rewarded else f"{line}{_advice(graded)}"
+
+
+def _advice(graded: Sequence[Episode]) -> str:
+    """What would find the expected answers in completions without reward."""
+    known = [episode for episode in graded if episode.expected]
+    counts = {name: sum(_finds(name, episode) for episode in known) for name in FINDERS}
+    best = max(counts, key=lambda name: counts[name])
+    if counts[best]:
+        return f"; `find: {best}` in the task finds the expected answer in {counts[best]} of {len(known)}"
+    within = sum(episode.expected.casefold() in episode.completion.casefold() for episode in known)
+    if within:
+        return (
+            f"; the expected answer is in {within} of {len(known)} completions: set `ask` and `find` to a form that "
+            "the model keeps to, or look for it with a `scorer` (swarm docs own-task)"
+        )
+    return "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
+
+
+def _finds(name: str, episode: Episode) -> bool:
+    answer = FINDERS[name](episode.completion)
+    return answer is not None and exact(answer, episode.expected)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
@@ -14,9 +15,12 @@ from rich.text import Text
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean, clean_lines
-from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, read
+from swarm.reasons import Reason
+from swarm.settings import nearest
+from swarm.telemetry.samples.records import SAMPLES_FILE, Outcome, SampledCompletion, SampleRecord, folded, read, why
 
 STYLES = {"used_local": "green", "used_external": "green", "refused": "yellow"}
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 INDENT = "    "
 
 
@@ -42,6 +46,12 @@ class SampleFilter(Struct, frozen=True):
 
 def show_samples(folder: Path, wanted: SampleFilter, as_json: bool, console: Console) -> None:
     """Print the last samples of a node that match, oldest first. Raises `ConfigError` for a directory without any."""
+    if wanted.outcome not in (None, *OUTCOMES, *Reason):
+        near = nearest(wanted.outcome or "", [*OUTCOMES, *Reason])
+        raise ConfigError(
+            f"--outcome must be {', '.join(OUTCOMES)}, or a reason (docs/reasons.md), got {wanted.outcome!r}"
+            f"{f'; did you mean {near}?' if near else ''}"
+        )
     records = read(folder)
     if not records:
         raise ConfigError(f"{folder} has no {SAMPLES_FILE}{_elsewhere(folder)}")
@@ -72,8 +82,12 @@ def _in_words(record: SampleRecord) -> Text:
     text.append(clean(outcome), STYLES.get(record.outcome, ""))
     text.append(clean(f"  from {sender}  {record.policy} version {record.version}  {when}"), "dim").append("\n")
     text.append(_indented(record.question if record.question is not None else "(question not made here)"))
-    for number, completion in enumerate(record.completions, start=1):
-        text.append(f"  completion {number}: ").append(_rewards(completion), "cyan")
+    if record.expected:
+        text.append(f"  expected: {clean(record.expected)}\n")
+    for completion, count in folded(record.completions):
+        said = why(completion.reward, record.expected, completion.found)
+        text.append(f"  {count} x " if count > 1 else "  ").append(_rewards(completion), "cyan")
+        text.append(f"{f'; {clean(said)}' if said else ''}\n", "cyan")
         for line in _turns(completion):
             text.append(line)
     if record.num_completions > len(record.completions):
@@ -85,7 +99,7 @@ def _rewards(completion: SampledCompletion) -> str:
     own = "not graded" if completion.reward is None else f"reward {completion.reward:g}{in_words(completion.parts)}"
     claimed = completion.claimed
     says = "" if claimed is None or claimed == completion.reward else f", its sender says {claimed:g}"
-    return f"{own}{says}, ended by {clean(completion.finish_reason)}\n"
+    return f"{own}{says}, ended by {clean(completion.finish_reason)}"
 
 
 def in_words(parts: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
+from swarm.distribution import how_to_install
 from swarm.environments.adapters.randomness import OwnRandomness
 from swarm.environments.digests import draw
 from swarm.environments.episodes.config import TextArenaTask
@@ -16,7 +17,7 @@ from swarm.errors import TaskError
 from swarm.types import End, Observation, Text
 
 if find_spec("textarena") is None:
-    raise TaskError("TextArena is not installed: pip install 'swarm-rl[textarena]'")
+    raise TaskError(f"TextArena is not installed: {how_to_install('textarena')}")
 
 DOWNLOADS = ("nltk", "nltk.corpus")
 """What word games load their lists with, and takes seconds to import: these games are refused."""

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from swarm.distribution import how_to_install
 from swarm.environments.adapters.coroutines import Coroutines
 from swarm.environments.adapters.randomness import OwnRandomness
 from swarm.environments.code import code_digest, load
@@ -22,7 +23,7 @@ from swarm.errors import TaskError
 from swarm.types import End, Observation, Text
 
 if find_spec("verifiers") is None:
-    raise TaskError("verifiers is not installed: pip install 'swarm-rl[verifiers]'")
+    raise TaskError(f"verifiers is not installed: {how_to_install('verifiers')}")
 
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.env import Env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from swarm.distribution import how_to_install
 from swarm.environments.decoding.settings import MediaSettings
 from swarm.errors import TaskError
 from swarm.types.media import Media, Modality
@@ -17,7 +18,7 @@ def decoders(task: str, settings: MediaSettings) -> Mapping[Modality, Decoder]:
     try:
         return {modality: _decoder(modality) for modality in sorted(settings.media)}
     except (ImportError, OSError) as error:  # OSError: soundfile without its library
-        raise TaskError(f'task {task!r} reads media ({error}): pip install "swarm-rl[media]"') from error
+        raise TaskError(f"task {task!r} reads media ({error}): {how_to_install('media')}") from error
 
 
 def _decoder(modality: Modality) -> Decoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy
 
+from swarm.distribution import how_to_install
 from swarm.environments.digests import draw
 from swarm.environments.generated.chance import Chance
 from swarm.environments.generated.config import DigitsTask
@@ -15,7 +16,7 @@ from swarm.types import HELD_OUT_STREAMS
 try:
     from sklearn.datasets import load_digits
 except ImportError as error:
-    raise TaskError(f'a task of the kind digits needs scikit-learn ({error}): pip install "swarm-rl[media]"') from error
+    raise TaskError(f"a task of the kind digits needs scikit-learn ({error}): {how_to_install('media')}") from error
 
 HELD_OUT_EVERY = 10
 LEVELS = 16

@@ -89,6 +89,15 @@ class GeneratedSource(Generic[Config]):
         right = answer is not None and exact(answer, self._keep(ref.seed, ref.index)[1].answer)
         return self._config.reward.reward(float(right))
 
+    def solution(self, ref: TaskRef) -> str:
+        """The right answer. See `Answered`."""
+        assert isinstance(ref, ProceduralRef)
+        return self._keep(ref.seed, ref.index)[1].answer
+
+    def found(self, completion: str) -> str | None:
+        """What counts as the answer. See `Answered`."""
+        return self._find(completion)
+
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whether it is held out or not."""
         return self._keep(seed, index)[0]

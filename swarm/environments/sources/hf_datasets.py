@@ -196,6 +196,14 @@ class DatasetSource:
         answer = self._find(completion)
         return self._config.reward.reward(0.0 if answer is None else self._score(item, answer))
 
+    def solution(self, ref: TaskRef) -> str:
+        """The right answer. See `Answered`."""
+        return " | ".join(self._recall(ref).references)
+
+    def found(self, completion: str) -> str | None:
+        """What counts as the answer. See `Answered`."""
+        return self._find(completion)
+
     def _score(self, item: Item, answer: str) -> float:
         if self._own_reward is None:
             return float(self._is_right(item, answer))

@@ -110,6 +110,15 @@ class PythonSource:
         score = 0.0 if answer is None else self._reward(as_text(question), answer, reference)
         return self._config.reward.reward(score)
 
+    def solution(self, ref: TaskRef) -> str:
+        """The right answer. See `Answered`."""
+        assert isinstance(ref, ProceduralRef)
+        return self._made(ref.seed, ref.index)[1]
+
+    def found(self, completion: str) -> str | None:
+        """What counts as the answer. See `Answered`."""
+        return self._find(completion)
+
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whichever kind its text is of."""
         prompt = with_last_text(self._made(seed, index)[0], self._config.asked)

@@ -152,6 +152,16 @@ class ReasoningGymSource:
         score = 0.0 if answer is None else self._score(answer, self._entry(ref.seed, ref.index))
         return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
 
+    def solution(self, ref: TaskRef) -> str:
+        """The right answer. See `Answered`."""
+        assert isinstance(ref, ProceduralRef)
+        answer = self._entry(ref.seed, ref.index)["answer"]
+        return "" if answer is None else str(answer)
+
+    def found(self, completion: str) -> str | None:
+        """What counts as the answer. See `Answered`."""
+        return self._find(completion)
+
     def _at(self, seed: int, index: int) -> Question:
         """The question made of a seed and an index, whichever kind its text is of."""
         prompt = self._config.asked(self._bare(seed, index))

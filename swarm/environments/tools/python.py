@@ -7,6 +7,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from swarm.distribution import how_to_install
 from swarm.environments.digests import digest
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import TaskError
@@ -30,7 +31,7 @@ class PythonTool:
         """Compile the interpreter, about a second. Raises `TaskError` without the extra `tools`."""
         spec = find_spec(INTERPRETER)
         if spec is None or spec.origin is None or find_spec("wasmtime") is None:
-            raise TaskError("the Python tool is not installed: pip install 'swarm-rl[tools]'")
+            raise TaskError(f"the Python tool is not installed: {how_to_install('tools')}")
         from swarm.environments.tools.wasm import Limits, Program
 
         wasm = (Path(spec.origin).parent / _PROGRAM).read_bytes()

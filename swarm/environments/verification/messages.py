@@ -36,6 +36,8 @@ MAX_OBSERVED_BYTES = 2**26
 """Decoded bytes of the media in the observations of a group's episodes together."""
 MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
+MAX_SHOWN_CHARS = 200
+"""Of an answer, for people."""
 MAX_COUNTS = 16
 MAX_COUNT_CHARS = 40
 MAX_TEXTS = 256
@@ -214,7 +216,7 @@ def in_order(
             bounded = prompt_problem(grade.prompt) is None and observed_problem(grade) is None
             shown = _shows_only((*media_of(grade.prompt), *_observed(grade)), shows.get(ref.task, ()))
             adds_up = _adds_up(grade, tasks.get(ref.task, ()))
-            follows = _follows(grade, texts)
+            follows = _follows(grade, texts) and _shown_briefly(grade)
             return fair and timed and bounded and shown and follows and adds_up and _plausible(counts, said)
         case ((Draw() | GradeGroup()), Refused(rejection)):
             bounded = len(rejection.detail) <= MAX_DETAIL_CHARS and _timed(rejection.seconds, took_s)
@@ -285,6 +287,12 @@ def _follows(grade: Grade, texts: Sequence[Actions]) -> bool:
     turns = [1 if isinstance(actions, str) else len(actions) for actions in texts]
     each = [len(episode) for episode in grade.observations] or [0] * len(turns)
     return len(each) == len(turns) and all(map(le, each, turns))
+
+
+def _shown_briefly(grade: Grade) -> bool:
+    """Whether the answers for people are one for each completion, if any, and short."""
+    answers = (grade.expected, *grade.found)
+    return len(grade.found) in (0, len(grade.rewards)) and max(map(len, answers)) <= MAX_SHOWN_CHARS
 
 
 def _adds_up(grade: Grade, names: Collection[str]) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from swarm.environments.answering import MAX_PROMPT_CHARS, FindSettings, QuestionSettings
-from swarm.environments.code import file_of, load
+from swarm.environments.code import load
 from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
 from swarm.environments.decoding.choice import decoders
 from swarm.environments.episodes.config import MazeTask, TextArenaTask, VerifiersTask
@@ -60,6 +60,7 @@ from swarm.environments.verification.messages import (
 )
 from swarm.errors import TaskError
 from swarm.reasons import Reason
+from swarm.settings import file_of
 from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
 if TYPE_CHECKING:

@@ -284,12 +284,13 @@ function sample(each) {
 }
 
 function opened(each) {
-  const left = each.num_completions - each.completions.length;
+  const left = each.num_completions - each.completions.reduce((sum, completion) => sum + completion.count, 0);
   return [
     each.why ? el("p", { class: "note" }, each.why) : "",
     el("p", { class: "note" }, `${each.policy}, version ${each.version}, ${clock(each.time)}`),
     pictures(each.pictures, "of the question"),
     el("pre", { tabindex: "0", "aria-label": "question" }, each.question || "(question not made here)"),
+    each.expected ? el("p", { class: "note" }, `expected: ${each.expected}`) : "",
     ...each.completions.flatMap((completion) => [
       el("p", { class: "note" }, rewardWords(completion)),
       el("pre", { tabindex: "0", "aria-label": "completion" }, completion.text || "(nothing)"),
@@ -308,7 +309,9 @@ function rewardWords(completion) {
   const own = completion.reward === null ? "not graded here" : `reward ${figure(completion.reward)}`;
   const parts = Object.entries(completion.parts).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
   const claim = completion.claimed === null || completion.claimed === completion.reward ? "" : `, its sender says ${figure(completion.claimed)}`;
-  return `${own}${parts ? ` (${parts})` : ""}${claim}, ended by ${completion.ended}`;
+  const times = completion.count > 1 ? `${completion.count} × ` : "";
+  const why = completion.why ? `; ${completion.why}` : "";
+  return `${times}${own}${parts ? ` (${parts})` : ""}${claim}, ended by ${completion.ended}${why}`;
 }
 
 byId("learning").append(...LEARNING.map((chart) => chart.node));

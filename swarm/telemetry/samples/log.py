@@ -133,11 +133,13 @@ class SampleLog:
                     claimed=None if own or k >= len(source.rewards) else source.rewards[k],
                     finish_reason=completion.finish_reason,
                     parts={name: values[k] for name, values in graded.parts.items()} if graded else {},
+                    found=graded.found[k] if graded and graded.found else None,
                 )
                 for k, completion in enumerate(shown)
             ),
             num_completions=len(source.completions),
             pictures=thumbnails(media_of(graded.prompt), MAX_PICTURES) if graded else (),
+            expected=graded.expected if graded else "",
         )
 
 

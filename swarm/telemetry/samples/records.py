@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +44,8 @@ class SampledCompletion(Struct, frozen=True):
     finish_reason: str
     parts: dict[str, float] = {}
     """This node's named rewards, for a task that has them."""
+    found: str | None = None
+    """The beginning of what counted as the answer; empty where there was none, None where none was looked for."""
 
 
 class SampleRecord(Struct, frozen=True):
@@ -71,10 +74,30 @@ class SampleRecord(Struct, frozen=True):
     num_completions: int
     pictures: tuple[bytes, ...] = ()
     """Small PNGs of the first pictures and clips that the question names."""
+    expected: str = ""
+    """The beginning of the right answer; empty where there is no single one, or it is not known."""
+
+
+def why(reward: float | None, expected: str, found: str | None) -> str:
+    """Why an answer has its reward, in a few words; empty where nothing is known about it."""
+    if reward is None or found is None:
+        return ""
+    if not found:
+        return "no answer found in it"
+    return f"found {found}" if not expected or reward > 0 else f"found {found}, expected {expected}"
 
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[SampleRecord] = msgspec.json.Decoder(SampleRecord)
+
+
+def folded(completions: Sequence[SampledCompletion]) -> list[tuple[SampledCompletion, int]]:
+    """Each different completion once, with how often it was given, the most frequent first."""
+    counts: dict[bytes, tuple[SampledCompletion, int]] = {}
+    for each in completions:
+        same = msgspec.json.encode(each)
+        counts[same] = (each, counts[same][1] + 1 if same in counts else 1)
+    return sorted(counts.values(), key=lambda item: -item[1])
 
 
 def encode(record: SampleRecord) -> bytes:

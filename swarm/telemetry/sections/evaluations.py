@@ -10,8 +10,11 @@ from swarm.foreign import clean
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent, SuiteEvent
+from swarm.telemetry.samples.records import why
 from swarm.telemetry.sections.html import interval, percent, pictures, plural, table, words
 from swarm.types import Sample
+
+SHOWN_SAMPLES = 4
 
 
 def accuracy_ranges(histories: Sequence[PeerHistory]) -> str:
@@ -116,11 +119,19 @@ def sample_table(histories: Sequence[PeerHistory]) -> str:
         after = {_asked(sample): sample for sample in last.samples}
         both = [(sample, after[_asked(sample)]) for sample in first.samples if _asked(sample) in after]
         if both:
+            both.sort(key=lambda pair: (pair[0].correct == pair[1].correct, pair[0].completion == pair[1].completion))
             rows = [
-                (pictures(before.pictures) + words(before.question), _answered(before), _answered(now))
-                for before, now in both
+                (
+                    pictures(before.pictures) + words(before.question) + _expected(before),
+                    _answered(before),
+                    _answered(now),
+                )
+                for before, now in both[:SHOWN_SAMPLES]
             ]
-            note = f"The first held-out questions, answered by {history.name} before the first round and at the end."
+            note = (
+                f"{len(rows)} of the first {len(both)} held-out questions, answered by {history.name} before the first "
+                "round and at the end; those first whose answers changed."
+            )
             head = ("question", "before", "after")
             return table(head, rows, text_columns=3) + f'<p class="note">{escape(note)}</p>'
     return ""
@@ -131,5 +142,11 @@ def _asked(sample: Sample) -> tuple[str, tuple[bytes, ...]]:
     return sample.question, sample.pictures
 
 
+def _expected(sample: Sample) -> str:
+    return f"<small>expected: {words(sample.expected)}</small>" if sample.expected else ""
+
+
 def _answered(sample: Sample) -> str:
-    return f"{words(sample.completion or '(nothing)')}<small>{'right' if sample.correct else 'wrong'}</small>"
+    said = why(float(sample.correct), "", sample.found)
+    right = f"{'right' if sample.correct else 'wrong'}{f': {said}' if said and not sample.correct else ''}"
+    return f"{words(sample.completion or '(nothing)')}<small>{words(right)}</small>"

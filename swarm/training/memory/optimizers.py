@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from swarm import torchao
+from swarm.distribution import how_to_install
 from swarm.errors import PolicyError
 from swarm.policy.loading import Policy
 from swarm.training.config import OptimizerName, UpdateSettings
@@ -49,7 +50,7 @@ def _adamw_8bit(policy: Policy, common: dict[str, object]) -> torch.optim.Optimi
         from torchao.optim import AdamW8bit
     except ImportError as error:
         raise PolicyError(
-            "update.optimizer adamw_8bit needs torchao: install the extra `swarm-rl[torchao]`, or set it to adamw"
+            f"update.optimizer adamw_8bit needs torchao: {how_to_install('torchao')}, or set it to adamw"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(policy.trained, **common)
     return optimizer
