@@ -11,7 +11,7 @@ import psutil
 from rich.console import Console
 
 from nodes.commands.watching.finding import check
-from nodes.commands.watching.health import running_nodes
+from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 
