@@ -103,7 +103,7 @@ def test_frozen_matrices_are_those_of_a_cpu(device: torch.device, kind: FrozenDt
     hidden = torch.randn(7, 200)
     slopes = []
     for frozen, place in ((here, "cpu"), (there, device)):
-        moved = hidden.to(place, dtype).requires_grad_()
+        moved = hidden.detach().to(place, dtype).requires_grad_()  # `hidden` itself stays without a gradient
         frozen(moved).square().sum().backward()
         slopes.append(moved.grad.float().cpu())
     scale = float(slopes[0].abs().max())
