@@ -205,7 +205,7 @@ def test_nothing_is_removed_but_what_a_conversion_left_in_the_cache(
 
 
 class Peak:
-    """Of this process's children, while the block lasts."""
+    """Of this process's children, while the block lasts; without those that are still copies of it."""
 
     def __init__(self) -> None:
         self.memory_bytes = 0
@@ -221,7 +221,10 @@ class Peak:
         self._thread.join()
 
     def _watch(self) -> None:
+        own = psutil.Process().cmdline()
         while not self._ended.wait(0.01):
             for child in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
-                    self.memory_bytes = max(self.memory_bytes, child.memory_info().rss)
+                    memory_bytes = child.memory_info().rss
+                    if child.cmdline() != own:
+                        self.memory_bytes = max(self.memory_bytes, memory_bytes)

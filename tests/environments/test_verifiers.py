@@ -95,7 +95,7 @@ def test_refused_references_are_results_among_others(verifier: TaskVerifier) -> 
         msgspec.structs.replace(question.ref, question_hash=""),
     ]
     graded, *refused = verifier.grade([(ref, ["x"]) for ref in changed])
-    assert timeless(graded) == Grade(question.prompt, (0.0,))
+    assert timeless(graded) == Grade(question.prompt, (0.0,), expected="7", found=("",))
     reasons = [result.reason for result in refused if isinstance(result, Rejection)]
     assert reasons == ["unknown_task", "options_differ", "question_mismatch"]
 
@@ -124,7 +124,8 @@ def test_text_that_is_no_unicode_is_the_callers_error_and_breaks_nothing(verifie
 def test_any_text_can_be_graded(verifier: TaskVerifier) -> None:
     question = verifier.draw(1, 0, 1)[0]
     texts = ["", "\x00", "<answer></answer>", "<answer>" * 1000, "𝟙" * 50_000, "<answer>\ud7ff</answer>"]
-    for some in (texts, []):
-        (result,) = verifier.grade([(question.ref, some)])
-        assert timeless(result) == Grade(question.prompt, (0.0,) * len(some))
+    found = ("", "", "", "", "", "\ud7ff")
+    for number in (len(texts), 0):
+        (result,) = verifier.grade([(question.ref, texts[:number])])
+        assert timeless(result) == Grade(question.prompt, (0.0,) * number, expected="7", found=found[:number])
     assert verifier.grade([]) == []

@@ -180,7 +180,7 @@ def test_a_missing_peft_is_told_with_the_extra_to_install(monkeypatch: pytest.Mo
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
     check_peft(LoraSettings())
-    with pytest.raises(ConfigError, match=r"extra `swarm-rl\[lora\]`"):
+    with pytest.raises(ConfigError, match="make install-lora"):
         check_peft(LORA)
 
 

@@ -100,5 +100,5 @@ def test_moments_of_8_bits_move_the_weights_nearly_alike_and_are_kept(
 
 def test_without_torchao_there_is_a_command(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(PolicyError, match=r"swarm-rl\[torchao\]"):
+    with pytest.raises(PolicyError, match="make install-torchao"):
         _updater(policy, "adamw_8bit")

@@ -64,7 +64,7 @@ def test_its_settings_are_validated_and_shown() -> None:
     ("field", "path", "message"),
     [
         ("objective", "grop", "must be one of grpo, dapo"),
-        ("objective", "no_such_module:Loss", "add its folder to PYTHONPATH"),
+        ("objective", "no_such_module:Loss", "name a file: file.py:Name"),
         ("objective", "own_loss:Missing", "own_loss has no Missing"),
         ("objective", "own_loss:against_the_best", "must be a subclass of swarm.algorithms.losses.Loss"),
         ("advantage", "best", "must be one of grpo, dr_grpo, rloo"),
