@@ -225,6 +225,5 @@ class Peak:
         while not self._ended.wait(0.01):
             for child in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
-                    memory_bytes = child.memory_info().rss
                     if child.cmdline() != own:
-                        self.memory_bytes = max(self.memory_bytes, memory_bytes)
+                        self.memory_bytes = max(self.memory_bytes, child.memory_info().rss)
