@@ -8,6 +8,8 @@ import sys
 
 from rich.console import Console
 
+from swarm.foreign import clean_lines
+
 
 def make_console() -> Console:
     """For standard output; lines are not wrapped without a terminal, and characters that it lacks are replaced."""
@@ -19,6 +21,11 @@ def make_console() -> Console:
 def literal_console(*, stderr: bool = False, quiet: bool = False, width: int | None = None) -> Console:
     """A console that prints texts as they are: `[bold]` and `:smile:` in others' texts and names mean nothing."""
     return Console(stderr=stderr, quiet=quiet, width=width, markup=False, emoji=False)
+
+
+def say(console: Console, text: str) -> None:
+    """Print lines for people, which only the terminal wraps."""
+    console.print(clean_lines(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def open_streams() -> None:

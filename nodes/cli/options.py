@@ -68,9 +68,9 @@ def find_target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[P
     """
     from swarm.net.addresses.bootstrap import Bootstraps  # light: a wrong address is refused before anything is read
 
-    if target is not None and not target.startswith(MULTIADDR_STARTS) and not Path(target).is_file():
-        raise ConfigError(no_target(target))
     is_address = target is not None and target.startswith(MULTIADDR_STARTS)
+    if target is not None and not is_address and not Path(target).is_file():
+        raise ConfigError(no_target(target))
     addresses = [*(bootstraps or ()), *([target] if target is not None and is_address else [])]
     Bootstraps(addresses)
     return None if target is None or is_address else Path(target), [("network.bootstrap", each) for each in addresses]

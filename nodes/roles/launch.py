@@ -74,13 +74,13 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
+from swarm.telemetry.alerts.checks import HIGH_LEARNING_RATE
 from swarm.telemetry.end import print_end
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import write_report
 from swarm.telemetry.summary import swarm_summary
-from swarm.training.config import HIGH_LEARNING_RATE
 from swarm.training.objective import check_own_code
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
@@ -408,10 +408,10 @@ def _rounds(running: Running, stop: StopRequest, plain: Console | None, history:
     node.end(reason)
     if plain is not None:
         _is_told(plain, history, 1)
-    if stop() or code != exits.DONE:
-        return exits.INTERRUPTED if stop() else code
-    history.tail()
-    return exits.FAILED if history.figures.useless else exits.DONE
+    if code == exits.DONE:
+        history.tail()
+        code = exits.FAILED if history.figures.useless else exits.DONE
+    return exits.INTERRUPTED if stop() else code
 
 
 class _NetworkWatch:

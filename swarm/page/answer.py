@@ -13,8 +13,12 @@ from swarm.telemetry.verdict.verdict import BY_CONTROL, Verdict, by_control, by_
 
 def answer(nodes: Sequence[NodeReader]) -> Verdict:
     """Of nodes of one demo, of several, or of none."""
-    compared = answer_by_control(nodes)
-    return compared or by_estimate([node.history for node in nodes if not node.control])
+    return answer_by_control(nodes) or answer_by_estimate(nodes)
+
+
+def answer_by_estimate(nodes: Sequence[NodeReader]) -> Verdict:
+    """What the nodes have measured themselves, whatever their controls."""
+    return by_estimate([node.history for node in nodes if not node.control])
 
 
 def answer_by_control(nodes: Sequence[NodeReader]) -> Verdict | None:

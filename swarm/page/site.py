@@ -12,23 +12,22 @@ import msgspec
 from swarm.foreign import clean
 from swarm.net.trust.roster import PeerRow
 from swarm.page import samples
-from swarm.page.answer import answer, answer_by_control
+from swarm.page.answer import answer_by_control, answer_by_estimate
 from swarm.page.arrivals import Arrivals, Found
 from swarm.page.leaderboard import CLAIMS, kinds, leaders
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import given, sharing, standing, tail
 from swarm.reasons import NO_LOSS, sentence
+from swarm.telemetry.alerts.checks import worst_first
 from swarm.telemetry.alerts.curves import thinned
 from swarm.telemetry.history import drop_reasons, num_dropped, pause_in_words
 from swarm.telemetry.intervals import accuracy
-from swarm.telemetry.live import state_text
+from swarm.telemetry.live import VERDICT_EVERY_S, state_text
 from swarm.telemetry.records import MixDecision
 from swarm.telemetry.verdict import worth
 from swarm.telemetry.verdict.verdict import Verdict, verdict
 
 MAX_NODES = 256
-ANSWER_EVERY_S = 5.0
-"""Comparing with a control takes a bootstrap."""
 MAX_ALARMS = 3
 MAX_COMPLAINTS = 3
 MAX_ROWS = 256
@@ -60,7 +59,7 @@ class Site:
             for found in self._arrivals.new()[: MAX_NODES - len(self._nodes)]:
                 self._nodes[found.folder] = NodeReader(found.folder, found.name, found.control)
             changed = any([node.read() for node in self._nodes.values()])
-            if self._answered_at is None or now - self._answered_at >= ANSWER_EVERY_S:
+            if self._answered_at is None or now - self._answered_at >= VERDICT_EVERY_S:
                 self._answered_at = now
                 compared = answer_by_control(self._listed())
                 self._answer = compared or (self._answer if self._compared() else None)
@@ -103,7 +102,7 @@ class Site:
         nodes = self._listed()
         rows = [_row(place, node, now) for place, node in enumerate(nodes)]
         return {
-            "answer": self._answer or answer(nodes),
+            "answer": self._answer or answer_by_estimate(nodes),
             "alarms": _alarms(nodes, now),
             "nodes": rows,
             "sharing": sharing(nodes),
@@ -113,10 +112,10 @@ class Site:
 
 def _alarms(nodes: Sequence[NodeReader], now: float) -> list[Json]:
     """The worst alerts of all nodes, each with its node's place."""
-    found = [(alert.level != "error", place, alert) for place, node in enumerate(nodes) for alert in node.alerts(now)]
-    found.sort(key=lambda each: each[:2])
-    return [{"place": place, "name": nodes[place].name, **msgspec.to_builtins(alert)}
-            for _, place, alert in found[:MAX_ALARMS]]  # fmt: skip
+    found = worst_first((place, alert) for place, node in enumerate(nodes) for alert in node.alerts(now))
+    return [
+        {"place": place, "name": nodes[place].name, **msgspec.to_builtins(alert)} for place, alert in found[:MAX_ALARMS]
+    ]
 
 
 def _swarm(nodes: Sequence[NodeReader]) -> Json:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from swarm.figures import LAG_MAX
 from swarm.foreign import clean
-from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes
+from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes, worst_first
 from swarm.telemetry.history import (
     FIRST_ROUNDS,
     Moment,
@@ -165,12 +165,11 @@ class LiveView:
         return verdict([history for history in self._histories if history is not self._control], self._control)
 
     def _own_alarms(self, now: float) -> list[tuple[str, Alert]]:
-        found = [
+        return worst_first(
             (history.name, alert)
             for history in self._histories
             for alert in alerts(history, now, history is self._control, free_bytes(history.path.parent))
-        ]
-        return sorted(found, key=lambda each: each[1].level != "error")
+        )
 
     def _alert_lines(self, named: tuple[str, Alert], width: int) -> list[Text]:
         name, alert = named

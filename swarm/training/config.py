@@ -15,8 +15,6 @@ from swarm.settings import Settings
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 MAX_LEARNING_RATE = 1.0
-HIGH_LEARNING_RATE = 0.01
-"""From here on, policies that others trained hardly ever survive."""
 OptimizerName = Literal["adamw", "adamw_8bit", "adamw_offloaded"]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from nodes.commands.watching import finding
+from nodes.console import say
 from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
-from swarm.foreign import clean_lines
 from swarm.page.arrivals import Found
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory, pause_in_words
@@ -85,4 +85,4 @@ def _end(lasting: str | None, until: str | None, now: float) -> float | None:
 
 
 def _say(console: Console, found: Found, text: str) -> None:
-    console.print(clean_lines(f"{found.folder}: {text}"), markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{found.folder}: {text}")

@@ -11,9 +11,9 @@ import psutil
 from rich.console import Console
 
 from nodes.commands.watching.finding import check
+from nodes.console import say
 from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
-from swarm.foreign import clean_lines
 
 WAIT_S = 60.0
 
@@ -34,16 +34,12 @@ def stop_nodes(runs: Sequence[Path], console: Console) -> None:
     for folder, pid in running.items():
         os.kill(pid, signal.SIGTERM)
         processes.append(psutil.Process(pid))
-        _say(console, f"{folder}: leaves its round, writes a checkpoint and ends")
+        say(console, f"{folder}: leaves its round, writes a checkpoint and ends")
     _, left = psutil.wait_procs(processes, WAIT_S)
     ids = {process.pid for process in left}
     for folder, pid in running.items():
-        _say(console, f"{folder}: {f'is still ending (process {pid})' if pid in ids else 'ended'}")
+        say(console, f"{folder}: {f'is still ending (process {pid})' if pid in ids else 'ended'}")
 
 
 def _is_in(folder: Path, wanted: set[Path]) -> bool:
     return bool(wanted & {folder.resolve(), folder.resolve().parent})
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(clean_lines(text), markup=False, highlight=False, soft_wrap=True)

@@ -16,7 +16,8 @@ from rich.text import Text
 from nodes.commands.watching.samples import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
-from swarm.environments.scoring.finding import last_box, last_number, last_pair
+from swarm.environments.answering import FindRule, FindSettings
+from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
@@ -30,8 +31,8 @@ from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples.records import why
 from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
 
-FINDERS = {"last_number": last_number, "boxed": last_box, "tags": last_pair}
-"""By `find`: what looks for the answer."""
+RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")
+"""Values of `find` that may suit where the task's own finds nothing."""
 
 
 class Episode(Struct, frozen=True):
@@ -184,8 +185,8 @@ def summary(found: Sequence[Episode]) -> str:
 def _advice(graded: Sequence[Episode]) -> str:
     """What would find the expected answers in completions without reward."""
     known = [episode for episode in graded if episode.expected]
-    counts = {name: sum(_finds(name, episode) for episode in known) for name in FINDERS}
-    best = max(counts, key=lambda name: counts[name])
+    counts = {rule: sum(_finds(rule, episode) for episode in known) for rule in RULES}
+    best = max(counts, key=lambda rule: counts[rule])
     if counts[best]:
         return f"; `find: {best}` in the task finds the expected answer in {counts[best]} of {len(known)}"
     within = sum(episode.expected.casefold() in episode.completion.casefold() for episode in known)
@@ -197,6 +198,6 @@ def _advice(graded: Sequence[Episode]) -> str:
     return "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
 
 
-def _finds(name: str, episode: Episode) -> bool:
-    answer = FINDERS[name](episode.completion)
+def _finds(rule: FindRule, episode: Episode) -> bool:
+    answer = finder(FindSettings(find=rule))(episode.completion)
     return answer is not None and exact(answer, episode.expected)

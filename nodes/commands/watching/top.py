@@ -18,7 +18,7 @@ from swarm.page.answer import answer
 from swarm.page.arrivals import Arrivals, Found
 from swarm.page.leaderboard import CLAIMS, Leader, leaders
 from swarm.page.node import NodeReader
-from swarm.telemetry.alerts.checks import Alert
+from swarm.telemetry.alerts.checks import Alert, worst_first
 from swarm.telemetry.alerts.figures import FIGURES
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import ASCII_BLOCKS, BLOCKS, LiveView, sparkline
@@ -69,8 +69,7 @@ class Frame:
             yield _curves(self._nodes[0], options.ascii_only)
 
     def _alarms(self, now: float) -> list[tuple[str, Alert]]:
-        found = [(node.name, alert) for node in self._nodes for alert in node.alerts(now)]
-        return sorted(found, key=lambda each: each[1].level != "error")
+        return worst_first((node.name, alert) for node in self._nodes for alert in node.alerts(now))
 
 
 def _leaders(found: Sequence[Leader]) -> Iterator[RenderableType]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ from swarm.telemetry.alerts.figures import SHARE_OF_OTHERS, SPEED
 from swarm.telemetry.history import PeerHistory, split_drops
 
 Level = Literal["warning", "error"]
+T = TypeVar("T")
 
 COLLAPSED = 0.25
 """Of the entropy at the start: below, and while answers are still wrong, variety is lost."""
@@ -35,7 +36,8 @@ EMPTY_ROUNDS = 3
 MANY = 32
 """Groups, before their fates are judged."""
 CLOCK_GROUPS = 8
-HUGE_RATE = 0.01
+HIGH_LEARNING_RATE = 0.01
+"""From here on, policies that others trained hardly ever survive."""
 LOW_DISK_BYTES = 2 * 2**30
 FULL_DISK_BYTES = 256 * 2**20
 LONELY_AFTER_S = 60.0
@@ -75,15 +77,20 @@ class State(Struct, frozen=True):
 def alerts(history: PeerHistory, now: float, control: bool = False, free_bytes: int | None = None) -> list[Alert]:
     """All that is wrong with a node, errors first."""
     state = State(history, now, control, free_bytes)
-    found = [alert for check in CHECKS for alert in check(state)]
-    return sorted(found, key=lambda alert: alert.level != "error")
+    return [alert for _, alert in worst_first((None, alert) for check in CHECKS for alert in check(state))]
+
+
+def worst_first(found: Iterable[tuple[T, Alert]]) -> list[tuple[T, Alert]]:
+    """Alerts, each with its node, errors first and otherwise in their order."""
+    return sorted(found, key=lambda each: each[1].level != "error")
 
 
 def alerts_at_end(histories: Sequence[PeerHistory], control: PeerHistory | None = None) -> list[tuple[str, Alert]]:
     """What was wrong with nodes when they ended, errors first, each with the name of its node."""
     nodes = [*histories, *([control] if control else [])]
-    found = [(node.name, alert) for node in nodes for alert in alerts(node, node.alive_at or 0.0, node is control)]
-    return sorted(found, key=lambda each: each[1].level != "error")
+    return worst_first(
+        (node.name, alert) for node in nodes for alert in alerts(node, node.alive_at or 0.0, node is control)
+    )
 
 
 def free_bytes(folder: Path) -> int | None:
@@ -166,7 +173,7 @@ def _clock(node: State) -> Iterator[Alert]:
 def _learning_rate(node: State) -> Iterator[Alert]:
     update = node.history.start.config.get("update") if node.history.start else None
     rate = update.get("learning_rate") if isinstance(update, dict) else None
-    if isinstance(rate, int | float) and rate >= HUGE_RATE and node.history.phase != "done":
+    if isinstance(rate, int | float) and rate >= HIGH_LEARNING_RATE and node.history.phase != "done":
         yield Alert(
             "learning-rate",
             "warning",
