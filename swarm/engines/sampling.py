@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +16,19 @@ from swarm.errors import SamplingError
 from swarm.policy.scoring.filters import keep_likely
 from swarm.types import Sampling
 
-# SplitMix64, as in Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
-GAMMA = np.uint64(0x9E3779B97F4A7C15)
-MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+# SplitMix64, as in Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014. Its unsigned
+# numbers are signed here, of the same bits: torch cannot multiply unsigned ones.
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
+BLOCK = 512
+"""Tokens of a large vocabulary whose probabilities are added first, and then block by block: adding one by one in
+float64 takes longer than all else."""
+LARGE = 8 * BLOCK
 CACHED_LOGITS = 2**19
 """Logits that a CPU samples from at a time."""
+
+Integers = TypeVar("Integers", NDArray[np.int64], Tensor)
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -46,24 +54,42 @@ def completion_seed(seed: int, question: int, completion: int) -> int:
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
     """A number in [0, 1) for each (seed, position), [B]: a pure function of both."""
-    with np.errstate(over="ignore"):
-        state = np.array(seeds, dtype=np.uint64) + (np.array(positions, dtype=np.uint64) + np.uint64(1)) * GAMMA
-        state = (state ^ (state >> np.uint64(30))) * MIX[0]
-        state = (state ^ (state >> np.uint64(27))) * MIX[1]
-        state ^= state >> np.uint64(31)
-    numbers: NDArray[np.float64] = (state >> np.uint64(11)) * 2.0**-53
-    return numbers
+    return _bits(as_signed(seeds), np.array(positions, dtype=np.int64)).astype(np.float64) * 2.0**-53
 
 
-def sample(logits: Tensor, sampling: Sampling, uniform: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
+def uniforms_on_device(seeds: Tensor, positions: Tensor) -> Tensor:
+    """The same numbers, of tensors [B] of `as_signed` seeds and of positions: [B] in float64, on their device."""
+    return _bits(seeds, positions).double() * 2.0**-53
+
+
+def as_signed(seeds: Sequence[int]) -> NDArray[np.int64]:
+    """Unsigned numbers of 64 bits, [B], as the signed ones of the same bits."""
+    return np.array(seeds, dtype=np.uint64).view(np.int64)
+
+
+def _bits(seeds: Integers, positions: Integers) -> Integers:
+    """The 53 highest bits that SplitMix64 with these seeds gives at these positions. Products wrap around."""
+    state = seeds + (positions + 1) * GAMMA
+    state = (state ^ _shifted(state, 30)) * MIX[0]
+    state = (state ^ _shifted(state, 27)) * MIX[1]
+    return _shifted(state ^ _shifted(state, 31), 11)
+
+
+def _shifted(numbers: Integers, places: int) -> Integers:
+    """To the right, without copies of the sign."""
+    shifted: Integers = (numbers >> places) & (2 ** (64 - places) - 1)
+    return shifted
+
+
+def sample(logits: Tensor, sampling: Sampling, uniform: NDArray[np.float64] | Tensor) -> tuple[Tensor, Tensor]:
     """One token per row of logits [B, V]: ids [B], and their log-probabilities [B] under the sampled distribution.
 
     Tokens are drawn by inverting the distribution function at `uniform` [B]; filters act in the order temperature,
     top-k, top-p, min-p.
     """
+    numbers = torch.as_tensor(uniform).to(logits.device, _wide(logits.device))
     # A CPU's cache holds only a few rows of a large vocabulary: chunks are several times faster.
     num_rows = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    numbers = torch.from_numpy(uniform).to(logits.device, _wide(logits.device))
     drawn = [
         _draw(*part, sampling)
         for part in zip(torch.split(logits, num_rows), torch.split(numbers, num_rows), strict=True)
@@ -72,12 +98,38 @@ def sample(logits: Tensor, sampling: Sampling, uniform: NDArray[np.float64]) -> 
 
 
 def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    probabilities = keep_likely(logits.float() / sampling.temperature, sampling).softmax(dim=-1)
-    cumulative = probabilities.cumsum(dim=-1, dtype=uniform.dtype)
-    below_one = 1 - torch.finfo(uniform.dtype).eps  # rounding must not reach the total, otherwise no token is found
-    target = uniform * cumulative[:, -1] * below_one
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True).clamp(max=logits.shape[-1] - 1)
+    scaled = _in_blocks(logits)
+    if sampling.temperature != 1:
+        scaled = scaled / sampling.temperature
+    probabilities = keep_likely(scaled, sampling).softmax(dim=-1)
+    if probabilities.shape[-1] <= LARGE:
+        tokens = _place(probabilities.cumsum(dim=-1, dtype=uniform.dtype), uniform[:, None])
+    else:
+        blocks = probabilities.view(len(probabilities), -1, BLOCK)
+        sums = blocks.sum(dim=-1, dtype=uniform.dtype)
+        cumulative = sums.cumsum(dim=-1)
+        place = _place(cumulative, uniform[:, None])
+        into = uniform[:, None] * cumulative[:, -1:] - (cumulative - sums).gather(-1, place)
+        block = blocks.gather(1, place[..., None].expand(-1, -1, BLOCK))[:, 0].cumsum(dim=-1, dtype=uniform.dtype)
+        tokens = place * BLOCK + _place(block, (into / sums.gather(-1, place)).clamp_(0, 1))
     return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
+
+
+def _place(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """Where `uniform` [B, 1], from 0 to 1, of the totals of cumulative weights [B, N] falls, [B, 1]: on none of 0."""
+    below_one = 1 - torch.finfo(uniform.dtype).eps  # rounding must not reach the total, otherwise no place is found
+    target = uniform * cumulative[:, -1:] * below_one
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[-1] - 1)
+
+
+def _in_blocks(logits: Tensor) -> Tensor:
+    """Logits [B, V] in float32, [B, N]; N is V, or for a large V whole blocks, of impossible tokens at the end."""
+    num = logits.shape[-1]
+    if num <= LARGE or num % BLOCK == 0:
+        return logits.float()
+    padded = logits.new_full((len(logits), -(-num // BLOCK) * BLOCK), -torch.inf, dtype=torch.float32)
+    padded[:, :num] = logits
+    return padded
 
 
 def _wide(device: torch.device) -> torch.dtype:

@@ -6,7 +6,8 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -68,8 +69,26 @@ def needing_memory(what: str) -> Iterator[None]:
         raise OutOfMemory(f"{what}: {str(error).splitlines()[0] if str(error) else 'out of memory'}") from error
 
 
+class Spare(Protocol):
+    """Something that keeps memory which it can do without."""
+
+    def release(self) -> None:
+        """Let go of it. Any thread may call it."""
+
+
+_SPARE: WeakSet[Spare] = WeakSet()
+
+
+def keeps_spare(holder: Spare) -> None:
+    """Let `release_unused` ask the holder for its memory, as long as it lives."""
+    _SPARE.add(holder)
+
+
 def release_unused() -> None:
-    """Give memory that torch keeps for later tensors back to the device, where other processes may need it."""
+    """Give memory that is kept for later back to the device, where other tensors or processes may need it: torch's, and
+    what `keeps_spare` names."""
+    for holder in list(_SPARE):
+        holder.release()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

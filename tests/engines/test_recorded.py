@@ -14,11 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swarm.engines.config import GenerationSettings
+from swarm.engines.transformers.batch import LOST_SHARE
 from swarm.engines.transformers.budget import logit_copies
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.transformers.recorded import Record, RecordedStep, Work
+from swarm.engines.transformers.recorded import Record, Work
 from swarm.policy.loading import Policy
+from swarm.policy.out_of_memory import release_unused
 from swarm.policy.weights import swap_weights
 from swarm.types import Completion, Rejection, Sampling
 from tests.engines.models import make, random_policy
@@ -139,7 +141,11 @@ def test_in_half_precision_the_copy_for_generation_is_recorded(recorder: Recorde
 
 
 @pytest.mark.parametrize("at_step", [1, 2, 30])
-def test_weights_that_change_between_steps_are_followed(at_step: int, recorder: Recorder) -> None:
+def test_weights_that_change_between_steps_are_followed(
+    at_step: int, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.engines.transformers.decoder.MOST_STEPS", 1)  # so that both change at the same token
+
     def completions(recorded: bool) -> list[Completion]:
         policy = make("llama")
         changed = {name: value + 0.01 for name, value in policy.weights.items()}
@@ -159,8 +165,69 @@ def test_weights_that_change_between_steps_are_followed(at_step: int, recorder: 
     assert_same(found, completions(recorded=False))
 
 
-def test_recordings_and_their_memory_go_with_the_cache(recorder: Recorder) -> None:
-    generated(engine_of(make("llama")))
+def test_several_steps_follow_one_another_and_end_where_completions_do(recorder: Recorder) -> None:
+    """A completion has no token beyond its end, and the weights change only between such sequences of steps."""
+    policy = make("llama")
+    changed = {name: value + 0.01 for name, value in policy.weights.items()}
+    calls = 0
+
+    def change() -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            swap_weights(policy, changed, 1)
+        return False
+
+    found = generated(engine_of(policy, cancelled=change))
+    assert calls < 3 * 70 / 2, "several tokens between two looks at the world"
+    assert {len(each.token_ids) for each in found if each.finish_reason == "length"} == {70}
+    first = [each.versions[0].num_tokens for each in found if len(each.versions) > 1]
+    assert first and all(num % (1 + 70 // LOST_SHARE) == 0 for num in first)
+
+
+def test_recordings_are_of_use_for_the_next_round_after_an_update(recorder: Recorder) -> None:
+    policy = make("llama")
+    engine, rounds = engine_of(policy), []
+    for version in range(1, 4):
+        rounds.append(generated(engine))
+        num_tapes = len(recorder.tapes)
+        swap_weights(policy, {name: value + 0.01 for name, value in policy.weights.items()}, version)
+        if version == 2:
+            few = num_tapes
+    assert num_tapes == few, "the third round needs no new ones"
+    other = make("llama")
+    for version, found in enumerate(rounds, start=1):
+        assert_same(found, generated(engine_of(other, recorded=False)))
+        swap_weights(other, {name: value + 0.01 for name, value in other.weights.items()}, version)
+
+
+def test_recordings_are_of_one_distribution(recorder: Recorder) -> None:
+    policy = make("llama")
+    engine, plain = engine_of(policy), engine_of(policy, recorded=False)
+    for sampling in (SAMPLING, Sampling(max_new_tokens=20, top_k=3), Sampling(max_new_tokens=30, top_p=0.5), SAMPLING):
+        both = [each.generate(PROMPTS, 3, sampling, 7) for each in (engine, plain)]
+        ids = [[one.token_ids for group in answers for one in group] for answers in both]  # type: ignore[union-attr]
+        assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("how", ["the engine ends", "memory is needed"])
+def test_recordings_and_their_memory_go_with_the_cache(recorder: Recorder, how: str) -> None:
+    engine = engine_of(make("llama"))
+    generated(engine)
+    gc.collect()
+    assert any(tape() for tape in recorder.tapes)
+    if how == "memory is needed":
+        release_unused()
+    else:
+        del engine
+    gc.collect()
+    assert recorder.tapes and not any(tape() for tape in recorder.tapes)
+
+
+def test_a_large_cache_is_not_kept(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(make("llama"))
+    monkeypatch.setattr("swarm.engines.transformers.decoder.free_bytes", lambda device: 10_000)
+    generated(engine)
     gc.collect()
     assert recorder.tapes and not any(tape() for tape in recorder.tapes)
 
@@ -180,14 +247,7 @@ def test_a_model_that_cannot_be_recorded_is_decoded_without(
 def test_a_model_whose_replayed_step_differs_is_decoded_without(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RecordedStep._run
-
-    def off(self: RecordedStep, *arguments: object) -> None:
-        run(self, *arguments)  # type: ignore[arg-type]
-        logits = arguments[1].logits  # type: ignore[attr-defined]
-        logits[0, 0] += 2 * logits.abs().max()
-
-    monkeypatch.setattr(RecordedStep, "_run", off)
+    monkeypatch.setattr(Tape, "replay", lambda self: None)
     assert Decoder(make("llama"), recorder)._recorded_step is None
 
 
@@ -199,7 +259,7 @@ def test_without_memory_for_a_recording_fewer_rows_are_decoded(
     record, widths = Recorder._record, []
 
     def without_memory(self: Recorder, work: Work) -> Work:
-        widths.append(work.args[2].layout.ids.shape[0])  # type: ignore[attr-defined]
+        widths.append(work.args[1].layout.ids.shape[0])  # type: ignore[attr-defined]
         if widths[-1] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return record(self, work)

@@ -16,7 +16,7 @@ def _drafts(prompts: list[int], group: int = 1) -> list[Draft]:
 
 def _advance(scheduler: Scheduler, lengths: dict[Draft, int]) -> None:
     for row in scheduler.rows:
-        row.append(5, -1.0, 0)
+        row.extend([5], [-1.0], 0)
         row.finish_reason = "length" if len(row.ids) >= lengths[row] else None
 
 
@@ -123,5 +123,5 @@ def test_halving_ends_at_one_row() -> None:
 def test_versions_are_told_by_spans_of_adjacent_tokens() -> None:
     draft = Draft(0, 0, [1], 0)
     for version in (3, 3, 4, 4, 4, 7):
-        draft.append(9, -0.5, version)
+        draft.extend([9], [-0.5], version)
     assert draft.spans() == (VersionSpan(3, 2), VersionSpan(4, 3), VersionSpan(7, 1))

@@ -7,19 +7,17 @@ next turn of an episode begins with the keys and values that its last one left, 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.engines.sampling import sample, uniforms
 from swarm.engines.stopping import Stops
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.kept import KeptPrefixes
-from swarm.engines.transformers.layout import READ_TOKENS, Unread
+from swarm.engines.transformers.layout import READ_TOKENS, Draws, Unread
 from swarm.engines.transformers.scheduler import Draft, Room, Scheduler
 from swarm.engines.transformers.slots import Prefix
 from swarm.errors import EngineError, OutOfMemory
@@ -29,6 +27,9 @@ from swarm.types import Sampling
 
 READ_AHEAD_TOKENS = READ_TOKENS // 4
 """Prompts are prefilled ahead of time up to this many padded tokens."""
+
+LOST_SHARE = 32
+"""Of the longest completion, what a row may be given beyond its end so that the host need not look at each token."""
 
 
 class Batch:
@@ -67,6 +68,10 @@ class Batch:
         """Whether all sequences have finished."""
         return self._scheduler.done
 
+    def close(self) -> None:
+        """Sample no more: the cache is free for the next batch."""
+        self._decoder.keep(self._cache)
+
     def add(self, drafts: Iterable[Draft]) -> None:
         """Sample more sequences."""
         self._scheduler.add(drafts)
@@ -78,7 +83,7 @@ class Batch:
         self._kept.retain(awaited.union(continuing))
 
     def step(self) -> list[Draft]:
-        """Sample one token for every row; returns the finished sequences."""
+        """Sample one token for every row, or the next few; returns the finished sequences."""
         with self._policy.gate.use(), self._without_gradients():
             if self._changes != self._policy.gate.changes:
                 self._weights_changed()
@@ -111,14 +116,15 @@ class Batch:
             Unread(place, start, row.since(start), self._placed(row, start))
             for place, (row, start) in enumerate(zip(rows, starts, strict=True))
         ]
-        logits, routing = self._decoder.step(self._cache, unread)
-        uniform = uniforms([row.seed for row in rows], [len(row.ids) for row in rows])
-        tokens, logprobs = (values.tolist() for values in sample(logits, self._sampling, uniform))
-        if math.isnan(sum(logprobs)):
+        draws = Draws(
+            [row.seed for row in rows], [len(row.ids) for row in rows], self._sampling, self._num_steps(rows, starts)
+        )
+        sampled, logprobs, routing = self._decoder.sample(self._cache, unread, draws)
+        if torch.isnan(logprobs).any():
             raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            row.append(token, logprob, self._policy.version)
-            row.finish_reason = self._stops.reason(row.ids)
+        version, reason = self._policy.version, self._stops.reason
+        for row, new_ids, new_logprobs in zip(rows, sampled.T.tolist(), logprobs.T.tolist(), strict=True):
+            row.extend(new_ids, new_logprobs, version, reason)
         if routing is not None:
             for row, experts in zip(rows, routing, strict=True):
                 row.routing.append(experts)
@@ -127,6 +133,15 @@ class Batch:
             self._keep(place, row)
         self._kept.shrink(self._room.tokens - self._cache.num_tokens(plan))
         return [row for _, row in finished]
+
+    def _num_steps(self, rows: Sequence[Draft], starts: Sequence[int]) -> int:
+        """Tokens to sample of each row: as many as any can still take, and all have a place for."""
+        if self._decoder.most_steps == 1:
+            return 1
+        limit = self._sampling.max_new_tokens
+        open_tokens = max(limit - len(row.ids) for row in rows)
+        places = min(self._cache.capacity, self._policy.max_positions) - max(starts)
+        return max(1, min(self._decoder.most_steps, 1 + limit // LOST_SHARE, open_tokens, places))
 
     def _placed(self, row: Draft, start: int) -> Tensor | None:
         """[D, tokens] positions of a row's tokens from `start` on; None where they count tokens."""

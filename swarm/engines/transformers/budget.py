@@ -12,7 +12,7 @@ from swarm.policy.out_of_memory import free_bytes
 
 LOGIT_COPIES = 6
 """Those that sampling holds."""
-RECORDED_COPIES = 3
+RECORDED_COPIES = LOGIT_COPIES
 """Those of recorded steps, whose memory is theirs alone."""
 
 
@@ -23,7 +23,7 @@ def logit_copies(settings: GenerationSettings, device: str) -> int:
 
 def find_room(settings: GenerationSettings, decoder: Decoder, device: torch.device, num_sequences: int) -> Room:
     """The capacity by the settings, reduced when memory is short. Raises `OutOfMemory` when there is none."""
-    free, fraction = free_bytes(device), settings.memory_fraction
+    free, fraction = free_bytes(device) + decoder.kept_bytes, settings.memory_fraction
     max_rows = min(settings.max_batch_sequences, max(1, num_sequences))
     for_logits = max_rows * decoder.vocabulary * logit_copies(settings, device.type) * torch.float32.itemsize
     affordable = int((fraction * free - for_logits) // decoder.bytes_per_token)

@@ -12,22 +12,27 @@ from torch.nn import functional
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from swarm.engines.transformers.attention import attending_by_group, can_attend_by_group
+from swarm.engines.sampling import sample, uniforms
+from swarm.engines.transformers.attention import attending_to_slots, can_attend_to_slots
 from swarm.engines.transformers.fused import FusedStep, can_fuse
 from swarm.engines.transformers.generating import GeneratingModel
-from swarm.engines.transformers.layout import Layout, Unread, batches_of, layouts
-from swarm.engines.transformers.recorded import Record, RecordedStep, can_record
+from swarm.engines.transformers.layout import Draws, Layout, Unread, batches_of, layouts
+from swarm.engines.transformers.recorded import MOST_STEPS, Record, RecordedStep, can_record
 from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import pad
+from swarm.policy.out_of_memory import free_bytes, keeps_spare
 from swarm.policy.routing import Routing, together
+from swarm.types import Sampling
 
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")
 PROBE_TOLERANCE = 0.02
 """Of the largest logit: what bfloat16 rounds; other attention differs by more."""
+KEPT_SHARE = 8
+"""A cache is kept from call to call if so many like it would have room."""
 FUSED_TOLERANCE = 1e-5
 """In nats."""
 
@@ -52,9 +57,12 @@ class Decoder:
         self.shapes = self._probe()
         self.bytes_per_token = sum(shape.num_bytes for shape in self.shapes)
         self.vocabulary = int(policy.model.get_output_embeddings().weight.shape[0])
-        self._can_join = can_attend_by_group(policy.model) and policy.ranks.forward(self._joins)
+        self._attends_to_slots = can_attend_to_slots(policy.model)
+        self._kept: SlotCache | None = None
+        self._can_join = self._attends_to_slots and policy.ranks.forward(self._joins)
         self._recorded_step = self._record_step(recorder)
         self._fused = self._fuse() if self._recorded_step is None else None
+        keeps_spare(self)
 
     def refresh(self) -> None:
         """Take the policy's present weights, before a step; its gate must be held."""
@@ -64,7 +72,25 @@ class Decoder:
 
     def cache(self, room: Room) -> SlotCache:
         """An empty cache for this model."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.num_slots * kept.capacity <= room.tokens:
+            kept.reset(room)
+            return kept
         return SlotCache(self.shapes, room, self._policy.device)
+
+    def keep(self, cache: SlotCache) -> None:
+        """Take back a cache that is of no use now, for the next call if steps on it are recorded and it is small."""
+        if self._recorded_step is not None and KEPT_SHARE * cache.num_bytes <= free_bytes(self._policy.device):
+            self._kept = cache
+
+    def release(self) -> None:
+        """Let go of what is kept for the next call."""
+        self._kept = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Those of the cache that is kept."""
+        return 0 if (kept := self._kept) is None else kept.num_bytes
 
     def read(self, pasts: Sequence[list[int]]) -> list[Prefix]:
         """Keys and values of each prefix, in a few forward passes over prefixes of similar length."""
@@ -74,15 +100,26 @@ class Decoder:
                 prefixes[i] = prefix
         return prefixes
 
-    def step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
-        """Feed what is unread of each row, by slot; returns logits [B, V] of the next tokens, and the experts of the
-        fed ones by row."""
-        if all(len(row.tokens) == 1 for row in rows):
-            if self._fused is not None:
-                return self._fused.step(cache, rows), None
-            if self._recorded_step is not None and (logits := self._recorded_step.step(cache, rows)) is not None:
-                return logits, None
-        return self._step(cache, rows)
+    def sample(
+        self, cache: SlotCache, rows: Sequence[Unread], draws: Draws
+    ) -> tuple[Tensor, Tensor, list[Routing] | None]:
+        """Feed what is unread of each row, by slot; returns ids and log-probabilities [N, B] of the next tokens, N at
+        least 1 and at most `draws.num`, and the experts of the fed ones by row."""
+        decoding = all(len(row.tokens) == 1 for row in rows)
+        recorded = self._recorded_step if decoding else None
+        if recorded is not None and (sampled := recorded.sample(cache, rows, draws)) is not None:
+            return *sampled, None
+        if decoding and self._fused is not None:
+            logits, routing = self._fused.step(cache, rows), None
+        else:
+            logits, routing = self._step(cache, rows)
+        tokens, logprobs = sample(logits, draws.sampling, uniforms(draws.seeds, draws.positions))
+        return tokens[None], logprobs[None], routing
+
+    @property
+    def most_steps(self) -> int:
+        """Tokens of each row that it may sample one after another."""
+        return 1 if self._recorded_step is None else MOST_STEPS
 
     def _step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
         """The same by the model's own code."""
@@ -119,7 +156,7 @@ class Decoder:
     def _feed(self, cache: SlotCache, layout: Layout) -> tuple[Tensor, Routing | None]:
         model = self._generating.model
         by_group = {"groups": layout.groups} if layout.groups else {}
-        attention = attending_by_group(model) if layout.groups else nullcontext()
+        attention = attending_to_slots(model) if self._attends_to_slots else nullcontext()
         with self._policy.compute(), self._experts_recorded() as chosen, attention:
             output = model(
                 **self._policy.inputs(layout.ids),
@@ -198,15 +235,27 @@ class Decoder:
         """The recorded step, if this device records, and replaying gives what the model's own code gives."""
         if recorder is None or not can_record(self._policy):
             return None
-        recorded = RecordedStep(self._policy, lambda cache, layout: self._feed(cache, layout)[0], recorder)
+        seen = torch.zeros(2, self.vocabulary, device=self._policy.device)
+
+        def fed(cache: SlotCache, layout: Layout) -> Tensor:
+            logits, _ = self._feed(cache, layout)
+            seen.copy_(logits)
+            return logits
+
+        probed = RecordedStep(self._policy, fed, self._generating.tensors, recorder)
+        draws = Draws([0, 0], [0, 0], Sampling(max_new_tokens=1))
 
         def step(cache: SlotCache, rows: Sequence[Unread]) -> Tensor:
-            logits = recorded.step(cache, rows)
-            return self._step(cache, rows)[0] if logits is None else logits
+            probed.sample(cache, rows, draws)
+            return seen
 
         own = self._after_tokens(lambda cache, rows: self._step(cache, rows)[0])
         difference = (self._after_tokens(step) - own).abs().max()
-        return recorded if difference <= PROBE_TOLERANCE * own.abs().max() else None
+        if probed.failed or difference > PROBE_TOLERANCE * own.abs().max():
+            return None
+        return RecordedStep(
+            self._policy, lambda cache, layout: self._feed(cache, layout)[0], self._generating.tensors, recorder
+        )
 
     @torch.no_grad()
     def _fuse(self) -> FusedStep | None:

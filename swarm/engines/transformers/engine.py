@@ -59,6 +59,14 @@ class TransformersEngine(PolicyEngine):
         room = find_room(self._settings, self._decoder, self._policy.device, num_rows)
         intake = Intake(self._policy, sampling, seed, room)
         batch = Batch(self._policy, self._decoder, self._settings.kv, stops, sampling, room)
+        try:
+            yield from self._answers(batch, intake, prompts, num_completions, turns)
+        finally:
+            batch.close()
+
+    def _answers(
+        self, batch: Batch, intake: Intake, prompts: Sequence[Context], num_completions: int, turns: Turns | None
+    ) -> Generator[tuple[int, Answers]]:
         for index, prompt in enumerate(prompts):
             if isinstance(drafts := intake.prompt(index, prompt, num_completions), Rejection):
                 yield index, drafts

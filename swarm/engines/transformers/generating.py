@@ -9,6 +9,7 @@ matrices: a merged matrix would be rounded once more, as if the sampler were ano
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,11 @@ class GeneratingModel:
         self._policy = policy
         self._casts: list[_Cast] = []
         self._changes: int | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that a pass reads of the model."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swarm.engines.transformers.attention import Group
 from swarm.policy.routing import Routing
+from swarm.types import Sampling
 
 Places = NDArray[np.int64]
 
@@ -34,6 +35,18 @@ class Unread(NamedTuple):
     tokens: list[int]
     placed: Tensor | None = None
     """[D, tokens] positions for the model; None where they count tokens."""
+
+
+class Draws(NamedTuple):
+    """How the next tokens of rows are sampled."""
+
+    seeds: Sequence[int]
+    """[B], of the rows."""
+    positions: Sequence[int]
+    """[B]: tokens sampled so far."""
+    sampling: Sampling
+    num: int = 1
+    """Most tokens of each row; those after its end are to be ignored."""
 
 
 @dataclass(frozen=True)

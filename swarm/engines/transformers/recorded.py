@@ -1,19 +1,21 @@
 """A decode step that is recorded once and replayed, as a CUDA graph.
 
 A step launches some ten kernels per layer, each through Python. On a GPU this takes longer than the kernels do, at any
-number of rows that a small or medium model is given. Replayed, a step is one launch. A recording repeats the same
-operations on the same memory; so its shapes are rounded up, to a power of two of rows and to a block of tokens, and
-spare rows write into slots that nobody has.
+number of rows that a small or medium model is given. Replayed, a step is one launch: it samples a token for every row
+and leaves it where the next step reads it, so that a few steps follow one another before the host looks at any. A
+recording repeats the same operations on the same memory; so its shapes are rounded up, to a power of two of rows and to
+a few widths, and spare rows write into slots that nobody has.
 
-Recordings belong to the tensors of one cache and to the weights of one change. A step of a new shape runs as it is,
-which also lets libraries set up what they must not set up in a recording; the next one of that shape is recorded.
+Recordings belong to the tensors of one cache and of one model, which change in place. A step of a new shape runs as it
+is, which also lets libraries set up what they must not set up in a recording; the next one of that shape is recorded.
+Either takes as long as some ten replays, so the cache is kept for the next call where memory allows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,11 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.engines.transformers.layout import Layout, Unread
+from swarm.engines.sampling import as_signed, sample, uniforms_on_device
+from swarm.engines.transformers.layout import Draws, Layout, Unread
 from swarm.engines.transformers.scheduler import blocks
 from swarm.engines.transformers.slots import SlotCache
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import is_out_of_memory
+from swarm.types import Sampling
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -38,73 +42,119 @@ Record = Callable[[Work], Work]
 
 logger = logging.getLogger(__name__)
 
+MOST_STEPS = 8
+"""Steps that follow one another: what a row is given beyond its end is lost."""
 
-@dataclass
+
 class Step:
     """A decode step of one shape."""
 
-    layout: Layout
-    """Its ids and positions, [B, 1] each, are filled in before each run."""
-    replay: Work | None = None
-    """None before it is recorded."""
+    def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
+        """Nothing is filled in yet."""
+        self._state = torch.zeros(4, num_rows, dtype=torch.long, device=device)
+        ids, positions, self.seeds, self.counts = self._state
+        self.layout = Layout(
+            rows=[],
+            ids=ids[:, None],
+            slots=torch.arange(num_rows, device=device)[:, None],
+            positions=positions[:, None],
+            read=slice(0, num_rows),
+            width=width,
+            last=1,
+        )
+        """Rows side by side, of one token each."""
+        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        """Of the next tokens in these two:"""
+        self.tokens = torch.zeros(MOST_STEPS, num_rows, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(MOST_STEPS, num_rows, device=device)
+        self.replay: Work | None = None
+        """None before it is recorded."""
 
-    def fill(self, rows: Sequence[Unread]) -> None:
-        """Take the tokens of these rows, which are in the first slots, in order."""
-        for target, values in (
-            (self.layout.ids, [row.tokens[0] for row in rows]),
-            (self.layout.positions, [row.start for row in rows]),
-        ):
-            target[: len(rows), 0].copy_(torch.from_numpy(np.array(values)))
+    def fill(self, rows: Sequence[Unread], draws: Draws) -> None:
+        """Take the tokens of these rows, which are in the first slots, in order; spare rows are of nothing."""
+        filled = np.zeros(self._state.shape, np.int64)
+        filled[0, : len(rows)] = [row.tokens[0] for row in rows]
+        filled[1, : len(rows)] = [row.start for row in rows]
+        filled[2, : len(rows)] = as_signed(draws.seeds)
+        filled[3, : len(rows)] = draws.positions
+        self._state.copy_(torch.from_numpy(filled))
+        self.place.zero_()
+
+    def take(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """Record what was sampled, [B] each, and read it next."""
+        self.tokens.index_copy_(0, self.place, tokens[None])
+        self.logprobs.index_copy_(0, self.place, logprobs[None])
+        self.layout.ids.copy_(tokens[:, None])
+        for each in (self.layout.positions, self.counts, self.place):
+            each.add_(1)
 
 
 @dataclass
 class Recordings:
-    """The steps on a cache's present tensors with the weights of one change; they share their memory."""
+    """The steps on the present tensors of a cache and of the model; they share their memory."""
 
-    of: tuple[int, int]
-    """Changes of the weights, and of the tensors."""
+    num_resized: int
+    """How often those of the cache were replaced."""
+    addresses: list[int]
+    """Those of the model."""
+    changes: int
+    """Changes of the weights when they were looked up."""
     record: Record
-    steps: dict[tuple[int, int], Step] = field(default_factory=dict)
-    """By rows and width."""
-    logits: Tensor | None = None
-    """[slots, V] of the newest step."""
+    steps: dict[tuple[float, ...], Step] = field(default_factory=dict)
+    """By rows, width and what is sampled from."""
 
 
 class RecordedStep:
     """Decode steps of one token for every row."""
 
     def __init__(
-        self, policy: Policy, feed: Callable[[SlotCache, Layout], Tensor], recorder: Callable[[], Record]
+        self,
+        policy: Policy,
+        feed: Callable[[SlotCache, Layout], Tensor],
+        tensors: Callable[[], Iterable[Tensor]],
+        recorder: Callable[[], Record],
     ) -> None:
-        """`feed` runs the model; `recorder` starts recordings that share memory."""
+        """`feed` runs the model, for logits [B, V]; `tensors` are those it reads; `recorder` starts recordings that
+        share memory."""
         self._policy = policy
         self._feed = feed
+        self._tensors = tensors
         self._recorder: Callable[[], Record] | None = recorder
         self._recordings: WeakKeyDictionary[SlotCache, Recordings] = WeakKeyDictionary()
 
-    def step(self, cache: SlotCache, rows: Sequence[Unread]) -> Tensor | None:
-        """Feed one token of each row, which are in the first slots, in order; returns logits [B, V] of the next, valid
-        until the next step. None once a step could not be recorded."""
+    @property
+    def failed(self) -> bool:
+        """Whether a step could not be recorded."""
+        return self._recorder is None
+
+    def sample(self, cache: SlotCache, rows: Sequence[Unread], draws: Draws) -> tuple[Tensor, Tensor] | None:
+        """Feed one token of each row, which are in the first slots, in order, and sample the next `draws.num` of each:
+        ids and log-probabilities, [num, B]. None once a step could not be recorded."""
         if self._recorder is None:
             return None
         recordings = self._of(cache, self._recorder)
-        width = blocks(max(row.start for row in rows) + 1)
-        key = min(1 << (len(rows) - 1).bit_length(), cache.num_slots), width
+        width = _roomy(blocks(max(row.start for row in rows) + draws.num))
+        shape = min(1 << (len(rows) - 1).bit_length(), cache.num_slots), min(width, cache.capacity)
+        key = *shape, *_distribution(draws.sampling)
         known = key in recordings.steps
-        step = recordings.steps.setdefault(key, Step(self._layout(*key)))
-        step.fill(rows)
-        work = partial(self._run, cache, recordings, step)
+        step = recordings.steps.get(key) or recordings.steps.setdefault(key, Step(*shape, self._policy.device))
+        step.fill(rows, draws)
+        work = partial(self._run, cache, step, draws.sampling)
         if known and step.replay is None:
             step.replay = self._recorded(recordings, work)
-        (step.replay or work)()
-        assert recordings.logits is not None
-        return recordings.logits[: len(rows)]
+            step.fill(rows, draws)  # a recorder may run what it records
+        for _ in range(draws.num):
+            (step.replay or work)()
+        return step.tokens[: draws.num, : len(rows)], step.logprobs[: draws.num, : len(rows)]
 
     def _of(self, cache: SlotCache, recorder: Callable[[], Record]) -> Recordings:
-        of = self._policy.gate.changes, cache.num_resized
-        found = self._recordings.get(cache)
-        if found is None or found.of != of:
-            found = self._recordings[cache] = Recordings(of, recorder())
+        found, changes = self._recordings.get(cache), self._policy.gate.changes
+        if found is not None and found.num_resized == cache.num_resized and found.changes == changes:
+            return found
+        addresses = [tensor.data_ptr() for tensor in self._tensors()]
+        if found is None or found.num_resized != cache.num_resized or found.addresses != addresses:
+            found = self._recordings[cache] = Recordings(cache.num_resized, addresses, changes, recorder())
+        found.changes = changes
         return found
 
     def _recorded(self, recordings: Recordings, work: Work) -> Work | None:
@@ -119,24 +169,20 @@ class RecordedStep:
             )
             return None
 
-    def _run(self, cache: SlotCache, recordings: Recordings, step: Step) -> None:
+    def _run(self, cache: SlotCache, step: Step, sampling: Sampling) -> None:
         logits = self._feed(cache, step.layout)
-        if recordings.logits is None:
-            recordings.logits = logits.new_empty(cache.num_slots, logits.shape[1])
-        recordings.logits[: len(logits)].copy_(logits)
+        step.take(*sample(logits, sampling, uniforms_on_device(step.seeds, step.counts)))
 
-    def _layout(self, num_rows: int, width: int) -> Layout:
-        """Rows side by side, of one token each."""
-        device = self._policy.device
-        return Layout(
-            rows=[],
-            ids=torch.zeros(num_rows, 1, dtype=torch.long, device=device),
-            slots=torch.arange(num_rows, device=device)[:, None],
-            positions=torch.zeros(num_rows, 1, dtype=torch.long, device=device),
-            read=slice(0, num_rows),
-            width=width,
-            last=1,
-        )
+
+def _distribution(sampling: Sampling) -> tuple[float, ...]:
+    """What of it changes the numbers of a step."""
+    return sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+
+
+def _roomy(width: int) -> int:
+    """At least `width`, a power of two or one and a half times one: few, and at most half too wide."""
+    power = 1 << (width - 1).bit_length()
+    return power if width > power * 3 // 4 else power * 3 // 4
 
 
 def can_record(policy: Policy) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -88,13 +88,25 @@ class Draft:
         """The tokens before the newest, whose keys and values the cache holds."""
         return [*self.prompt, *self.ids][:-1]
 
-    def append(self, token: int, logprob: float, version: int) -> None:
-        """Add a token that policy `version` sampled."""
+    def extend(
+        self,
+        ids: Iterable[int],
+        logprobs: Sequence[float],
+        version: int,
+        reason: Callable[[list[int]], FinishReason | None] = lambda ids: None,
+    ) -> None:
+        """Add tokens that policy `version` sampled, up to the first at which all of them have a `reason` to end."""
+        before = len(self.ids)
         if not self._versions or self._versions[-1][0] != version:
-            self._versions.append((version, len(self.ids)))
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        self.num_tokens += 1
+            self._versions.append((version, before))
+        for token in ids:
+            self.ids.append(token)
+            if (found := reason(self.ids)) is not None:
+                self.finish_reason = found
+                break
+        num = len(self.ids) - before
+        self.logprobs += logprobs[:num]
+        self.num_tokens += num
 
     def spans(self) -> tuple[VersionSpan, ...]:
         """The version spans of adjacent tokens."""

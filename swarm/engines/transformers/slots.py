@@ -106,9 +106,22 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._room = room
         self._device = device
         self.num_slots = 0
-        self._capacity = 0
+        self.capacity = 0
         self.num_resized = 0
         """How often its tensors were replaced."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Those of all slots."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in (layer.keys, layer.values))
+
+    @torch.inference_mode()
+    def reset(self, room: Room) -> None:
+        """Make it an empty cache within `room`, of as many slots as before."""
+        self._room = room
+        for layer in self.layers:
+            layer.keys.zero_()
+            layer.values.zero_()
 
     def num_tokens(self, plan: StepPlan) -> int:
         """Size of the slots after `arrange`."""
@@ -122,8 +135,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             for layer in self.layers:
                 layer.move(sources, targets, plan.width)
         size = self._size(plan)
-        if size != (self.num_slots, self._capacity):
-            self.num_slots, self._capacity = size
+        if size != (self.num_slots, self.capacity):
+            self.num_slots, self.capacity = size
             self.num_resized += 1
             for layer in self.layers:
                 layer.resize(*size, plan.num_kept)
@@ -147,8 +160,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def _size(self, plan: StepPlan) -> tuple[int, int]:
         """(slots, capacity of each) for all rows of a plan: as now, if that is enough."""
         num_rows = plan.num_kept + len(plan.admitted)
-        if num_rows <= self.num_slots and plan.width <= self._capacity:
-            return self.num_slots, self._capacity
+        if num_rows <= self.num_slots and plan.width <= self.capacity:
+            return self.num_slots, self.capacity
         roomy = blocks(plan.width + plan.width // 4)
         capacity = roomy if num_rows * roomy <= self._room.tokens else blocks(plan.width)
         affordable = min(self._room.rows, self._room.tokens // capacity)
