@@ -1,7 +1,8 @@
 # One image for every role; docker-compose.yml shows its use.
 #
 #   docker build -t swarm .                                    for CPUs
-#   docker build -t swarm:cuda --build-arg TORCH=cuda .        for NVIDIA GPUs
+#   docker build -t swarm:cuda --build-arg TORCH=cuda .        for NVIDIA GPUs, with vLLM and adapters; over 10 GB
+#   docker run --gpus all --ipc host swarm:cuda join ...       needs the NVIDIA container toolkit
 #
 # The classic builder and BuildKit both take it. BASE_IMAGE is any Debian-like image with Python 3.11 or newer and venv.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
@@ -30,6 +31,7 @@ COPY .ci/constraints.txt .ci/hashes.txt .ci/install .ci/
 RUN mkdir swarm nodes && touch README.md swarm/__init__.py nodes/__init__.py && python3 -m venv /opt/venv \
     && if [ "$TORCH" = cuda ]; then /opt/venv/bin/pip install --constraint .ci/constraints.txt torch; fi \
     && bash .ci/install /opt/venv \
+    && if [ "$TORCH" = cuda ]; then bash .ci/install /opt/venv lora && bash .ci/install /opt/venv gpu; fi \
     && cd /opt/venv/lib/python3*/site-packages \
     && rm -rf torch/include torch/test pyarrow/include pyarrow/tests pip pip-*.dist-info uv uv-*.dist-info ../../../bin/uv* \
     && for name in matplotlib networkx numpy pandas scipy sympy; do \
