@@ -40,7 +40,7 @@ from swarm.policy.experts.casting import cast_experts
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
-from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
+from swarm.policy.scoring.head import KEPT_CHUNKS, chunk_numbers, selected_logprobs
 from swarm.training.layers import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
@@ -50,6 +50,7 @@ Kind = tuple[tuple[str, torch.Size], ...]
 MAX_CHARS = 100
 WIDTH = 64
 """Tokens of a row while measuring."""
+LOGIT_BYTES = 4
 
 
 class Growth(Struct, frozen=True):
@@ -186,12 +187,23 @@ def _in_words(error: Exception) -> str:
 
 def head_bytes(size: ModelSize, tokens: int, device: str) -> int:
     """Peak of the output head and the gradient of its log-probabilities for `tokens` of them, on a type of device."""
-    chunk = max(1, CHUNK_NUMBERS.get(device, CHUNK_NUMBERS_ELSEWHERE) // size.vocabulary)
+    chunk = max(1, chunk_numbers(torch.device(device)) // size.vocabulary)
+    if device == "cuda":
+        return _compiled_head_peak(size, tokens, chunk)
     simulated = (KEPT_CHUNKS + 2) * chunk  # later chunks are like the last of these
     if tokens <= simulated:
         return _head_peak(size, tokens, chunk)
     first, second = (_head_peak(size, simulated + more, chunk) for more in (0, chunk))
     return first + (second - first) * (tokens - simulated) // chunk
+
+
+def _compiled_head_peak(size: ModelSize, tokens: int, chunk: int) -> int:
+    """Hidden states that predict, rounded, and their gradient; a chunk's logits and their gradient; the head's weight,
+    rounded, and its gradient."""
+    rounded = size.dtype.itemsize
+    states = tokens * size.hidden * (LOGIT_BYTES + 2 * rounded)
+    weight = size.vocabulary * size.hidden * (LOGIT_BYTES + rounded) if size.trains_head else 0
+    return states + weight + min(tokens, chunk) * size.vocabulary * (LOGIT_BYTES + rounded)
 
 
 @cache

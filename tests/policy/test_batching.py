@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, BertConfig, Gemma2Config, GPT2Con
 
 from swarm.errors import PolicyError
 from swarm.policy import attention
-from swarm.policy.attention import Packing
+from swarm.policy.attention import Parts
 from swarm.policy.batching import Batching, Insert, Packed, Padded, minibatches
 from swarm.policy.config import BatchingName
 from swarm.policy.loading import Policy
@@ -157,7 +157,7 @@ def test_packed_rows_hold_a_prompt_once_and_no_padding() -> None:
 
 
 def test_a_prompt_and_its_completions_attend_in_one_call() -> None:
-    packing = Packing.of([2, 1, 2], [None, 0, 0])
+    packing = Parts.of([2, 1, 2], [None, 0, 0])
     assert packing.lengths == [5] and packing.prefixes == [None]
     assert _ones(packing) == [
         [
@@ -171,24 +171,24 @@ def test_a_prompt_and_its_completions_attend_in_one_call() -> None:
 
 
 def test_a_single_completion_and_its_prompt_are_plain_text_of_any_length() -> None:
-    packing = Packing.of([3, 200, 1, 1], [None, 0, None, 2])
+    packing = Parts.of([3, 200, 1, 1], [None, 0, None, 2])
     assert packing.lengths == [203, 2] and packing.prefixes == [None, None] and packing.masks == [None, None]
 
 
 def test_long_completions_attend_one_by_one() -> None:
-    packing = Packing.of([120, 1, 8], [None, 0, 0])
+    packing = Parts.of([120, 1, 8], [None, 0, 0])
     assert packing.lengths == [120, 1, 8] and packing.prefixes == [None, 0, 0]
     assert packing.masks[0] is None
     assert _ones(packing)[1:] == [[[1] * 121], [[1] * (121 + t) + [0] * (7 - t) for t in range(8)]]
 
 
 def test_a_completion_that_comes_later_finds_its_prompt() -> None:
-    packing = Packing.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0])
+    packing = Parts.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0])
     assert packing.lengths == [2, 1, 4, 1] and packing.prefixes == [None, 0, None, 0]
     assert _ones(packing) == [None, [[1, 1, 1]], None, [[1, 1, 1]]]
 
 
-def _ones(packing: Packing) -> list[list[list[int]] | None]:
+def _ones(packing: Parts) -> list[list[list[int]] | None]:
     return [None if mask is None else mask.int().tolist() for mask in packing.masks]
 
 

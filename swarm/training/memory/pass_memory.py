@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ GRADIENT_BYTES = 4
 """Per trained weight, float32 as the weight itself."""
 HEAD_CHUNKS = KEPT_CHUNKS + 3
 """Chunks of logits at the same time: those kept, and three while another is read."""
+HEAD_CHUNKS_CUDA = 2
+"""One, and its gradient in half precision."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,21 @@ class PassMemory:
         return max(1, few, many)
 
 
-def measure(policy: Policy, scorer: Scorer, checkpointed: bool) -> PassMemory:
-    """The memory of this policy's passes, by counting what two small ones keep; their layers must be plain."""
+def measure(policy: Policy, scorer: Scorer) -> tuple[PassMemory, PassMemory]:
+    """The memory of this policy's passes as they are and with checkpointed layers, by counting what two small ones
+    keep; their layers must be plain."""
     small, large = (_kept_bytes(policy, scorer, count) for count in PROBE_TOKENS)
     activations = (large - small) // (PROBE_TOKENS[1] - PROBE_TOKENS[0])
     config = policy.model.config.get_text_config()
     inputs = config.num_hidden_layers * config.hidden_size * torch.float32.itemsize
-    return PassMemory(
+    chunks = HEAD_CHUNKS_CUDA if policy.device.type == "cuda" else HEAD_CHUNKS
+    plain = PassMemory(
         fixed_bytes=max(0, small - activations * PROBE_TOKENS[0]),
-        token_bytes=inputs + activations // config.num_hidden_layers if checkpointed else activations,
+        token_bytes=activations,
         head_token_bytes=config.vocab_size * torch.float32.itemsize,
-        most_head_bytes=HEAD_CHUNKS * chunk_numbers(policy.device) * torch.float32.itemsize,
+        most_head_bytes=chunks * chunk_numbers(policy.device) * torch.float32.itemsize,
     )
+    return plain, replace(plain, token_bytes=inputs + activations // config.num_hidden_layers)
 
 
 def bytes_for_a_pass(policy: Policy, optimizer: OptimizerName) -> int:
