@@ -15,7 +15,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarm.errors import PolicyError
 from swarm.policy.experts.casting import are_cast
+from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
+from swarm.policy.reading import has_encoder
 from swarm.policy.scoring.compiled import compiled as compiled_once
 
 Forward = Callable[..., object]
@@ -29,8 +31,14 @@ class TrainingLayers:
     The model stays in evaluation mode: transformers' own checkpointing needs training mode, which enables dropout.
     """
 
-    def __init__(self, model: PreTrainedModel, compiled: bool, checkpointed: bool | None) -> None:
-        """`checkpointed` None: with CUDA, where possible.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        compiled: bool,
+        checkpointed: bool | None,
+        compile_code: Callable[[Forward], Forward] = compiled_once,
+    ) -> None:
+        """`checkpointed` None: with CUDA, where possible. `compile_code` compiles a forward function.
 
         Raises `PolicyError` when either is requested and the model's layers cannot be identified.
         """
@@ -38,6 +46,7 @@ class TrainingLayers:
         self.compiled = compiled
         """May be changed between passes, and so may `checkpointed`."""
         self.checkpointed = is_checkpointed(checkpointed, model.device.type, bool(self._layers))
+        self._compile = compile_code
         self._thread: int | None = None
         """The one that trains; others generate meanwhile."""
         if (self.compiled or self.checkpointed) and not self._layers:
@@ -63,7 +72,7 @@ class TrainingLayers:
         if threading.get_ident() != self._thread:
             return code(layer, *args, **kwargs)
         if self.compiled:
-            code = compiled_once(code)
+            code = self._compile(code)
         if self.checkpointed and torch.is_grad_enabled():
             return checkpoint(partial(code, layer, **kwargs), *args, use_reentrant=False)
         return code(layer, *args, **kwargs)
@@ -75,14 +84,17 @@ def is_checkpointed(chosen: bool | None, device: str, possible: bool = True) -> 
 
 
 def is_compiled(chosen: bool | None, policy: Policy) -> bool:
-    """Whether layers are compiled: as chosen, by default with CUDA for dense models that are worth the wait."""
-    if chosen is not None:
-        return chosen
+    """Whether a policy's layers are compiled: as chosen, by default where that is known to pay."""
+    return chosen if chosen is not None else policy.ranks.size == 1 and pays(policy.model, policy.device.type)
+
+
+def pays(model: PreTrainedModel, device: str) -> bool:
+    """Whether compiled layers are worth the wait on this type of device: with CUDA, for a dense model of some size
+    that reads text only. Compiled, layers of few bits would keep their matrices for the gradient."""
     return (
-        policy.device.type == "cuda"
-        and policy.ranks.size == 1
-        and policy.media is None
-        and sum(weight.numel() for weight in policy.model.parameters()) >= COMPILED_PARAMETERS
-        and not any(map(are_cast, policy.model.modules()))
-        and any(isinstance(module, GradientCheckpointingLayer) for module in policy.model.modules())
+        device == "cuda"
+        and not has_encoder(model.config)
+        and sum(weight.numel() for weight in model.parameters()) >= COMPILED_PARAMETERS
+        and not any(are_cast(module) or isinstance(module, FrozenLinear) for module in model.modules())
+        and any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
     )

@@ -43,6 +43,8 @@ class Passes:
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
         self._compiled = is_compiled(settings.compile, policy)
+        if self._compiled:
+            logger.info("layers are compiled: the first update takes longer, the first one on this machine by a minute")
         self._layers = TrainingLayers(policy.model, self._compiled, settings.gradient_checkpointing)
         alone = policy.ranks.size == 1
         budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
@@ -55,7 +57,7 @@ class Passes:
         """Plain and checkpointed, to be compared with the free memory before the first pass; None: all stays."""
         if self._chooses_layers or self._chooses_tokens:
             with self._batching.attention(policy.model):
-                self._memory = measure(policy, self._scorer)
+                self._memory = measure(policy, self._scorer, self._compiled)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -71,7 +73,7 @@ class Passes:
     def attempt(self, work: Callable[[int], T], rows: Sequence[Row]) -> T:
         """Return `work(max_tokens)`; retries with half the tokens when memory runs out. Raises `OutOfMemory`."""
         if self._memory is not None:  # only now has the engine taken its share
-            self._fit(*self._memory, max(row.length for row in rows))
+            self._fit(*self._memory, max((row.length for row in rows), default=1))
             self._memory = None
         return self._budget.attempt(work, rows)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.policy.out_of_memory import free_bytes
-from swarm.policy.scoring.head import KEPT_CHUNKS, chunk_numbers
+from swarm.policy.scoring.head import KEPT_CHUNKS, tokens_of_chunk
 from swarm.training.config import OptimizerName
 from swarm.training.memory.optimizers import MOMENT_BYTES
 from swarm.training.rows import Row
@@ -27,6 +27,9 @@ USED_FRACTION = 0.85
 """Of the free memory; the allocator's rounding needs some."""
 GRADIENT_BYTES = 4
 """Per trained weight, float32 as the weight itself."""
+COMPILED_SHARE = 0.7
+"""At most so much of what plain layers keep is kept by compiled ones: 0.60 to 0.67 of Qwen2's, with and without
+adapters."""
 HEAD_CHUNKS = KEPT_CHUNKS + 3
 """Chunks of logits at the same time: those kept, and three while another is read."""
 HEAD_CHUNKS_CUDA = 2
@@ -52,19 +55,21 @@ class PassMemory:
         return max(1, few, many)
 
 
-def measure(policy: Policy, scorer: Scorer) -> tuple[PassMemory, PassMemory]:
+def measure(policy: Policy, scorer: Scorer, compiled: bool = False) -> tuple[PassMemory, PassMemory]:
     """The memory of this policy's passes as they are and with checkpointed layers, by counting what two small ones
-    keep; their layers must be plain."""
+    keep; their layers must be plain, even where they will be `compiled`."""
     small, large = (_kept_bytes(policy, scorer, count) for count in PROBE_TOKENS)
     activations = (large - small) // (PROBE_TOKENS[1] - PROBE_TOKENS[0])
+    activations = round(activations * (COMPILED_SHARE if compiled else 1))
     config = policy.model.config.get_text_config()
     inputs = config.num_hidden_layers * config.hidden_size * torch.float32.itemsize
+    logit_bytes = config.vocab_size * torch.float32.itemsize
     chunks = HEAD_CHUNKS_CUDA if policy.device.type == "cuda" else HEAD_CHUNKS
     plain = PassMemory(
         fixed_bytes=max(0, small - activations * PROBE_TOKENS[0]),
         token_bytes=activations,
-        head_token_bytes=config.vocab_size * torch.float32.itemsize,
-        most_head_bytes=chunks * chunk_numbers(policy.device) * torch.float32.itemsize,
+        head_token_bytes=logit_bytes,
+        most_head_bytes=chunks * tokens_of_chunk(policy.device.type, config.vocab_size) * logit_bytes,
     )
     return plain, replace(plain, token_bytes=inputs + activations // config.num_hidden_layers)
 
