@@ -25,12 +25,13 @@ def largest(values: Tensor) -> Figure:
     return Figure("max", values.detach().max() if values.numel() else 0.0)
 
 
-def ess(weights: Tensor) -> Figure:
-    """Effective sample size of the N importance `weights`, as a fraction of N: (sum w)^2 / (N sum w^2).
+def ess(weights: Tensor, mask: Tensor) -> Figure:
+    """Effective sample size of the N importance `weights` of the `mask`, as a fraction of N: (sum w)^2 / (N sum w^2).
 
     In (0, 1]; 1 when all weights are equal, as on-policy.
 
     Source: Kong 1992; arXiv:2509.19128, section 4.
     """
-    wide = weights.detach().cpu().double()  # on the CPU: Apple's GPUs have no float64
-    return Figure("ess", wide.sum(), wide.numel(), wide.square().sum())
+    kept = weights.detach() * mask
+    wide = kept.cpu().double() if kept.device.type == "mps" else kept.double()  # Apple's GPUs have no float64
+    return Figure("ess", wide.sum(), mask.sum(), wide.square().sum())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,102 @@ FLOAT32_TOKENS = 256
 bfloat16, and as long for more tokens."""
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU's tensor on `device`, without waiting for what that is computing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class Packing(Protocol):
+    """How the tokens of a packed sequence attend."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """Attention of `query` [1, heads, tokens, D] to fewer or as many heads of keys: [1, tokens, heads, D]."""
+        ...
+
+
 @dataclass(frozen=True)
-class Packing:
+class Segments:
+    """The segments of a packed sequence, in order."""
+
+    lengths: Sequence[int]
+    """Tokens of each."""
+    prefixes: Sequence[int | None]
+    """The segment that each one continues, which has no prefix itself; None for one that starts anew."""
+    in_ranges: bool = False
+    """Whether all attend in one call, by `Ranges`, or each in its own, by `Parts`."""
+
+    def inputs(self, device: torch.device) -> dict[str, object]:
+        """Arguments for calling the model."""
+        kind = Ranges if self.in_ranges else Parts
+        return {
+            "packing": kind.of(self.lengths, self.prefixes, device),
+            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # not read; without it the model builds its own
+        }
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Ranges of queries and of keys for a kernel that attends in all of them at once, on GPUs with CUDA."""
+
+    queries: Tensor
+    """[segments + 1] where each segment begins and the last one ends, int32."""
+    keys: Tensor
+    """[segments + 1] likewise of the keys that each one sees: those of its prefix, and its own."""
+    places: Tensor
+    """[keys] where they are in the sequence."""
+    longest: tuple[int, int]
+    """At least the most queries and keys of a segment: powers of two, of which there are few."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], prefixes: Sequence[int | None], device: torch.device) -> Ranges:
+        """Those of segments, as in `Segments`."""
+        own = torch.tensor(lengths)
+        seen = torch.tensor([0 if prefix is None else lengths[prefix] for prefix in prefixes])
+        starts = own.cumsum(0) - own
+        first = starts[[index if prefix is None else prefix for index, prefix in enumerate(prefixes)]]
+        pieces = torch.stack([seen, own], dim=1).flatten()  # a prefix, then what continues it
+        begins = torch.stack([first, starts], dim=1).flatten()
+        places = torch.arange(int(pieces.sum())) + (begins - pieces.cumsum(0) + pieces).repeat_interleave(pieces)
+        longest = (_power_of_two(int(own.max())), _power_of_two(int((seen + own).max())))
+        return cls(sent(_bounds(own), device), sent(_bounds(seen + own), device), sent(places, device), longest)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """As `Packing`; in half precision."""
+        queries, keys, values = (each[0].transpose(0, 1).to(value.dtype) for each in (query, key, value))
+        keys, values = keys.index_select(0, self.places), values.index_select(0, self.places)
+        return in_ranges(queries.contiguous(), keys, values, self.queries, self.keys, self.longest, scaling)[None]
+
+
+def in_ranges(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    longest: tuple[int, int],
+    scaling: float | None,
+) -> Tensor:
+    """Attention [tokens, heads, D] of each range of queries to its range of keys [keys, fewer heads, D].
+
+    The last query of a range sees all of its keys, each one before it a key less. `queries`, `keys` and `longest` as
+    in `Ranges`.
+    """
+    attended: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, queries, keys, *longest, 0.0, True, False, scale=scaling
+    )[0]
+    return attended
+
+
+def _bounds(lengths: Tensor) -> Tensor:
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Parts:
     """The parts of a packed sequence, in order; each attends in one call."""
 
     lengths: list[int]
@@ -39,12 +134,9 @@ class Packing:
     """[tokens, tokens of prefix and part] of each part, true where a token attends; None for plain causal attention."""
 
     @classmethod
-    def of(cls, segments: Sequence[int], prefixes: Sequence[int | None]) -> Packing:
-        """The packing of segments of these lengths: each is a part of its own, or a prompt that its completions follow
-        directly is one part with them.
-
-        `prefixes`: the segment that each one continues, as above.
-        """
+    def of(cls, segments: Sequence[int], prefixes: Sequence[int | None], device: torch.device | str = "cpu") -> Parts:
+        """The parts of segments, as in `Segments`: each is a part of its own, or a prompt that its completions follow
+        directly is one part with them."""
         followers: dict[int | None, list[int]] = {}
         for segment, prefix in enumerate(prefixes):
             followers.setdefault(prefix, []).append(segment)
@@ -60,19 +152,31 @@ class Packing:
         before = [prefixes[part[0]] for part in parts]
         seen = [0 if prefix is None else segments[prefix] for prefix in before]
         longest = max(start + sum(part) for start, part in zip(seen, lengths, strict=True))
-        causal = torch.ones(longest, longest, dtype=torch.bool).tril()
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         return cls(
             lengths=[sum(part) for part in lengths],
             prefixes=[place[prefix] for prefix in before],
             masks=[_mask(part, start, causal) for part, start in zip(lengths, seen, strict=True)],
         )
 
-    def inputs(self, device: torch.device) -> dict[str, object]:
-        """Arguments for calling the model."""
-        return {
-            "packing": replace(self, masks=[None if mask is None else mask.to(device) for mask in self.masks]),
-            "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # not read; without it the model builds its own
-        }
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """As `Packing`."""
+        repeats = query.shape[1] // key.shape[1]
+        if repeats > 1:
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        queries, keys, values = (torch.split(tensor, self.lengths, dim=2) for tensor in (query, key, value))
+        outputs = []
+        for i, (prefix, mask) in enumerate(zip(self.prefixes, self.masks, strict=True)):
+            outputs.append(
+                _attend_part(
+                    queries[i],
+                    keys[i] if prefix is None else torch.cat([keys[prefix], keys[i]], dim=2),
+                    values[i] if prefix is None else torch.cat([values[prefix], values[i]], dim=2),
+                    mask,
+                    scaling,
+                )
+            )
+        return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
 def _attend_together(family: Sequence[int], segments: Sequence[int]) -> bool:
@@ -89,7 +193,7 @@ def _mask(segments: Sequence[int], seen: int, causal: Tensor) -> Tensor | None:
         return causal[seen:end, :end]
     if len(segments) <= 2:  # one completion may see all of the prompt
         return None
-    owner = torch.arange(len(segments)).repeat_interleave(torch.tensor(segments))
+    owner = torch.arange(len(segments)).repeat_interleave(torch.tensor(segments)).to(causal.device)
     return causal[:end, :end] & ((owner == owner[:, None]) | (owner == 0))
 
 
@@ -132,22 +236,7 @@ def attend(
     for name in UNKNOWN:
         if others.get(name) is not None:
             raise NotImplementedError(f"packed attention has no {name}")
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    queries, keys, values = (torch.split(tensor, packing.lengths, dim=2) for tensor in (query, key, value))
-    outputs = []
-    for i, (prefix, mask) in enumerate(zip(packing.prefixes, packing.masks, strict=True)):
-        outputs.append(
-            _attend_part(
-                queries[i],
-                keys[i] if prefix is None else torch.cat([keys[prefix], keys[i]], dim=2),
-                values[i] if prefix is None else torch.cat([values[prefix], values[i]], dim=2),
-                mask,
-                scaling,
-            )
-        )
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    return packing.attend(query, key, value, scaling), None
 
 
 def _attend_part(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

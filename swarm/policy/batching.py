@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from swarm.policy.attention import Packing, packed_attention
+from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.routing import Piece
 
 
@@ -63,7 +63,7 @@ class Layout:
     """The row and tokens of each part of the flattened [B * L] input."""
     positions: Tensor | None = None
     """[B, L], or [D, B, L] for a model with D positions a token; None counts from 0 in each row."""
-    packing: Packing | None = None
+    packing: Segments | None = None
 
 
 class Batching(Protocol):
@@ -135,9 +135,10 @@ class Padded:
 class Packed:
     """All rows in one sequence, each prompt once before its completions; no padding."""
 
-    def __init__(self, positions: Positions | None = None) -> None:
-        """`positions` are the model's; None where they count tokens."""
+    def __init__(self, positions: Positions | None = None, in_ranges: bool = False) -> None:
+        """`positions` are the model's; None where they count tokens. `in_ranges` as in `Segments`."""
         self._positions = positions
+        self._in_ranges = in_ranges
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
         """Keep the order of rows, so that those of one prompt stay together."""
@@ -189,7 +190,7 @@ class Packed:
             predictors=predictors,
             pieces=pieces,
             positions=_ranges(before, lengths)[None] if self._positions is None else self._placed(segments, prefixes),
-            packing=Packing.of([len(segment) for segment in segments], prefixes),
+            packing=Segments([len(segment) for segment in segments], prefixes, self._in_ranges),
         )
 
     def _placed(self, segments: Sequence[Sequence[int]], prefixes: Sequence[int | None]) -> Tensor:

@@ -12,12 +12,13 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from swarm.errors import PolicyError
+from swarm.policy.attention import sent
 from swarm.policy.batching import Batching, Insert, Layout, Packed, Padded, Tokens
 from swarm.policy.config import BatchingName
 from swarm.policy.loading import Policy
 from swarm.policy.probing import TOLERANCE, small_copy
 from swarm.policy.routing import Routing
-from swarm.policy.scoring.head import OutputHead
+from swarm.policy.scoring.head import HALF, OutputHead
 from swarm.types import Sampling
 
 
@@ -45,6 +46,9 @@ class Routed(Tokens, Protocol):
 
 
 R = TypeVar("R", bound=Routed)
+
+HALF_TOLERANCE = 0.05
+"""`TOLERANCE` in half precision."""
 
 Given = Callable[[Tensor], Mapping[str, object]]
 """What a model is given of ids [B, L]."""
@@ -90,41 +94,59 @@ class Scorer:
             flat = self._policy.ranks.forward(
                 lambda: read(
                     predicting_states(self._head, layout, device, self._policy.inputs),
-                    layout.targets.to(device),
+                    sent(layout.targets, device),
                     self._temperature,
                     self._policy.compute_dtype,
                     self._filters,
                 )
             )
         width = int(layout.lengths.max())
-        mask = torch.arange(width, device=device) < layout.lengths.to(device)[:, None]  # [R, T]
-        return tuple(values.new_zeros(mask.shape).masked_scatter(mask, values) for values in flat), mask
+        mask = torch.arange(width) < layout.lengths[:, None]  # [R, T]
+        places = sent(mask.flatten().nonzero()[:, 0], device)
+        found = (values.new_zeros(mask.numel()).index_copy(0, places, values).view(mask.shape) for values in flat)
+        return tuple(found), sent(mask, device)
 
 
 def predicting_states(head: OutputHead, layout: Layout, device: torch.device, given: Given | None = None) -> Tensor:
     """Hidden states [N, H] from which the N completion tokens are predicted; `given` as `Policy.inputs`."""
-    ids = layout.ids.to(device)
+    ids = sent(layout.ids, device)
     inputs: dict[str, object] = {"input_ids": ids} if given is None else {**given(ids)}
     if layout.positions is not None:
-        inputs["position_ids"] = layout.positions.to(device)
+        inputs["position_ids"] = sent(layout.positions, device)
     if layout.packing is not None:
         inputs |= layout.packing.inputs(device)
-    return head.hidden_states(**inputs).flatten(0, 1)[layout.predictors.to(device)]
+    return head.hidden_states(**inputs).flatten(0, 1)[sent(layout.predictors, device)]
 
 
 def choose_batching(policy: Policy, name: BatchingName) -> Batching:
-    """Packed or padded rows; `auto` packs on the CPU if the model can. Raises `PolicyError` when packing is required
-    and impossible, and for a model whose rows padding changes."""
+    """Packed or padded rows; `auto` packs on the CPU, and on a GPU with a kernel for it, if the model can.
+
+    Raises `PolicyError` when packing is required and impossible, and for a model whose rows padding changes.
+    """
     small = small_copy(type(policy.model), policy.model.config)
     if small is not None and not can_pad(small):
         raise PolicyError(f"{policy.name} cannot be trained: what follows a token changes how the model reads it")
-    if name == "padded" or (name == "auto" and (policy.device.type != "cpu" or policy.ranks.size > 1)):
+    in_ranges = policy.device.type == "cuda" and policy.compute_dtype in HALF
+    if name == "padded" or (
+        name == "auto" and (policy.ranks.size > 1 or not (policy.device.type == "cpu" or in_ranges))
+    ):
         return Padded(policy.places)
     if can_pack(small) if small is not None else policy.ranks.forward(lambda: can_pack(policy.model)):
-        return Packed(policy.places)
+        if not in_ranges:
+            return Packed(policy.places)
+        if small is not None and runs_in_ranges(small.to(policy.device, policy.compute_dtype)):
+            return Packed(policy.places, in_ranges=True)
     if name == "packed":
         raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")
     return Padded(policy.places)
+
+
+def runs_in_ranges(model: PreTrainedModel) -> bool:
+    """Whether the GPU's kernel for packed rows knows a model's heads."""
+    try:
+        return _reads_alike(model, Packed(in_ranges=True), HALF_TOLERANCE)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -144,14 +166,14 @@ def can_pad(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def _reads_alike(model: PreTrainedModel, batching: Batching) -> bool:
+def _reads_alike(model: PreTrainedModel, batching: Batching, tolerance: float = TOLERANCE) -> bool:
     pairs = [_Pair((0, 1, 2), (1, 2)), _Pair((0, 1, 2), (2, 0, 1)), _Pair((2, 1), (1, 0))]
     head = OutputHead(model)
     alone = [predicting_states(head, Padded().lay_out([pair]), model.device) for pair in pairs]
     with batching.attention(model):
         together = predicting_states(head, batching.lay_out(pairs), model.device)
     expected = torch.cat(alone)
-    return bool((together - expected).abs().max() <= TOLERANCE * expected.abs().max())
+    return bool((together - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 class _Pair(NamedTuple):

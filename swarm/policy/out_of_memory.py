@@ -26,10 +26,14 @@ ALLOCATOR_MESSAGES = ("can't allocate memory", "out of memory")
 class TokenBudget:
     """Most tokens of a forward pass; permanently halved whenever memory runs out."""
 
-    def __init__(self, tokens: int, alone: bool = True) -> None:
-        """Start with `tokens`. Retries only if `alone`: other ranks would be waiting within a pass."""
+    def __init__(self, tokens: int, alone: bool = True, save: Callable[[], bool] = lambda: False) -> None:
+        """Start with `tokens`. Retries only if `alone`: other ranks would be waiting within a pass.
+
+        `save` makes passes need less in another way, and says whether it could: that comes first.
+        """
         self.tokens = tokens
         self._alone = alone
+        self._save = save
 
     def attempt(self, work: Callable[[int], T], rows: Sequence[Tokens]) -> T:
         """Return `work(tokens)`; restarts it with half the tokens when memory runs out.
@@ -42,16 +46,18 @@ class TokenBudget:
             except (RuntimeError, MemoryError) as error:
                 if not (self._alone and is_out_of_memory(error)):
                     raise
-                if self.tokens <= min(len(row.prompt) + len(row.completion) for row in rows):
+                saved = self._save()
+                if not saved and self.tokens <= min(len(row.prompt) + len(row.completion) for row in rows):
                     raise OutOfMemory(
                         "one completion with its prompt does not fit in memory; set update.gradient_checkpointing, or "
                         f"lower generation.max_new_tokens: {str(error).splitlines()[0]}"
                     ) from error
-            self._halve()  # outside the handler, whose traceback keeps tensors alive
+            release_unused()  # outside the handler, whose traceback keeps tensors alive
+            if not saved:
+                self._halve()
 
     def _halve(self) -> None:
         self.tokens = max(1, self.tokens // 2)
-        release_unused()
         logger.warning(
             "out of memory; continuing with %d tokens per forward pass; set update.micro_batch_tokens to it",
             self.tokens,

@@ -19,6 +19,7 @@ import psutil
 import torch
 from msgspec import Struct, structs
 from pydantic import BaseModel
+from transformers import PreTrainedModel
 
 from swarm import torchao
 from swarm.config import NodeConfig
@@ -30,6 +31,8 @@ from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import check_hub, read_config
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
+from swarm.training.config import UpdateSettings
+from swarm.training.layers import is_checkpointed, pays
 
 Verdict = Literal["fits", "smaller", "too large"]
 """`smaller`: with shorter passes than configured, which a node finds by running out of memory."""
@@ -129,9 +132,17 @@ def preflight(config: NodeConfig, role: RoleName, memory: Memory | None = None, 
             lora,
             lambda parameters: find_dtype(policy.dtype, device, lambda: parameters),
             trains_encoder=policy.encoder == "trained",
+            compiled=partial(_is_compiled, config.update, memory.device, num_processes),
         )
 
     return judge(size, config, role, memory, num_processes, look)
+
+
+def _is_compiled(update: UpdateSettings, device: str, num_processes: int, model: PreTrainedModel) -> bool:
+    """Whether layers are, and whether that matters: what compiled ones keep takes seconds to find."""
+    if is_checkpointed(update.gradient_checkpointing, device):
+        return False
+    return update.compile if update.compile is not None else num_processes == 1 and pays(model, device)
 
 
 def judge(

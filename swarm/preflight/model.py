@@ -35,12 +35,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from swarm.engines.transformers.generating import is_cast
 from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
+from swarm.policy.attention import Ranges, packed_attention
 from swarm.policy.config import LoraSettings
 from swarm.policy.experts.casting import cast_experts
 from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
-from swarm.policy.scoring.head import CHUNK_NUMBERS, CHUNK_NUMBERS_ELSEWHERE, KEPT_CHUNKS, selected_logprobs
+from swarm.policy.scoring.head import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
+from swarm.preflight.compiled import counted, traced
 from swarm.training.layers import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
@@ -50,6 +52,7 @@ Kind = tuple[tuple[str, torch.Size], ...]
 MAX_CHARS = 100
 WIDTH = 64
 """Tokens of a row while measuring."""
+LOGIT_BYTES = 4
 
 
 class Growth(Struct, frozen=True):
@@ -122,10 +125,12 @@ def measure(
     lora: LoraSettings,
     find_dtype: Callable[[int], torch.dtype],
     trains_encoder: bool = False,
+    compiled: Callable[[PreTrainedModel], bool] = lambda _: False,
 ) -> ModelSize:
     """The size of the model that `config` describes; `find_dtype` gives the type of its passes by its parameters.
 
-    What reads pictures or sounds is frozen unless the node `trains_encoder`; its own passes are not measured.
+    `compiled` says whether its layers are. What reads pictures or sounds is frozen unless the node `trains_encoder`;
+    its own passes are not measured.
 
     Raises `PolicyError`.
     """
@@ -155,7 +160,9 @@ def measure(
         has_encoder=has_encoder(config),
     )
     try:
-        return structs.replace(size, passes=_measure_passes(config, lora, dtype, stored, _kinds(whole)))
+        return structs.replace(
+            size, passes=_measure_passes(config, lora, dtype, stored, _kinds(whole), compiled(whole))
+        )
     except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
         return structs.replace(size, problem=_in_words(error))
 
@@ -186,12 +193,23 @@ def _in_words(error: Exception) -> str:
 
 def head_bytes(size: ModelSize, tokens: int, device: str) -> int:
     """Peak of the output head and the gradient of its log-probabilities for `tokens` of them, on a type of device."""
-    chunk = max(1, CHUNK_NUMBERS.get(device, CHUNK_NUMBERS_ELSEWHERE) // size.vocabulary)
+    chunk = tokens_of_chunk(device, size.vocabulary)
+    if device == "cuda":
+        return _compiled_head_peak(size, tokens, chunk)
     simulated = (KEPT_CHUNKS + 2) * chunk  # later chunks are like the last of these
     if tokens <= simulated:
         return _head_peak(size, tokens, chunk)
     first, second = (_head_peak(size, simulated + more, chunk) for more in (0, chunk))
     return first + (second - first) * (tokens - simulated) // chunk
+
+
+def _compiled_head_peak(size: ModelSize, tokens: int, chunk: int) -> int:
+    """Hidden states that predict, rounded, and their gradient; a chunk's logits and their gradient; the head's weight,
+    rounded, and its gradient."""
+    rounded = size.dtype.itemsize
+    states = tokens * size.hidden * (LOGIT_BYTES + 2 * rounded)
+    weight = size.vocabulary * size.hidden * (LOGIT_BYTES + rounded) if size.trains_head else 0
+    return states + weight + min(tokens, chunk) * size.vocabulary * (LOGIT_BYTES + rounded)
 
 
 @cache
@@ -281,13 +299,18 @@ class _Run(NamedTuple):
 
 
 def _measure_passes(
-    config: PreTrainedConfig, lora: LoraSettings, dtype: torch.dtype, stored: torch.dtype, kinds: Sequence[Kind]
+    config: PreTrainedConfig,
+    lora: LoraSettings,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    kinds: Sequence[Kind],
+    compiled: bool,
 ) -> PassSize:
     """By models of one layer, and of as many as end with the first one of each kind, with and without that one."""
     counts = Counter(kinds[1:])
     ends = {kind: kinds.index(kind, 1) + 1 for kind in counts}
     runs = {
-        layers: _run(_build(_with_layers(config, layers), lora, stored), dtype)
+        layers: _run(_build(_with_layers(config, layers), lora, stored), dtype, compiled)
         for layers in sorted({1, *ends.values(), *(end - 1 for end in ends.values())})
     }
 
@@ -316,15 +339,22 @@ def _measure_passes(
     )
 
 
-def _run(model: PreTrainedModel, dtype: torch.dtype) -> _Run:
+def _run(model: PreTrainedModel, dtype: torch.dtype, compiled: bool) -> _Run:
     kept: dict[tuple[int, bool], int] = {}
-    with FakeTensorMode(), GroupedProducts():  # type: ignore[no-untyped-call]
+    fake = FakeTensorMode()
+    with fake, GroupedProducts():  # type: ignore[no-untyped-call]
         _give_fake_memory(model)
         for rows in (1, 2):
             for checkpointed in (False, True):
                 with TrainingLayers(model, compiled=False, checkpointed=checkpointed).active():
                     kept[rows, checkpointed] = _kept_bytes(model, rows, dtype)
-        return _Run(kept, _cached_bytes(model, dtype))
+        cached = _cached_bytes(model, dtype)
+    if compiled:  # the dispatch mode would keep torch from tracing
+        with fake, packed_attention(model):
+            for rows in (1, 2):
+                with TrainingLayers(model, compiled=True, checkpointed=False, compile_code=traced).active():
+                    kept[rows, False] = _kept_bytes_compiled(model, rows, dtype)
+    return _Run(kept, cached)
 
 
 def _kept_bytes(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> int:
@@ -335,6 +365,17 @@ def _kept_bytes(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> int:
         kept: int = live.now
     del hidden
     return kept
+
+
+def _kept_bytes_compiled(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> int:
+    """What compiled layers keep of a forward pass of packed rows."""
+    ids = torch.zeros(1, rows * WIDTH, dtype=torch.long)
+    bounds, mask = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1)
+    inputs = {"position_ids": ids, "attention_mask": mask, "packing": Ranges(bounds, bounds, ids[0], (WIDTH, WIDTH))}
+    with counted(model) as kept, _in(dtype):
+        hidden = model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+    del hidden
+    return kept()
 
 
 @torch.no_grad()

@@ -66,22 +66,25 @@ class UpdateSettings(Settings):
     """Optimizer steps per epoch; the batch's groups are divided among them."""
     batching: BatchingName = "auto"
     """How rows share a forward pass: `packed` processes a prompt once for all its completions, without padding, but
-    needs a model with plain attention; `padded` combines rows of similar length. `auto`: packed on the CPU if the model
-    allows it, else padded."""
+    needs a model with plain attention; `padded` combines rows of similar length. `auto`: packed if the model allows it,
+    on GPUs only with CUDA in half precision, else padded."""
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens per forward pass, padding included; it bounds memory and does not change the update. Halved when memory
     runs out. Default: 16,384 on GPUs, with CUDA at most what the free memory holds; 1,024 on the CPU, where more is not
     faster."""
     gradient_checkpointing: bool | None = None
     """Keep only each layer's input for the gradient and recompute the rest: less memory, a third more time. Default: on
-    GPUs with CUDA, for models whose layers are known."""
+    GPUs with CUDA where the free memory does not hold passes of 4,096 tokens without, for models whose layers are
+    known."""
     optimizer: OptimizerName = "adamw"
     """`adamw` takes 8 bytes of a GPU's memory for each trained weight. `adamw_8bit` takes 2: blocks of 8-bit numbers
     with one scale each, for GPUs, with the extra `torchao`. `adamw_offloaded` takes none: its steps are those of
     `adamw`, on the CPU and slower; not with several processes (torchrun). A checkpoint with 8-bit numbers goes on only
     with `adamw_8bit`."""
-    compile: bool = False
-    """Compile the model's layers for updates; the first updates take minutes longer."""
+    compile: bool | None = None
+    """Compile the model's layers for updates; the first update takes longer, by up to a minute, or seconds where the
+    kernels are on disk from an earlier start. Default: on a GPU with CUDA, for models of at least 50 million parameters
+    without experts, pictures or sounds."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Stop, after writing a checkpoint, when this many consecutive optimizer steps had a non-finite loss or
     gradient."""

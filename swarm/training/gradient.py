@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from swarm.figures import Figures
 from swarm.policy.loading import Policy
 from swarm.training.objective import Objective
 from swarm.training.passes import Passes
@@ -78,19 +80,28 @@ class GradientAccumulator:
             self._optimizer.zero_grad(set_to_none=True)
             self._num_done, self._totals = 0, StepTotals.of(self._rows)
         fresh, self._num_done = self._rows[self._num_done :], None
+        before: tuple[Tensor, Figures] | None = None
         for micro in self._passes.micro_batches(fresh, max_tokens):
-            self._backward(micro)
+            done = self._backward(micro)
+            self._count(before)  # a GPU has the next pass to compute while it is waited for
+            before = done
+        self._count(before)
         self._num_done = len(self._rows)
 
-    def _backward(self, rows: list[Row]) -> None:
-        """Add one micro-batch's share of the loss and its gradient."""
+    def _backward(self, rows: list[Row]) -> tuple[Tensor, Figures] | None:
+        """Add one micro-batch's gradient; returns its share of the loss, and the figures."""
         scores = self._passes.scores(rows)
         if not rows:
             (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
-            return
+            return None
         loss, figures = self._objective.share(scores, rows, self._totals.num_sequences, self._totals.num_tokens)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._totals.add(float(loss.detach()), figures)
+        return loss.detach(), figures
+
+    def _count(self, done: tuple[Tensor, Figures] | None) -> None:
+        if done is not None:
+            loss, figures = done
+            self._totals.add(float(loss), figures)
 
     def _whole(self, totals: StepTotals) -> StepTotals:
         """Rescale the gradient and its figures to the final number of rows."""

@@ -14,6 +14,7 @@ from swarm.algorithms.losses.base import log_ratio, token_means
 from swarm.algorithms.own import find_advantage, loss_of
 from swarm.algorithms.reductions import ess, largest, token_mean
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
+from swarm.policy.attention import sent
 from swarm.policy.batching import by_turn
 from swarm.policy.logprobs import Scores
 from swarm.training.behaviour import LOG_MAX_CLAIMED_RATIO
@@ -104,18 +105,18 @@ def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
 def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[Row]) -> dict[str, Figure]:
     """Distance between the sampling policy and the trained one, over rows whose sampler's log-probabilities are
     known."""
-    known = torch.tensor([row.behaviour is not None for row in rows], device=mask.device)
+    known = _column([row.behaviour is not None for row in rows], mask)
     own = mask * _column([not row.external for row in rows], mask)
-    told = mask * known[:, None]
-    ratios = log_ratio(current, behaviour).exp()[told.bool()]
-    sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()[known]
+    told = mask * known
+    ratios = log_ratio(current, behaviour).exp()
+    sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()
     return {
         # Over sampled tokens: this direction has the smaller variance.
         "sampling/behaviour_kl": token_mean(k3(behaviour, current), told),
         "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
-        "sampling/importance_sampling_ratio/max": largest(ratios),
-        "sampling/ess": ess(ratios),
-        "sampling/sequence_ess": ess(sequence_ratios),
+        "sampling/importance_sampling_ratio/max": largest(ratios * told),
+        "sampling/ess": ess(ratios, told),
+        "sampling/sequence_ess": ess(sequence_ratios, known[:, 0]),
     }
 
 
@@ -130,7 +131,9 @@ def _ages(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:
     """Workers' claimed log-probabilities, with the ratio bounded on both sides."""
-    claimed = torch.tensor([row.claimed for row in rows], device=current.device)[:, None]
+    if not any(row.claimed for row in rows):
+        return logprobs
+    claimed = _column([row.claimed for row in rows], current).bool()
     bounded = logprobs.clamp(current - LOG_MAX_CLAIMED_RATIO, current + LOG_MAX_CLAIMED_RATIO)
     return torch.where(claimed, bounded, logprobs)
 
@@ -138,10 +141,12 @@ def _bounded(logprobs: Tensor, current: Tensor, rows: Sequence[Row]) -> Tensor:
 def _filled(otherwise: Tensor, rows: Sequence[Sequence[float] | None], mask: Tensor) -> Tensor:
     """Log-probabilities [B, T] of `rows`; `otherwise` [B, T] fills rows without any and positions beyond a row's
     end."""
-    known = torch.tensor([row is not None for row in rows], device=mask.device)
-    values = torch.tensor([value for row in rows for value in row or ()], device=mask.device, dtype=otherwise.dtype)
-    return otherwise.masked_scatter(mask & known[:, None], values)
+    if all(row is None for row in rows):
+        return otherwise
+    known = _column([row is not None for row in rows], mask)
+    values = torch.tensor([value for row in rows for value in row or ()], dtype=otherwise.dtype)
+    return otherwise.masked_scatter(mask & known, sent(values, mask.device))
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None]
+    return sent(torch.tensor(values, dtype=like.dtype), like.device)[:, None]

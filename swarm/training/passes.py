@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, Scores, choose_batching, logprobs_by_row
 from swarm.policy.out_of_memory import TokenBudget
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import TrainingLayers
+from swarm.training.layers import TrainingLayers, is_compiled
 from swarm.training.memory.pass_memory import PassMemory, bytes_for_a_pass, measure
 from swarm.training.rows import Row
 from swarm.training.sketches import Sketcher
@@ -23,6 +24,10 @@ MICRO_BATCH_TOKENS = defaultdict(lambda: 16_384, cpu=1_024)
 """Default tokens per forward pass, by type of device."""
 LIMITED = ("cuda", "mps")
 """Types of device where the default is bounded by free memory."""
+ENOUGH_TOKENS = 4_096
+"""Tokens of a pass from which on a GPU is busy: layers are checkpointed only where fewer would fit."""
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -37,16 +42,22 @@ class Passes:
         self._temperature = temperature
         self._batching = choose_batching(policy, settings.batching)
         self._scorer = Scorer(policy, temperature, self._batching)
-        self._layers = TrainingLayers(policy.model, settings.compile, settings.gradient_checkpointing)
+        self._compiled = is_compiled(settings.compile, policy)
+        if self._compiled:
+            logger.info("layers are compiled: the first update takes longer, the first one on this machine by a minute")
+        self._layers = TrainingLayers(policy.model, self._compiled, settings.gradient_checkpointing)
         alone = policy.ranks.size == 1
         budget = settings.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
-        self._budget = TokenBudget(budget, alone)
+        self._budget = TokenBudget(budget, alone, self._recompute)
         self._optimizer = settings.optimizer
-        self._memory: PassMemory | None = None
-        """What is compared with the free memory before the first pass; None: the budget stands."""
-        if settings.micro_batch_tokens is None and policy.device.type in LIMITED and alone:
+        limited = alone and policy.device.type in LIMITED
+        self._chooses_layers = limited and self._layers.checkpointed and settings.gradient_checkpointing is None
+        self._chooses_tokens = limited and settings.micro_batch_tokens is None
+        self._memory: tuple[PassMemory, PassMemory] | None = None
+        """Plain and checkpointed, to be compared with the free memory before the first pass; None: all stays."""
+        if self._chooses_layers or self._chooses_tokens:
             with self._batching.attention(policy.model):
-                self._memory = measure(policy, self._scorer, self._layers.checkpointed)
+                self._memory = measure(policy, self._scorer, self._compiled)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -62,10 +73,27 @@ class Passes:
     def attempt(self, work: Callable[[int], T], rows: Sequence[Row]) -> T:
         """Return `work(max_tokens)`; retries with half the tokens when memory runs out. Raises `OutOfMemory`."""
         if self._memory is not None:  # only now has the engine taken its share
-            room = bytes_for_a_pass(self._policy, self._optimizer)
-            self._budget.tokens = min(self._budget.tokens, self._memory.tokens_within(room))
+            self._fit(*self._memory, max((row.length for row in rows), default=1))
             self._memory = None
         return self._budget.attempt(work, rows)
+
+    def _fit(self, plain: PassMemory, checkpointed: PassMemory, longest: int) -> None:
+        """Choose what is not configured by the free memory: `longest` is the most tokens of a row."""
+        room = bytes_for_a_pass(self._policy, self._optimizer)
+        if self._chooses_layers:
+            enough = max(min(self._budget.tokens, ENOUGH_TOKENS), longest)
+            self._layers.checkpointed = plain.tokens_within(room) < enough
+        if self._chooses_tokens:
+            memory = checkpointed if self._layers.checkpointed else plain
+            self._budget.tokens = min(self._budget.tokens, memory.tokens_within(room))
+
+    def _recompute(self) -> bool:
+        """Checkpoint layers from now on; says whether that was a choice, and not yet made."""
+        saved = self._chooses_layers and not self._layers.checkpointed
+        self._layers.checkpointed |= saved
+        if saved:
+            logger.warning("out of memory; recomputing activations from now on, as update.gradient_checkpointing does")
+        return saved
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
         """This rank's micro-batches, padded with empty ones to the same number on every rank: all ranks join each
@@ -77,6 +105,7 @@ class Passes:
 
     def scores(self, rows: Sequence[Row]) -> Scores:
         """The policy's scores of a micro-batch's tokens, with gradient."""
+        self._layers.compiled = self._compiled and not self._sketcher.active  # compiled layers call no hooks
         if self._sketcher.active:
             self._sketcher.follow(rows, self._batching.lay_out(rows).pieces)
         return self._score(self._scorer, rows)

@@ -70,9 +70,14 @@ class RowReader:
         mix: MixSettings,
         advantages: Callable[[Tensor], Tensor],
         credit: Credit = "episode",
+        whole_groups: bool = True,
     ) -> None:
-        """`advantages` maps rewards [P, G] to advantages [P, G]; `credit` as in the settings of updates."""
+        """`advantages` maps rewards [P, G] to advantages [P, G]; `credit` as in the settings of updates.
+
+        `whole_groups`: the objective needs the sampler's expectation over the group.
+        """
         self._credit = credit
+        self._whole_groups = whole_groups
         self._policy = policy
         self._mix = mix
         self._advantages = advantages
@@ -87,7 +92,7 @@ class RowReader:
         `claimed`: a worker sampled it with this policy's snapshots.
         """
         prompt = self._policy.encode_prompt(group.prompt)
-        expectation = _log_expectation(group.group)
+        expectation = _log_expectation(group.group) if self._whole_groups else math.nan
         rows = []
         advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
         for index, completion in enumerate(group.group.completions):
@@ -108,7 +113,8 @@ class RowReader:
 
     def external(self, group: GradedGroup) -> list[Row]:
         """Rows of a group that another policy sampled."""
-        expectation = _log_expectation(group.group) if self._believes(group) else math.nan
+        believed = self._whole_groups and self._believes(group)
+        expectation = _log_expectation(group.group) if believed else math.nan
         advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
         return [
             replace(

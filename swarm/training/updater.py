@@ -58,7 +58,9 @@ class PolicyUpdater:
         self._policy = policy
         self._settings = settings
         self._temperature = temperature
-        self._reader = RowReader(policy, mix, find_advantage(settings.advantage), settings.credit)
+        self._reader = RowReader(
+            policy, mix, find_advantage(settings.advantage), settings.credit, settings.loss.needs_group_expectation
+        )
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)
         self._passes = Passes(policy, settings, temperature, self.sketcher)

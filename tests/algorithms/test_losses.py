@@ -421,7 +421,10 @@ def test_what_the_gradients_of_the_estimators_are_of() -> None:
 
 
 def test_effective_sample_size() -> None:
-    assert ess(torch.tensor([2.0, 2.0])).value == 1
-    assert ess(torch.tensor([1.0, 0.0])).value == 0.5
-    assert joined([{"ess": ess(torch.tensor([1.0]))}, {"ess": ess(torch.tensor([0.0]))}])["ess"].value == 0.5
-    assert ess(torch.ones(0)).value == 1
+    one, two = torch.ones(1), torch.ones(2)
+    assert ess(torch.tensor([2.0, 2.0]), two).value == 1
+    assert ess(torch.tensor([1.0, 0.0]), two).value == 0.5
+    assert ess(torch.tensor([2.0, 9.0, 2.0]), torch.tensor([True, False, True])).value == 1
+    assert joined([{"ess": ess(torch.tensor([1.0]), one)}, {"ess": ess(torch.tensor([0.0]), one)}])["ess"].value == 0.5
+    assert ess(torch.ones(2), torch.zeros(2)).value == 1
+    assert ess(torch.ones(0), torch.ones(0)).value == 1

@@ -13,14 +13,20 @@ from transformers import AutoModelForCausalLM, BertConfig, Gemma2Config, GPT2Con
 
 from swarm.errors import PolicyError
 from swarm.policy import attention
-from swarm.policy.attention import Packing
+from swarm.policy.attention import Parts, Ranges
 from swarm.policy.batching import Batching, Insert, Packed, Padded, minibatches
 from swarm.policy.config import BatchingName
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, can_pack, choose_batching
 from tests.policy.exact import exact
+from tests.policy.ranges import in_ranges
 
-BATCHINGS = [Padded(), Packed()]
+BATCHINGS = [Padded(), Packed(), Packed(in_ranges=True)]
+
+
+@pytest.fixture(autouse=True)
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "in_ranges", in_ranges)
 
 
 class Pair(NamedTuple):
@@ -129,8 +135,9 @@ def test_packed_and_padded_rows_have_the_same_gradients(
             logprobs = Scorer(policy, 1.0, batching)(pairs).logprobs
             (logprobs * upstream[:, : logprobs.shape[1]]).sum().backward()
         gradients.append([p.grad for p in policy.model.parameters() if p.grad is not None])
-    for padded, packed in zip(*gradients, strict=True):
-        torch.testing.assert_close(padded, packed, atol=1e-10, rtol=0)
+    for padded, *others in zip(*gradients, strict=True):
+        for packed in others:
+            torch.testing.assert_close(padded, packed, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("tokens_in_float32", [0, attention.FLOAT32_TOKENS])
@@ -157,7 +164,7 @@ def test_packed_rows_hold_a_prompt_once_and_no_padding() -> None:
 
 
 def test_a_prompt_and_its_completions_attend_in_one_call() -> None:
-    packing = Packing.of([2, 1, 2], [None, 0, 0])
+    packing = Parts.of([2, 1, 2], [None, 0, 0])
     assert packing.lengths == [5] and packing.prefixes == [None]
     assert _ones(packing) == [
         [
@@ -171,24 +178,32 @@ def test_a_prompt_and_its_completions_attend_in_one_call() -> None:
 
 
 def test_a_single_completion_and_its_prompt_are_plain_text_of_any_length() -> None:
-    packing = Packing.of([3, 200, 1, 1], [None, 0, None, 2])
+    packing = Parts.of([3, 200, 1, 1], [None, 0, None, 2])
     assert packing.lengths == [203, 2] and packing.prefixes == [None, None] and packing.masks == [None, None]
 
 
 def test_long_completions_attend_one_by_one() -> None:
-    packing = Packing.of([120, 1, 8], [None, 0, 0])
+    packing = Parts.of([120, 1, 8], [None, 0, 0])
     assert packing.lengths == [120, 1, 8] and packing.prefixes == [None, 0, 0]
     assert packing.masks[0] is None
     assert _ones(packing)[1:] == [[[1] * 121], [[1] * (121 + t) + [0] * (7 - t) for t in range(8)]]
 
 
+def test_ranges_of_keys_are_a_prompt_and_what_continues_it() -> None:
+    found = Ranges.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0], torch.device("cpu"))
+    assert found.queries.tolist() == [0, 2, 3, 6, 7, 8]
+    assert found.keys.tolist() == [0, 2, 5, 8, 12, 15]
+    assert found.places.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 0, 1, 7]
+    assert found.longest == (4, 4) and found.queries.dtype == found.keys.dtype == torch.int32
+
+
 def test_a_completion_that_comes_later_finds_its_prompt() -> None:
-    packing = Packing.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0])
+    packing = Parts.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0])
     assert packing.lengths == [2, 1, 4, 1] and packing.prefixes == [None, 0, None, 0]
     assert _ones(packing) == [None, [[1, 1, 1]], None, [[1, 1, 1]]]
 
 
-def _ones(packing: Packing) -> list[list[list[int]] | None]:
+def _ones(packing: Parts) -> list[list[list[int]] | None]:
     return [None if mask is None else mask.int().tolist() for mask in packing.masks]
 
 

@@ -12,11 +12,14 @@ from swarm.policy.batching import Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.sapo.mixing import MixSettings
-from swarm.training import passes
+from swarm.training import layers, passes
 from swarm.training.config import UpdateSettings
 from swarm.training.layers import TrainingLayers, is_checkpointed
 from swarm.training.memory import pass_memory
-from swarm.training.memory.pass_memory import USED_FRACTION, PassMemory, bytes_for_a_pass, measure
+from swarm.training.memory.pass_memory import COMPILED_SHARE, USED_FRACTION, PassMemory, bytes_for_a_pass, measure
+from swarm.training.passes import Passes
+from swarm.training.rows import Row
+from swarm.training.sketches import Sketcher
 from swarm.training.updater import PolicyUpdater
 from tests.policy.exact import exact
 from tests.policy.test_memory import _group
@@ -42,12 +45,13 @@ def test_without_memory_it_is_one_token() -> None:
 
 def test_two_small_passes_foretell_a_large_one(policy: Policy) -> None:
     scorer = Scorer(policy, 1.0, Padded())
-    plain = measure(policy, scorer, checkpointed=False)
+    plain, checkpointed = measure(policy, scorer)
     expected = pass_memory._kept_bytes(policy, scorer, 400)
     assert plain.fixed_bytes + 400 * plain.token_bytes == pytest.approx(expected, rel=0.1)
     layers = policy.model.config.num_hidden_layers
     inputs = layers * policy.model.config.hidden_size * 4
-    assert measure(policy, scorer, checkpointed=True).token_bytes == inputs + plain.token_bytes // layers
+    assert checkpointed.token_bytes == inputs + plain.token_bytes // layers
+    assert measure(policy, scorer, compiled=True)[0].token_bytes == round(COMPILED_SHARE * plain.token_bytes)
     assert inputs + plain.token_bytes // layers < plain.token_bytes / 1.5
 
 
@@ -69,7 +73,7 @@ def test_an_update_within_the_free_memory_is_the_same_update(policy: Policy, mon
     twin, sizes = copy.deepcopy(policy), []
     expected = PolicyUpdater(policy, settings, MixSettings(), 1.0).update([], groups)
     monkeypatch.setattr(passes, "LIMITED", ("cpu",))
-    monkeypatch.setattr(passes, "measure", lambda *args: MEMORY)
+    monkeypatch.setattr(passes, "measure", lambda *args: (MEMORY, MEMORY))
     monkeypatch.setattr(passes, "bytes_for_a_pass", lambda policy, optimizer: _needed(80))
     updater = PolicyUpdater(twin, settings, MixSettings(), 1.0)
     twin.model.register_forward_pre_hook(lambda m, args, kw: sizes.append(kw["input_ids"].numel()), with_kwargs=True)
@@ -88,3 +92,38 @@ def test_layers_are_checkpointed_on_cuda_by_default(
     assert TrainingLayers(policy.model, False, UpdateSettings().gradient_checkpointing).checkpointed == expected
     assert not TrainingLayers(policy.model, False, False).checkpointed
     assert not is_checkpointed(None, device, possible=False)
+
+
+@pytest.mark.parametrize(("room", "checkpointed"), [(_needed(4_096), False), (_needed(4_095), True)])
+def test_layers_are_checkpointed_where_passes_would_be_short_without(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int, checkpointed: bool
+) -> None:
+    chosen = _choosing(policy, monkeypatch, room)
+    chosen.attempt(lambda tokens: tokens, [])
+    assert chosen._layers.checkpointed == checkpointed
+    assert chosen._budget.tokens == MEMORY.tokens_within(room)
+
+
+def test_when_memory_runs_out_layers_are_checkpointed_before_passes_become_shorter(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, tried = _choosing(policy, monkeypatch, 10**6), []
+
+    def work(tokens: int) -> None:
+        tried.append((chosen._layers.checkpointed, tokens))
+        if len(tried) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    chosen.attempt(work, [Row([1], [2], 0.0, None)])
+    assert tried == [(False, 16_384), (True, 16_384), (True, 8_192)]
+
+
+def _choosing(policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int) -> Passes:
+    """Passes that choose their layers and tokens, as with CUDA, for so many bytes."""
+    monkeypatch.setattr(passes, "LIMITED", ("cpu",))
+    monkeypatch.setattr(passes, "MICRO_BATCH_TOKENS", {"cpu": 16_384})
+    monkeypatch.setattr(passes, "measure", lambda *args: (MEMORY, MEMORY))
+    monkeypatch.setattr(passes, "bytes_for_a_pass", lambda policy, optimizer: room)
+    monkeypatch.setattr(layers, "is_checkpointed", lambda chosen, device, possible: chosen is not False)
+    settings = UpdateSettings()
+    return Passes(policy, settings, 1.0, Sketcher(policy, settings))

@@ -13,15 +13,20 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.errors import PolicyError
+from swarm.policy import attention
 from swarm.policy.adapters import Adapters
+from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
+from swarm.policy.scoring import head
 from swarm.policy.scoring.head import selected_logprobs
+from swarm.preflight.compiled import counted, traced
 from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
 from swarm.preflight.page import MODELS
 from swarm.training.layers import TrainingLayers
 from tests.engines.models import ARCHITECTURES, make, make_published
+from tests.policy.ranges import in_ranges
 
 MIB = 2**20
 ROWS, WIDTH = 10, 12
@@ -195,17 +200,36 @@ def test_checkpointing_keeps_what_a_real_pass_keeps() -> None:
 
 @pytest.mark.parametrize("num_tokens", [16, 400])
 def test_the_head_takes_what_it_really_takes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.preflight import model as module
-
     model = _deeper("qwen2")
     size = _size(model)
-    monkeypatch.setitem(module.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
+    monkeypatch.setitem(head.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
     hidden = torch.randn(num_tokens, size.hidden, requires_grad=True)
     weight = model.get_output_embeddings().weight
     with LiveBytes([weight, hidden]) as live:
         targets = torch.zeros(num_tokens, dtype=torch.long)
         selected_logprobs(hidden, weight, None, targets, 1.0, 20)[0].sum().backward()
     assert head_bytes(size, num_tokens, "cpu") == pytest.approx(live.peak, rel=0.1)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_compiled_layers_keep_what_torch_chooses_to_keep(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of real tensors on a CPU, with a stand-in for the GPU's kernel of attention."""
+    if rank:
+        pytest.importorskip("peft", reason="needs the extra lora")
+    model, lora = _deeper("qwen2"), LoraSettings(rank=rank)
+    found = measure(model.config, lora, lambda _: torch.bfloat16, compiled=lambda _: True).passes
+    plain = _size(model, torch.bfloat16, lora).passes
+    if rank:
+        model = model.to(torch.bfloat16)
+        Adapters(model, lora)
+    monkeypatch.setattr(attention, "in_ranges", in_ranges)
+    layers, ids = TrainingLayers(model, True, False, compile_code=traced), torch.randint(50, (1, ROWS * WIDTH))
+    packed = Segments([WIDTH] * ROWS, [None] * ROWS, in_ranges=True).inputs(ids.device)
+    with layers.active(), packed_attention(model), counted(model) as kept, torch.autocast("cpu", torch.bfloat16):
+        model.base_model(input_ids=ids, position_ids=ids, use_cache=False, **packed)
+    assert found is not None and plain is not None
+    assert found.kept.at(ROWS * WIDTH) == pytest.approx(kept(), rel=0.1)
+    assert found.kept.per_token < 0.8 * plain.kept.per_token
 
 
 def test_keys_and_values_are_counted_as_the_engine_stores_them() -> None:

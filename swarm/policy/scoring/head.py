@@ -2,7 +2,8 @@
 
 Only the chosen token's log-probability is needed, but its gradient needs the softmax over all V tokens. The head
 processes tokens in chunks: it computes, uses and drops each chunk's logits, and recomputes them for the gradient,
-except for a few kept chunks.
+except for a few kept chunks. With CUDA, one compiled kernel reads a chunk's logits, and another turns them into their
+gradient.
 
 Logits are float32 even where the forward pass computes in half precision. Rounded to bfloat16, logits near 16 are
 multiples of 1/8, and two engines whose hidden states differ by rounding differ by 0.03 nats a token. The matrix product
@@ -24,14 +25,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
+from swarm.policy.scoring.compiled import compiled
 from swarm.policy.scoring.filters import keep_likely_and
 from swarm.types import Sampling
 
-CHUNK_NUMBERS = {"cpu": 2**24}
-"""Logits in memory at a time, by type of device: 64 MiB in float32; more is not faster there."""
+CHUNK_NUMBERS = {"cpu": 2**24, "cuda": 2**28}
+"""Logits in memory at a time, by type of device: 64 MiB and 1 GiB in float32; more is hardly faster there."""
 CHUNK_NUMBERS_ELSEWHERE = 2**27
+BLOCK = 128
 KEPT_CHUNKS = 4
-"""Chunks whose probabilities are kept for the gradient; those of other chunks are computed twice."""
+"""Chunks whose probabilities are kept for the gradient; those of other chunks are computed twice, and with CUDA all."""
 HALF = (torch.bfloat16, torch.float16)
 PROBE_LOGIT = 100.0
 """Large enough to reveal a soft cap, which hardly changes small logits."""
@@ -111,7 +114,7 @@ class OutputHead:
             linear = cast(nn.Linear, self._module)
             with torch.autocast(hidden.device.type, enabled=False):
                 return selected_logprobs(hidden.to(dtype), linear.weight, linear.bias, targets, temperature)
-        size = max(1, chunk_numbers(hidden.device) // self._model.config.get_text_config().vocab_size)
+        size = tokens_of_chunk(hidden.device.type, self._model.config.get_text_config().vocab_size)
         parts = [
             checkpoint(self._own_logprobs, h, t, temperature, filters, use_reentrant=False)
             for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
@@ -131,7 +134,7 @@ class OutputHead:
     ) -> tuple[Tensor, ...]:
         """As `logprobs`, and then, for each of the positive `powers` a, log sum p^a over the distribution p of each
         token, [N]; without entropies and without gradient."""
-        size = max(1, chunk_numbers(hidden.device) // self._model.config.get_text_config().vocab_size)
+        size = tokens_of_chunk(hidden.device.type, self._model.config.get_text_config().vocab_size)
         parts = []
         for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
             scores = self._scores(h, t, temperature, dtype, filters)
@@ -204,7 +207,7 @@ def selected_logprobs(
     `temperature`. At most `chunk_tokens` x V logits exist at a time; training also keeps those of `kept_chunks` chunks.
     Supports one first-order backward pass; entropies have no gradient.
     """
-    size = chunk_tokens or max(1, chunk_numbers(hidden.device) // weight.shape[0])
+    size = chunk_tokens or tokens_of_chunk(hidden.device.type, weight.shape[0])
     result: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, temperature, size, kept_chunks
     )
@@ -214,7 +217,7 @@ def selected_logprobs(
 class _Context(FunctionCtx):
     """State of `_SelectedLogprobs` between forward and backward."""
 
-    saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor]
+    saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
     needs_input_grad: tuple[bool, ...]
     temperature: float
     size: int
@@ -240,30 +243,39 @@ class _SelectedLogprobs(torch.autograd.Function):
         matrix = weight.to(hidden.dtype)
         for part in _parts(len(hidden), size):
             logits = _logits(hidden[part], matrix, bias, temperature)
+            if hidden.is_cuda:
+                logprobs[part], entropies[part] = compiled(read_at_once)(logits, targets[part])
+                continue
             logprobs[part], entropies[part], probabilities = _read(logits, targets[part])
             if training and len(ctx.kept) < kept_chunks:
                 ctx.kept.append(probabilities)
             del probabilities
-        ctx.save_for_backward(hidden, weight, bias, targets)  # type: ignore[arg-type]  # None may be saved
+        ctx.save_for_backward(hidden, weight, bias, targets, logprobs)  # type: ignore[arg-type]  # None may be saved
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden, weight, bias, targets, logprobs = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         grad_bias = torch.zeros_like(bias) if bias is not None and wants_bias else None
         matrix = weight.to(hidden.dtype)
         for part in _parts(len(hidden), ctx.size):
-            probabilities = ctx.kept.pop(0) if ctx.kept else None
-            if probabilities is None:
-                probabilities = torch.softmax(_logits(hidden[part], matrix, bias, ctx.temperature), dim=-1)
-            upstream = grad[part, None] / ctx.temperature
-            # d logprob / d logits = (onehot(target) - softmax) / temperature
-            slope = probabilities.mul_(-upstream).scatter_add_(-1, targets[part, None], upstream).to(hidden.dtype)
+            upstream = grad[part] / ctx.temperature
+            if hidden.is_cuda:
+                logits = _logits(hidden[part], matrix, bias, ctx.temperature)
+                slope = compiled(slope_at_once)(logits, targets[part], logprobs[part], upstream, hidden.dtype)
+                del logits
+            else:
+                probabilities = ctx.kept.pop(0) if ctx.kept else None
+                if probabilities is None:
+                    probabilities = torch.softmax(_logits(hidden[part], matrix, bias, ctx.temperature), dim=-1)
+                # d logprob / d logits = (onehot(target) - softmax) / temperature
+                slope = probabilities.mul_(-upstream[:, None]).scatter_add_(-1, targets[part, None], upstream[:, None])
+                slope = slope.to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(slope, matrix, out=grad_hidden[part])
             if grad_weight is not None:
@@ -290,10 +302,26 @@ def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def read_at_once(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [C] of the targets and entropies [C]; compiled, one kernel that writes nothing else."""
+    scores = torch.log_softmax(logits, dim=-1)
+    return scores.gather(-1, targets[:, None])[:, 0], -(scores.exp() * scores).sum(dim=-1)
+
+
+def slope_at_once(logits: Tensor, targets: Tensor, logprobs: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient [C, V] of logits as `dtype`, (onehot(target) - softmax) x upstream, given the targets'
+    `logprobs` [C]; compiled, one kernel that writes nothing else."""
+    normaliser = logits.gather(-1, targets[:, None]) - logprobs[:, None]
+    chosen = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    return ((chosen.to(logits.dtype) - (logits - normaliser).exp()) * upstream[:, None]).to(dtype)
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left right; sums over chunks stay in the dtype of `total`."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
 
@@ -306,9 +334,10 @@ def _parts(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def chunk_numbers(device: torch.device) -> int:
-    """Logits in memory at a time on this device."""
-    return CHUNK_NUMBERS.get(device.type, CHUNK_NUMBERS_ELSEWHERE)
+def tokens_of_chunk(device: str, vocabulary: int) -> int:
+    """Tokens whose logits are in memory at a time on this type of device; with CUDA multiples of a kernel's block."""
+    tokens = max(1, CHUNK_NUMBERS.get(device, CHUNK_NUMBERS_ELSEWHERE) // vocabulary)
+    return tokens - tokens % BLOCK if device == "cuda" and tokens > BLOCK else tokens
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.policy.out_of_memory import free_bytes
-from swarm.policy.scoring.head import KEPT_CHUNKS, chunk_numbers
+from swarm.policy.scoring.head import KEPT_CHUNKS, tokens_of_chunk
 from swarm.training.config import OptimizerName
 from swarm.training.memory.optimizers import MOMENT_BYTES
 from swarm.training.rows import Row
@@ -27,8 +27,13 @@ USED_FRACTION = 0.85
 """Of the free memory; the allocator's rounding needs some."""
 GRADIENT_BYTES = 4
 """Per trained weight, float32 as the weight itself."""
+COMPILED_SHARE = 0.7
+"""At most so much of what plain layers keep is kept by compiled ones: 0.60 to 0.67 of Qwen2's, with and without
+adapters."""
 HEAD_CHUNKS = KEPT_CHUNKS + 3
 """Chunks of logits at the same time: those kept, and three while another is read."""
+HEAD_CHUNKS_CUDA = 2
+"""One, and its gradient in half precision."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +55,23 @@ class PassMemory:
         return max(1, few, many)
 
 
-def measure(policy: Policy, scorer: Scorer, checkpointed: bool) -> PassMemory:
-    """The memory of this policy's passes, by counting what two small ones keep; their layers must be plain."""
+def measure(policy: Policy, scorer: Scorer, compiled: bool = False) -> tuple[PassMemory, PassMemory]:
+    """The memory of this policy's passes as they are and with checkpointed layers, by counting what two small ones
+    keep; their layers must be plain, even where they will be `compiled`."""
     small, large = (_kept_bytes(policy, scorer, count) for count in PROBE_TOKENS)
     activations = (large - small) // (PROBE_TOKENS[1] - PROBE_TOKENS[0])
+    activations = round(activations * (COMPILED_SHARE if compiled else 1))
     config = policy.model.config.get_text_config()
     inputs = config.num_hidden_layers * config.hidden_size * torch.float32.itemsize
-    return PassMemory(
+    logit_bytes = config.vocab_size * torch.float32.itemsize
+    chunks = HEAD_CHUNKS_CUDA if policy.device.type == "cuda" else HEAD_CHUNKS
+    plain = PassMemory(
         fixed_bytes=max(0, small - activations * PROBE_TOKENS[0]),
-        token_bytes=inputs + activations // config.num_hidden_layers if checkpointed else activations,
-        head_token_bytes=config.vocab_size * torch.float32.itemsize,
-        most_head_bytes=HEAD_CHUNKS * chunk_numbers(policy.device) * torch.float32.itemsize,
+        token_bytes=activations,
+        head_token_bytes=logit_bytes,
+        most_head_bytes=chunks * tokens_of_chunk(policy.device.type, config.vocab_size) * logit_bytes,
     )
+    return plain, replace(plain, token_bytes=inputs + activations // config.num_hidden_layers)
 
 
 def bytes_for_a_pass(policy: Policy, optimizer: OptimizerName) -> int:
