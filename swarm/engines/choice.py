@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from msgspec import Struct
 from swarm.distribution import how_to_install
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
-from swarm.inherited import inherited
+from swarm.inherited import inherited, user_path
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
@@ -122,7 +123,11 @@ def look_for_vllm(python: Path | None) -> Vllm:
     command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: otherwise a directory of that name would count as vLLM
     try:
         asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S, env=inherited("base", "home", "compute")
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_TIMEOUT_S,
+            env={**inherited("base", "home", "compute"), "PYTHONPATH": os.pathsep.join(user_path(python))},
         )
     except OSError as error:
         return Vllm(path, problem=f"{path} cannot be run ({error.strerror})")
