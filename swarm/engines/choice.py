@@ -92,11 +92,15 @@ def choose(
     if not routing_replay or found.name == "transformers":
         return found
     if settings.engine == "vllm":
+        if device == "cuda":
+            return found
         raise ConfigError(
-            "policy.routing_replay must be false with generation.engine vllm: vLLM does not report the experts; "
-            "or set generation.engine to transformers"
+            f"policy.routing_replay must be false with generation.engine vllm on {device}: vLLM reports the experts on "
+            "GPUs only; or set generation.engine to transformers"
         )
-    return EngineChoice("transformers", "policy.routing_replay needs the experts of each token")
+    return EngineChoice(
+        "transformers", "policy.routing_replay is set; vLLM reports experts if generation.engine is vllm"
+    )
 
 
 def _choose(

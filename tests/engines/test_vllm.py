@@ -14,10 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from safetensors import SafetensorError
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
@@ -31,6 +33,7 @@ from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
+from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Rejection, Sampling, VersionSpan
 from tests.engines.models import make
 from tests.engines.stand_in import FAKE, python_with_vllm, script_for_vllm
@@ -275,11 +278,33 @@ def test_routing_replay_is_refused_where_nothing_would_record_it(
 ) -> None:
     plain = make("qwen3_moe")
     policy = Policy("moe", plain.model, plain.tokenizer, None, routing_replay=True)
-    with pytest.raises(ConfigError, match="policy.routing_replay must be false with generation.engine vllm"):
-        choose_engine(GenerationSettings(engine="vllm", vllm=VllmSettings(python=python)), policy)
+    asked_for = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python))
+    with pytest.raises(ConfigError, match="policy.routing_replay must be false with generation.engine vllm on cpu"):
+        choose_engine(asked_for, policy)
     monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    assert choose_engine(asked_for, policy).name == "vllm"
     choice = choose_engine(GenerationSettings(vllm=VllmSettings(python=python)), policy)
     assert choice.name == "transformers" and "routing_replay" in choice.reason
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_experts_are_recorded_of_the_layers_that_have_any(script: Path, python: Path, replayed: bool) -> None:
+    """vLLM reports them of every layer."""
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0]}
+    config = Qwen3MoeConfig(vocab_size=322, num_hidden_layers=3, eos_token_id=1, pad_token_id=0, **shape, **experts)
+    policy = Policy("moe", Qwen3MoeForCausalLM(config), tiny_tokenizer(), None, routing_replay=replayed)
+    settings = GenerationSettings(vllm=VllmSettings(python=python))
+    with contextlib.closing(VllmService(policy, settings, device=torch.device("cuda"))) as service:
+        ((completion, *_),) = VllmEngine(policy, settings, service).generate(PROMPTS[:1], 2, SAMPLING, 1)
+    if not replayed:
+        assert not completion.routing and not _started(script)["arguments"].get("enable_return_routed_experts")
+        return
+    length = len(policy.encode_prompt(PROMPTS[0])) + len(completion.token_ids) - 1
+    found = policy.routers.read(completion.routing, length)
+    at = np.ogrid[:length, 1:3, :2]
+    assert np.array_equal(found, (at[0] + 2 * at[1] + at[2]) % 16)
+    assert not policy.routers.stored(completion.routing, length), "of two layers, not three"
 
 
 def test_vllm_is_looked_for_where_it_would_run(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

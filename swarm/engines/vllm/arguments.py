@@ -29,6 +29,7 @@ _SETTINGS = {
     "revision code_revision hf_token load_format model_loader_extra_config ignore_patterns model_class_overrides",
     "policy.dtype": "dtype",
     "policy.trust_remote_code": "trust_remote_code",
+    "policy.routing_replay": "enable_return_routed_experts",
     "policy.lora": "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype lora_target_modules default_mm_loras",
     "generation.max_batch_sequences": "max_num_seqs max_num_active_seqs max_num_queued_reqs max_num_queued_tokens",
     "generation.vllm.gpus": "tensor_parallel_size device_ids",
@@ -49,7 +50,6 @@ _REASONS = {
     "it generates completions": "runner convert pooler_config diffusion_config io_processor_plugin",
     "the node computes what pictures and sounds become": "enable_mm_embeds enable_prompt_embeds limit_mm_per_prompt "
     "skip_mm_profiling language_model_only mm_encoder_only mm_processor_cache_gb",
-    "nobody replays experts that vLLM reports": "enable_return_routed_experts",
     "a node has one vLLM, on its own machine: for more GPUs set generation.vllm.gpus, or start workers": "nnodes "
     "node_rank master_addr master_port distributed_executor_backend pipeline_parallel_size data_parallel_size "
     "data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
@@ -112,6 +112,7 @@ def engine_arguments(start: Start) -> dict[str, object]:
         **lora,
         **(reading.arguments(start.model, start.reads) if start.reads else {}),
         **({"weight_transfer_config": pieces.CONFIG} if start.shares_gpu else {}),
+        **({"enable_return_routed_experts": True} if start.reports_experts else {}),
         **start.arguments,
     }
 

@@ -50,6 +50,8 @@ class Start(Struct, frozen=True, tag=True):
     """None: text only."""
     shares_gpu: bool
     """Whether weights will come in pieces, through memory of the GPU."""
+    reports_experts: bool
+    """Whether `Sampled` says which experts were chosen."""
     arguments: dict[str, object]
     """Further arguments of vLLM's engine, of the user."""
 
@@ -223,6 +225,9 @@ class Sampled(Struct, frozen=True, tag=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[VersionSpan, ...]
+    experts: bytes = b""
+    """[tokens, L, k] ids of two bytes: what each of the model's layers chose for every token that was read, the
+    prompt's included, the last one's not."""
 
 
 class Unanswered(Struct, frozen=True, tag=True):

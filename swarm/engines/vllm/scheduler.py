@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 class Kept:
     """What a request has sampled."""
 
-    def __init__(self, request: Request, version: int) -> None:
-        """Nothing so far; by weights of this version."""
+    def __init__(self, request: Request, version: int, is_read: bool) -> None:
+        """Nothing so far; by weights of this version. `is_read`: whether vLLM gathers something else of each token."""
         params = request.sampling_params
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.ends = {*(params.stop_token_ids or ()), params.eos_token_id}
         """Tokens that may end it."""
-        self.is_read = params.detokenize
-        """Whether vLLM looks for texts that end it, and has to see every token."""
+        self.is_read = is_read or params.detokenize
+        """Whether vLLM has to see every token, to look for texts that end it as well."""
         self.is_plain = not (self.is_read or request.has_encoder_inputs or request.use_structured_output)
         """Whether it may go on without vLLM's loop."""
         self._versions = [(0, version)]
@@ -98,7 +98,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
     def add_request(self, request: Request) -> None:
         """See vLLM."""
         super().add_request(request)
-        self._kept[request.request_id] = Kept(request, self._version)
+        self._kept[request.request_id] = Kept(request, self._version, self.aux_output_connector is not None)
 
     def finish_requests(self, request_ids: object, finished_status: RequestStatus) -> list[Request]:
         """See vLLM."""

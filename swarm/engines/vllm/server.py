@@ -377,8 +377,16 @@ def sampled(call: int, running: Running, output: RequestOutput) -> Sampled:
         versions = tuple(VersionSpan(int(span.version), span.end - span.start) for span in completion.weight_versions)
     if tuple(known) != ids or len(logprobs) != len(ids):
         raise AssertionError(f"vLLM reports log-probabilities of other tokens than it sampled: {known}, {ids}")
-    wanted = running.wanted
-    return Sampled(call, wanted.prompt, wanted.completion, ids, tuple(logprobs), versions)
+    experts = getattr(completion, "routed_experts", None)
+    return Sampled(
+        id=call,
+        prompt=running.wanted.prompt,
+        completion=running.wanted.completion,
+        token_ids=ids,
+        logprobs=tuple(logprobs),
+        versions=versions,
+        experts=b"" if experts is None else experts.astype("<u2").tobytes(),
+    )
 
 
 def describe(error: BaseException) -> str:

@@ -191,6 +191,7 @@ class VllmService:
             trust_remote_code=self._trust_remote_code,
             reads=reads_of(policy),
             shares_gpu=self._delivery.shares_gpu,
+            reports_experts=policy.routers is not None,
             arguments={**settings.vllm.arguments},
         )
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
+
 __version__ = "fake"
 SCRIPT = Path(os.environ["VLLM_FAKE"])
 MAX_POSITIONS = 64
@@ -37,7 +39,7 @@ ARGUMENTS = (
     *("enable_sleep_mode", "enforce_eager", "enable_chunked_prefill", "logprobs_mode", "async_scheduling"),
     *("generation_config", "disable_log_stats", "gpu_memory_utilization", "kv_cache_memory_bytes", "block_size"),
     *("enable_lora", "max_loras", "max_lora_rank", "weight_transfer_config", "cudagraph_capture_sizes"),
-    *("quantization", "kv_cache_dtype"),
+    *("quantization", "kv_cache_dtype", "enable_return_routed_experts"),
 )
 
 
@@ -80,6 +82,8 @@ class LLMEngine:
         self._in_flight: list[_Batch] = []
         self._missing: set[str] = set()
         """What it has no memory for, or no content in."""
+        self._config = json.loads((Path(str(arguments["model"])) / "config.json").read_bytes())
+        self._reports = arguments.get("enable_return_routed_experts", False)
         self._running: dict[str, tuple[SamplingParams, list[int], list[str]]] = {}
         self._prompts: dict[str, list[int]] = {}
 
@@ -203,8 +207,17 @@ class LLMEngine:
             versions.append(self._version)
             if len(ids) == params.max_tokens:
                 del self._running[name]
-                finished.append(_output(name, self._prompts[name], ids, versions))
+                output = _output(name, self._prompts[name], ids, versions)
+                if self._reports:
+                    output.outputs[0].routed_experts = self._experts(len(self._prompts[name]) + len(ids) - 1)
+                finished.append(output)
         return finished
+
+    def _experts(self, num_tokens: int) -> np.ndarray:
+        """[tokens, L, k] uint8: position + 2 layer + k, of 16."""
+        layers, top_k = self._config["num_hidden_layers"], self._config["num_experts_per_tok"]
+        at = np.ogrid[:num_tokens, :layers, :top_k]
+        return ((at[0] + 2 * at[1] + at[2]) % 16).astype(np.uint8)
 
     def _fail_if_asked(self) -> None:
         hold = SCRIPT / "hold"
