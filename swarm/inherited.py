@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 GROUPS: dict[str, re.Pattern[str]] = {
     "base": re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|(DY)?LD_(FALLBACK_)?LIBRARY_PATH|PYTHONHOME"),
@@ -59,3 +61,15 @@ def spare_loopback(told: MutableMapping[str, str] = os.environ) -> None:
 def python_path() -> dict[str, str]:
     """The variable with which a child imports from where this process does."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def user_path(python: Path | None = None) -> list[str]:
+    """Where the user's own PYTHONPATH has a child import from, with `python`; default: this process's.
+
+    Another Python has packages of its own, so that it gets none of this one's.
+    """
+    entries = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if python is None or os.path.abspath(python) == sys.executable:
+        return entries
+    own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [entry for entry in entries if entry not in own]

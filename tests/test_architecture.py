@@ -103,10 +103,18 @@ ALLOWED = {
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
     "swarm/engines/vllm/server.py": {
         "swarm.types",
+        "swarm.engines.vllm.arguments",
+        "swarm.engines.vllm.messages",
+        "swarm.engines.vllm.pieces",
+        "swarm.engines.vllm.reading",
+        "swarm.engines.vllm.scheduler",
+    },
+    "swarm/engines/vllm/arguments.py": {
         "swarm.engines.vllm.messages",
         "swarm.engines.vllm.pieces",
         "swarm.engines.vllm.reading",
     },
+    "swarm/engines/vllm/scheduler.py": {"swarm.types"},
     "swarm/engines/vllm/pieces.py": {"swarm.engines.vllm.messages"},
     "swarm/engines/vllm/reading.py": {"swarm.engines.vllm.messages"},
     "swarm/engines/vllm/messages.py": {"swarm.types"},

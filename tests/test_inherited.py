@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sysconfig
 from pathlib import Path
 
 import psutil
 import pytest
 
-from swarm.inherited import inherited, spare_loopback
+from swarm.inherited import inherited, spare_loopback, user_path
 from swarm.judging.config import JudgeSettings
 from swarm.judging.process import JudgeProcess
 from swarm.net.hivemind.daemon.process import Daemon
@@ -45,6 +47,18 @@ def test_groups_hold_what_is_needed_and_no_secret() -> None:
     assert everything.keys() == told.keys() - set(SECRETS)
     assert inherited("tokens", told=told).keys() == {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"}
     assert inherited(names=("JUDGE_KEY",), told=told).keys() == {"JUDGE_KEY"}
+
+
+def test_another_python_gets_the_users_path_without_this_ones_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = sysconfig.get_path("purelib")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", "here", packages, "/elsewhere")))
+    assert user_path() == [str(tmp_path / "here"), packages, "/elsewhere"]
+    assert user_path(Path("/other/bin/python")) == [str(tmp_path / "here"), "/elsewhere"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert user_path() == []
 
 
 @pytest.mark.network

@@ -21,13 +21,13 @@ from benchmarks.common.children import ROOT, Child
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.engines.vllm.arguments import CPU_BLOCK
 from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.server import CPU_BLOCK
 from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.protocols import RolloutEngine
-from swarm.types import Rejection, Sampling
+from swarm.types import NextTurn, Rejection, Sampling
 
 PAGE_TOKENS = 32
 """Page size of transformers' continuous batching: its default of 256 would waste most of the budget."""
@@ -173,6 +173,11 @@ class Vllm:
         """The whole workload."""
         return _lengths(self.engine(policy), policy, workload, seed)
 
+    def by_turns(self, policy: Policy, workload: Workload, seed: int) -> list[int]:
+        """The same with every completion asked for on its own, as a turn of an episode."""
+        answers = self.engine(policy).stream([], 0, _sampling(policy, workload), seed, _FirstTurns(workload))
+        return [len(c.token_ids) for _, group in answers if not isinstance(group, Rejection) for c in group]
+
     def process_time(self) -> float:
         """CPU time of this process and of vLLM's."""
         theirs = psutil.Process(self._service.pid).cpu_times()
@@ -242,9 +247,27 @@ def _cache_bytes(policy: Policy, num_tokens: int) -> int:
     return max(2**20, num_tokens * sum(shape.num_bytes for shape in Decoder(policy).shapes))
 
 
+class _FirstTurns:
+    """Episodes of one turn, all of them ready."""
+
+    continuing: frozenset[int] = frozenset()
+
+    def __init__(self, workload: Workload) -> None:
+        prompts = [prompt for prompt in workload.prompts() for _ in range(workload.num_completions)]
+        self.num_episodes = len(prompts)
+        self._ready = [NextTurn(episode, 1, prompt) for episode, prompt in enumerate(prompts)]
+
+    def take(self, wait: bool) -> list[NextTurn]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+def _sampling(policy: Policy, workload: Workload) -> Sampling:
+    return Sampling(max_new_tokens=workload.max_new_tokens, stop_tokens=tuple(workload.stop_tokens(policy)))
+
+
 def _lengths(engine: RolloutEngine, policy: Policy, workload: Workload, seed: int) -> list[int]:
-    sampling = Sampling(max_new_tokens=workload.max_new_tokens, stop_tokens=tuple(workload.stop_tokens(policy)))
-    answers = engine.generate(workload.prompts(), workload.num_completions, sampling, seed)
+    answers = engine.generate(workload.prompts(), workload.num_completions, _sampling(policy, workload), seed)
     return [len(c.token_ids) for group in answers if not isinstance(group, Rejection) for c in group]
 
 

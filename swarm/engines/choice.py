@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from msgspec import Struct
 from swarm.distribution import how_to_install
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
-from swarm.inherited import inherited
+from swarm.inherited import inherited, user_path
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
@@ -91,11 +92,15 @@ def choose(
     if not routing_replay or found.name == "transformers":
         return found
     if settings.engine == "vllm":
+        if device == "cuda":
+            return found
         raise ConfigError(
-            "policy.routing_replay must be false with generation.engine vllm: vLLM does not report the experts; "
-            "or set generation.engine to transformers"
+            f"policy.routing_replay must be false with generation.engine vllm on {device}: vLLM reports the experts on "
+            "GPUs only; or set generation.engine to transformers"
         )
-    return EngineChoice("transformers", "policy.routing_replay needs the experts of each token")
+    return EngineChoice(
+        "transformers", "policy.routing_replay is set; vLLM reports experts if generation.engine is vllm"
+    )
 
 
 def _choose(
@@ -122,7 +127,11 @@ def look_for_vllm(python: Path | None) -> Vllm:
     command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: otherwise a directory of that name would count as vLLM
     try:
         asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S, env=inherited("base", "home", "compute")
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_TIMEOUT_S,
+            env={**inherited("base", "home", "compute"), "PYTHONPATH": os.pathsep.join(user_path(python))},
         )
     except OSError as error:
         return Vllm(path, problem=f"{path} cannot be run ({error.strerror})")

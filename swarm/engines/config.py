@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import Field, JsonValue, NonNegativeInt, field_validator
 
+from swarm.engines.vllm import arguments
 from swarm.settings import Settings
 from swarm.types import MAX_NAME_CHARS, MAX_STOPS, MAX_TEMPERATURE, Sampling
 
@@ -42,6 +43,10 @@ class VllmSettings(Settings):
     transfer: Literal["auto", "ipc", "files"] = "auto"
     """How changed weights reach vLLM. `ipc`: through memory of the GPU that both are on; `files`: through files in
     memory. `auto`: `ipc` where it is possible. Adapters always go as files."""
+    arguments: dict[str, JsonValue] = {}
+    """Further arguments of vLLM's engine by their names there: `{quantization: fp8}`, `{kv_cache_dtype: fp8}`,
+    `{attention_backend: FLASHINFER}`, `{speculative_config: {method: ngram, num_speculative_tokens: 4}}`. Unknown names
+    and those that the node sets itself are refused."""
     start_timeout_s: float = Field(900.0, gt=0)
     """Maximum time to start."""
     silence_timeout_s: float = Field(300.0, gt=0)
@@ -56,6 +61,12 @@ class VllmSettings(Settings):
     def num_parts(self) -> int:
         """GPUs that share every matrix."""
         return max(1, len(self.gpus))
+
+    @field_validator("arguments")
+    @classmethod
+    def _not_the_nodes(cls, given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        arguments.check(given)
+        return given
 
     @field_validator("gpus")
     @classmethod

@@ -7,6 +7,7 @@ experts' weights are recomputed, so that routers still learn. Source: arXiv:2510
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ Routing = npt.NDArray[np.uint16]
 """Expert ids [tokens, layers, k]."""
 
 STORED = np.dtype("<u2")
+LAYER = re.compile(r"\.layers\.(\d+)\.")
+"""In the name of a module, the number of its layer."""
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-3
 """Tolerance for bfloat16 weights; another rule differs by more."""
@@ -44,9 +47,13 @@ class Routers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises `PolicyError` for a model without routers or with an unknown routing rule."""
-        self._modules = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
-        if not self._modules:
+        found = {name: module for name, module in model.named_modules() if type(module).__name__.endswith("TopKRouter")}
+        if not found:
             raise PolicyError(f"{type(model).__name__} has no known routers; set policy.routing_replay to false")
+        self._modules = list(found.values())
+        self._layers = [int(number) for name in found for number in LAYER.findall(name)[-1:]]
+        """The numbers of their layers in the model, which may have others without a router."""
+        self._num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._normalised = [_is_normalised(module) for module in self._modules]
         self._experts: Tensor | None = None
 
@@ -105,6 +112,14 @@ class Routers:
         top_k = int(self._modules[0].top_k)
         whole = len(flat) == num_tokens * len(self._modules) * top_k
         return flat.reshape(num_tokens, len(self._modules), top_k) if stored and whole else None
+
+    def stored(self, reported: bytes, num_tokens: int) -> bytes:
+        """A completion's record, from what an engine reports of all layers; empty if that is of another size."""
+        top_k = int(self._modules[0].top_k)
+        flat = np.frombuffer(reported, STORED)
+        if len(flat) != num_tokens * self._num_layers * top_k or len(self._layers) != len(self._modules):
+            return b""
+        return flat.reshape(num_tokens, self._num_layers, top_k)[:, self._layers].tobytes()
 
     def _replayed(self, layer: int, normalised: bool) -> Callable[[nn.Module, object, tuple[Tensor, ...]], object]:
         def hook(module: nn.Module, args: object, output: tuple[Tensor, ...]) -> object:

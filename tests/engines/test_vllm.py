@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,11 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from safetensors import SafetensorError
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
@@ -29,13 +33,15 @@ from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
+from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Rejection, Sampling, VersionSpan
 from tests.engines.models import make
-from tests.engines.stand_in import python_with_vllm, script_for_vllm
+from tests.engines.stand_in import FAKE, python_with_vllm, script_for_vllm
 
 SAMPLING = Sampling(max_new_tokens=12)
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4"]
 ROOT = Path(__file__).parents[2]
+VLLM_PYTHON = os.environ.get("SWARM_TEST_VLLM_PYTHON")
 
 
 @pytest.fixture
@@ -272,11 +278,33 @@ def test_routing_replay_is_refused_where_nothing_would_record_it(
 ) -> None:
     plain = make("qwen3_moe")
     policy = Policy("moe", plain.model, plain.tokenizer, None, routing_replay=True)
-    with pytest.raises(ConfigError, match="policy.routing_replay must be false with generation.engine vllm"):
-        choose_engine(GenerationSettings(engine="vllm", vllm=VllmSettings(python=python)), policy)
+    asked_for = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python))
+    with pytest.raises(ConfigError, match="policy.routing_replay must be false with generation.engine vllm on cpu"):
+        choose_engine(asked_for, policy)
     monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    assert choose_engine(asked_for, policy).name == "vllm"
     choice = choose_engine(GenerationSettings(vllm=VllmSettings(python=python)), policy)
     assert choice.name == "transformers" and "routing_replay" in choice.reason
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_experts_are_recorded_of_the_layers_that_have_any(script: Path, python: Path, replayed: bool) -> None:
+    """vLLM reports them of every layer."""
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0]}
+    config = Qwen3MoeConfig(vocab_size=322, num_hidden_layers=3, eos_token_id=1, pad_token_id=0, **shape, **experts)
+    policy = Policy("moe", Qwen3MoeForCausalLM(config), tiny_tokenizer(), None, routing_replay=replayed)
+    settings = GenerationSettings(vllm=VllmSettings(python=python))
+    with contextlib.closing(VllmService(policy, settings, device=torch.device("cuda"))) as service:
+        ((completion, *_),) = VllmEngine(policy, settings, service).generate(PROMPTS[:1], 2, SAMPLING, 1)
+    if not replayed:
+        assert not completion.routing and not _started(script)["arguments"].get("enable_return_routed_experts")
+        return
+    length = len(policy.encode_prompt(PROMPTS[0])) + len(completion.token_ids) - 1
+    found = policy.routers.read(completion.routing, length)
+    at = np.ogrid[:length, 1:3, :2]
+    assert np.array_equal(found, (at[0] + 2 * at[1] + at[2]) % 16)
+    assert not policy.routers.stored(completion.routing, length), "of two layers, not three"
 
 
 def test_vllm_is_looked_for_where_it_would_run(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +315,107 @@ def test_vllm_is_looked_for_where_it_would_run(python: Path, tmp_path: Path, mon
     assert look_for_vllm(Path("/nowhere/python")).problem.endswith("cannot be run (No such file or directory)")
     python.write_text("#!/bin/sh\necho 'no libpython' >&2\nexit 127\n")
     assert look_for_vllm(python).problem == f"{python} cannot be used (no libpython)"
+
+
+def _started(script: Path) -> dict[str, Any]:
+    """What the stand-in was started with."""
+    found: dict[str, Any] = json.loads((script / "started").read_text())
+    return found
+
+
+def test_it_imports_from_where_the_users_python_path_says(
+    service: VllmService, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path / "first"), "", "second")))
+    service.running(lambda: False)
+    path = _started(script)["path"]
+    own = str(service.work / "path")
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert path[: path.index(second) + 1] == [own, first, second], "swarm is this one, whatever else is there"
+
+
+def test_a_vllm_on_the_users_python_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look_for_vllm(None).problem
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    assert look_for_vllm(None) == Vllm(Path(sys.executable), version="0.0")
+
+
+def test_arguments_reach_vllm_beside_those_of_the_node(policy: Policy, script: Path, python: Path) -> None:
+    given = {"quantization": "fp8", "kv_cache_dtype": "fp8", "cudagraph_capture_sizes": [1, 2]}
+    settings = GenerationSettings(max_batch_sequences=40, vllm=VllmSettings(python=python))
+    more = GenerationSettings(vllm=VllmSettings(python=python, arguments=given))
+    for each, expected in (settings, {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 40]}), (more, given):
+        with contextlib.closing(VllmService(policy, each, device=torch.device("cuda"))) as service:
+            service.running(lambda: False)
+            found = _started(script)["arguments"]
+            assert found["model"] == "model", "compiled graphs are found again by this name"
+            assert {name: found[name] for name in expected} == expected
+            assert found["max_num_seqs"] == each.max_batch_sequences and ("quantization" in found) == (
+                expected == given
+            )
+
+
+def test_arguments_that_vllm_does_not_know_are_refused_before_it_loads(
+    policy: Policy, script: Path, python: Path
+) -> None:
+    settings = GenerationSettings(vllm=VllmSettings(python=python, arguments={"quantisation": "fp8"}))
+    refused = pytest.raises(EngineError, match="vLLM fake has no argument quantisation; did you mean quantization")
+    with contextlib.closing(VllmService(policy, settings)) as service, refused:
+        service.running(lambda: False)
+    assert not (script / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"max_num_seqs": 8}, "max_num_seqs is the node's: set generation.max_batch_sequences"),
+        ({"model": "other"}, "model is the node's: set policy.model"),
+        ({"tensor_parallel_size": 2}, "set generation.vllm.gpus"),
+        ({"enable_sleep_mode": True}, "set generation.vllm.sleep"),
+        ({"enable_lora": True}, "set policy.lora"),
+        ({"weight_transfer_config": {}}, "set generation.vllm.transfer"),
+        ({"seed": 1}, "each completion has its own seed"),
+        ({"logprobs_mode": "raw_logprobs"}, "log-probabilities of the distribution"),
+        ({"data_parallel_size": 2}, "a node has one vLLM"),
+        ({"speculative_config": {"method": "n" * 2**14}}, "at most 64 arguments and 16,384 characters"),
+    ],
+)
+def test_arguments_that_a_node_relies_on_are_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        VllmSettings(arguments=arguments)
+
+
+def test_the_first_start_of_a_model_says_that_it_compiles(
+    service: VllmService, script: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (script / "compiles").touch()
+    service.running(lambda: False)
+    assert "vLLM compiles this model" in caplog.text
+    assert "vLLM fake is not the one this was made for" in caplog.text
+
+
+@pytest.mark.parametrize(("variable", "expected"), [("TRITON_CACHE_DIR", ""), ("TRITON_HOME", ".triton/cache")])
+def test_kernels_are_kept_where_the_next_start_looks(
+    service: VllmService, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, expected: str
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path))
+    service.running(lambda: False)
+    assert _started(script)["kernels"] == str(tmp_path / expected)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not VLLM_PYTHON, reason="needs SWARM_TEST_VLLM_PYTHON")
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("blocks", [200, 20])
+def test_what_is_kept_beside_vllm_is_what_it_would_keep(blocks: int, ahead: int) -> None:
+    """With room for all, and with so little that sequences are pushed out again and again."""
+    command = [str(VLLM_PYTHON), str(Path(__file__).with_name("twin_schedulers.py")), str(blocks), str(ahead)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["ended"] > 100 and found["pushed out"] > 100 and found["versions"] > 10
 
 
 def test_vllm_asked_for_and_not_there_is_wrong_configuration(policy: Policy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def policy(device: torch.device) -> Policy:
 def _vllm(policy: Policy, python: Path, **settings: object) -> Iterator[VllmEngine]:
     generation = GenerationSettings(vllm=VllmSettings(**{"python": python, "gpu_memory_fraction": 0.3, **settings}))
     with contextlib.closing(VllmService(policy, generation)) as opened:
+        opened.running(lambda: False)
         yield VllmEngine(policy, generation, opened)
 
 
@@ -73,6 +75,19 @@ def test_it_samples_from_the_trainers_policy_after_every_update(
             assert (nats := _agree(policy, engine)) < 0.05
             _learn(policy)
         figures.add([row("difference between vLLM and trainer", [nats], "nats a token", target=0.05, better="lower")])
+
+
+def test_a_second_start_finds_what_the_first_has_compiled(
+    policy: Policy, vllm_python: Path, figures: Report, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = []
+    for _ in range(2):
+        caplog.clear()
+        began = time.monotonic()
+        with _vllm(policy, vllm_python):
+            seconds.append(time.monotonic() - began)
+    assert "compiles" not in caplog.text
+    figures.add([row("second start of vLLM", seconds[1:], "s", target=15, better="lower")])
 
 
 def test_it_sleeps_and_wakes_many_times(policy: Policy, vllm_python: Path) -> None:

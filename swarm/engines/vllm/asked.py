@@ -95,7 +95,7 @@ class Asked:
             del self._groups[reply.prompt]
             yield reply.prompt, Rejection(Reason.ENGINE_REFUSED, f"prompt {reply.prompt}: {reply.reason}")
             return
-        group.completions[reply.completion] = self._completion(reply)
+        group.completions[reply.completion] = self._completion(reply, len(group.token_ids))
         if len(group.completions) == len(group.seeds):
             del self._groups[reply.prompt]
             yield reply.prompt, tuple(group.completions[k] for k in range(len(group.seeds)))
@@ -107,8 +107,9 @@ class Asked:
         self._groups[name] = _Group(ids, seeds, {})
         return None
 
-    def _completion(self, sampled: Sampled) -> Completion:
+    def _completion(self, sampled: Sampled, prompt_length: int) -> Completion:
         ids = list(sampled.token_ids)
+        routers = self._policy.routers
         if not math.isfinite(sum(sampled.logprobs)):
             raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
         # If the two disagree on the text, vLLM's decides, because it stopped there.
@@ -118,4 +119,5 @@ class Asked:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             versions=sampled.versions,
+            routing=routers.stored(sampled.experts, prompt_length + len(ids) - 1) if routers else b"",
         )

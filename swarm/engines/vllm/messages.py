@@ -50,6 +50,15 @@ class Start(Struct, frozen=True, tag=True):
     """None: text only."""
     shares_gpu: bool
     """Whether weights will come in pieces, through memory of the GPU."""
+    reports_experts: bool
+    """Whether `Sampled` says which experts were chosen."""
+    arguments: dict[str, object]
+    """Further arguments of vLLM's engine, of the user."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is one."""
+        return self.gpu_memory_fraction is not None
 
 
 class Wanted(Struct, frozen=True):
@@ -187,6 +196,12 @@ class Heading(Struct, frozen=True):
 Request = Start | Generate | Features | Add | End | Piece | Load | Sleep | Wake
 
 
+class Compiling(Struct, frozen=True, tag=True):
+    """The start takes longer: vLLM has not run this model here before."""
+
+    id: int
+
+
 class Ready(Struct, frozen=True, tag=True):
     """Started."""
 
@@ -197,6 +212,8 @@ class Ready(Struct, frozen=True, tag=True):
     """Capacity of the KV cache in tokens."""
     version: str
     """Version of vLLM."""
+    keeps: bool
+    """Whether what is sampled is kept beside vLLM, because its scheduler is known."""
 
 
 class Sampled(Struct, frozen=True, tag=True):
@@ -208,6 +225,9 @@ class Sampled(Struct, frozen=True, tag=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[VersionSpan, ...]
+    experts: bytes = b""
+    """[tokens, L, k] ids of two bytes: what each of the model's layers chose for every token that was read, the
+    prompt's included, the last one's not."""
 
 
 class Unanswered(Struct, frozen=True, tag=True):
@@ -241,7 +261,7 @@ class Broken(Struct, frozen=True, tag=True):
     reason: str
 
 
-Answer = Ready | Sampled | Unanswered | Done | Refused
+Answer = Compiling | Ready | Sampled | Unanswered | Done | Refused
 Reply = Answer | Beat | Broken
 
 encode = msgspec.msgpack.Encoder().encode

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swarm.engines.vllm.messages import Answer, Beat, Broken, Request, Start, decode_reply, encode
 from swarm.errors import EngineCrashed, EngineError
-from swarm.inherited import inherited
+from swarm.inherited import inherited, user_path
 
 MODULE = "swarm.engines.vllm.server"
 LOG = "log.txt"
@@ -57,10 +57,11 @@ class VllmProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={
+                        "TRITON_CACHE_DIR": str(_kernels()),
                         **inherited("base", "home", "compute", "hub"),
                         **ENVIRONMENT,
                         **environment,
-                        "PYTHONPATH": str(_path_to_swarm(work)),
+                        "PYTHONPATH": os.pathsep.join((str(_path_to_swarm(work)), *user_path(python))),
                     },
                     start_new_session=True,  # Ctrl-C goes to the node only; killing the session ends vLLM
                 )
@@ -195,8 +196,14 @@ class Call:
             raise EngineCrashed(f"vLLM said nothing for {timeout_s:g} s, and was killed")
 
 
+def _kernels() -> Path:
+    """Where Triton keeps compiled kernels by default. Without a word, vLLM puts those of a start that compiles where
+    other starts do not look."""
+    return Path(os.environ.get("TRITON_HOME", Path.home())) / ".triton" / "cache"
+
+
 def _path_to_swarm(work: Path) -> Path:
-    """A directory from which that Python imports this package, and nothing else of this environment."""
+    """A directory from which that Python imports this package, and nothing else beside it."""
     directory = work / "path"
     directory.mkdir(exist_ok=True)
     link = directory / "swarm"

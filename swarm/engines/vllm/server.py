@@ -11,22 +11,28 @@ its own for each, which end with this one. The process ends when its socket clos
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 import signal
 import sys
 import time
 from collections import deque
+from inspect import signature
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import ValidationError
+from msgspec import Struct, ValidationError
 
 from swarm.engines.vllm import pieces, reading
+from swarm.engines.vllm.arguments import check_names, engine_arguments
 from swarm.engines.vllm.messages import (
     Add,
     Beat,
     Broken,
+    Compiling,
     Done,
     End,
     Features,
@@ -51,16 +57,30 @@ from swarm.engines.vllm.messages import (
 from swarm.types import VersionSpan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.nn import Module
     from vllm import LLMEngine, RequestOutput, SamplingParams
     from vllm.lora.request import LoRARequest
 
+    from swarm.engines.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler, Kept
+
 BEAT_S = 2.0
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""LoRA ranks that vLLM supports."""
 ADAPTERS_ID = 1
-CPU_BLOCK = 32
-"""Tokens, the fewest that vLLM's CPU kernels take. Its default of 128 would find too little of an episode's past."""
+COMPILES = ("vllm.compilation.monitor", "Starting torch.compile")
+"""Where vLLM says that it compiles a model that it finds in no cache, and how that begins."""
+KNOWN = "0.32."
+"""How the version begins whose schedulers `scheduler.py` knows."""
+
+
+class Running(Struct, frozen=True):
+    """A completion in progress."""
+
+    wanted: Wanted
+    token_ids: tuple[int, ...]
+    """The prompt's."""
+    kept: Kept | None
+    """What it has sampled; None: vLLM keeps that."""
 
 
 class Call:
@@ -72,8 +92,8 @@ class Call:
         self.waiting: deque[tuple[Wanted, tuple[int, ...], tuple[Placed, ...]]] = deque()
         """Completions to begin, with their prompts and what is read in these beside text."""
         self.media: dict[int, reading.Read] = {}
-        self.running: dict[str, tuple[Wanted, tuple[int, ...]]] = {}
-        """Running completions, with their prompts, by vLLM's request id."""
+        self.running: dict[str, Running] = {}
+        """By the request id that vLLM is given."""
         self.num_begun = 0
 
 
@@ -84,14 +104,16 @@ class Server:
         """Load the model, which takes a while; raises whatever vLLM raises."""
         self._connection = connection
         self._start = start
-        self._engine = open_engine(start)
-        self._engine.set_weight_version(str(start.version))
         self._calls: dict[int, Call] = {}
         self._adapters: LoRARequest | None = None
         self._loads = 0
         self._has_pieces = False
         """Of the next weights: the model is neither the old nor the new one."""
         self._spoke_at = time.monotonic()
+        hear(*COMPILES, lambda: self._say(Compiling(start.id)))
+        os.chdir(start.work)
+        self._engine, self._scheduler = open_engine(start)
+        self._turn(start.version)
 
     def serve(self) -> None:
         """Serve until the node closes its end."""
@@ -182,12 +204,18 @@ class Server:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": load.path})
             if self._start.reads:  # the reload has emptied it, but the scheduler would still count on it
                 self._engine.reset_encoder_cache()
-            if self._start.gpu_memory_fraction is None:
+            if not self._start.on_gpu:
                 self._engine.apply_model(pack_heads)
         self._loads += 1
         if load.recompute:
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        self._engine.set_weight_version(str(load.version))
+        self._turn(load.version)
+
+    def _turn(self, version: int) -> None:
+        """What is sampled from now on is by weights of this version."""
+        self._engine.set_weight_version(str(version))
+        if self._scheduler:
+            self._scheduler.turn(version)
 
     def _load_adapters(self, path: str) -> None:
         from vllm.lora.request import LoRARequest
@@ -204,7 +232,6 @@ class Server:
     def _begin(self, call: Call, wanted: Wanted, token_ids: tuple[int, ...], placed: tuple[Placed, ...]) -> None:
         name = f"{call.request.id}/{call.num_begun}"
         call.num_begun += 1
-        call.running[name] = wanted, token_ids
         salt = f"weights {self._loads}"  # separates prefix caches of different weights
         if placed:
             prompt = reading.prompt_with(token_ids, placed, call.media, salt)
@@ -212,10 +239,12 @@ class Server:
             prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
         params = sampling_params(call.request, wanted)
         try:
-            self._engine.add_request(name, prompt, params, lora_request=self._adapters)
+            given = self._engine.add_request(name, prompt, params, lora_request=self._adapters)
         except ValueError as error:  # concerns this prompt only
-            del call.running[name]
             self._say(Unanswered(call.request.id, wanted.prompt, describe(error)))
+        else:
+            kept = self._scheduler.kept(given) if self._scheduler else None
+            call.running[name] = Running(wanted, token_ids, kept)
 
     def _step(self) -> None:
         self._collect()
@@ -233,64 +262,74 @@ class Server:
         call = self._calls.get(int(output.request_id.partition("/")[0]))
         if call is None:
             return
-        wanted, token_ids = call.running.pop(output.request_id)
-        if tuple(output.prompt_token_ids or ()) != token_ids:
+        running = call.running.pop(output.request_id)
+        if tuple(output.prompt_token_ids or ()) != running.token_ids:
             raise AssertionError(f"vLLM has read another prompt than it was given: {output.prompt_token_ids}")
-        self._say(sampled(call.request.id, wanted, output))
+        self._say(sampled(call.request.id, running, output))
 
     def _ready(self) -> Ready:
         import vllm
 
-        cache = self._engine.vllm_config.cache_config
-        room = (cache.num_gpu_blocks or 0) * cache.block_size
-        return Ready(self._start.id, self._engine.vllm_config.model_config.max_model_len, room, vllm.__version__)
+        config = self._engine.vllm_config
+        return Ready(
+            self._start.id,
+            config.model_config.max_model_len,
+            (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+            vllm.__version__,
+            self._scheduler is not None,
+        )
 
     def _say(self, reply: Reply) -> None:
         self._connection.send_bytes(encode(reply))
         self._spoke_at = time.monotonic()
 
 
-def open_engine(start: Start) -> LLMEngine:
-    """vLLM with the model loaded."""
-    from vllm import EngineArgs, LLMEngine
+def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyncScheduler | None]:
+    """vLLM with the model loaded, and its scheduler if that keeps what is sampled.
 
-    on_gpu = start.gpu_memory_fraction is not None
-    memory = (
-        {"gpu_memory_utilization": start.gpu_memory_fraction}
-        if on_gpu
-        else {"kv_cache_memory_bytes": start.cpu_cache_bytes, "block_size": CPU_BLOCK}
-    )
-    lora = (
-        {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(r for r in LORA_RANKS if r >= start.lora_rank)}
-        if start.lora_rank
-        else {}
-    )
-    media = reading.arguments(start.model, start.reads) if start.reads else {}
-    transfer = {"weight_transfer_config": pieces.CONFIG} if start.shares_gpu else {}
-    arguments = EngineArgs(
-        model=start.model,
-        dtype=start.dtype,
-        max_model_len=start.max_tokens,
-        max_num_seqs=start.max_sequences,
-        trust_remote_code=start.trust_remote_code,
-        hf_overrides={"head_dtype": "float32"},  # logits as in training: `swarm/policy/scoring/head.py`
-        tensor_parallel_size=start.num_parts,
-        enable_sleep_mode=start.sleep,
-        enforce_eager=not on_gpu,  # compiling for a CPU needs a C++ compiler
-        enable_chunked_prefill=on_gpu,  # partial prompts rewind seeds, which fails on CPUs
-        logprobs_mode="processed_logprobs",  # under the sampled distribution, with temperature and filters
-        async_scheduling=on_gpu,
-        generation_config="vllm",
-        disable_log_stats=True,
-        **memory,
-        **lora,
-        **media,
-        **transfer,
-    )
-    engine = LLMEngine.from_engine_args(arguments)
+    Raises `ValueError` for a name in `Start.arguments` that vLLM does not know, and whatever vLLM raises.
+    """
+    from vllm import EngineArgs, LLMEngine, __version__
+
+    check_names(start.arguments, signature(EngineArgs).parameters, __version__)
+    keeps = __version__.startswith(KNOWN)
+    if keeps:
+        import_model(start.model)
+    given = engine_arguments(start) | ({"scheduler_cls": scheduler(start.on_gpu)} if keeps else {})
+    engine = LLMEngine.from_engine_args(EngineArgs(**given))
     if start.shares_gpu:
         engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": pieces.INIT})
-    return engine
+    return engine, engine.engine_core.engine_core.scheduler if keeps else None
+
+
+def hear(logger: str, beginning: str, call: Callable[[], None]) -> None:
+    """Call whenever vLLM logs a line with this in it, also one that its log leaves out."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if beginning in record.getMessage():
+                call()
+
+    found = logging.getLogger(logger)
+    found.setLevel(logging.INFO)
+    found.addHandler(Handler())
+
+
+def import_model(model: str) -> None:
+    """Import vLLM's code for a model in a directory; otherwise vLLM does that in a further process, just to look at it,
+    and then again in this one."""
+    from vllm import ModelRegistry
+
+    for architecture in json.loads((Path(model) / "config.json").read_bytes())["architectures"]:
+        if found := ModelRegistry.models.get(architecture):
+            ModelRegistry.register_model(architecture, found.load_model_cls())
+
+
+def scheduler(ahead: bool) -> type[KeepingScheduler | KeepingAsyncScheduler]:
+    """The one for steps that begin before the last one's tokens are there, or not."""
+    from swarm.engines.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler
+
+    return KeepingAsyncScheduler if ahead else KeepingScheduler
 
 
 def pack_heads(model: Module) -> None:
@@ -326,19 +365,27 @@ def sampling_params(request: Generate, wanted: Wanted) -> SamplingParams:
     )
 
 
-def sampled(call: int, wanted: Wanted, output: RequestOutput) -> Sampled:
+def sampled(call: int, running: Running, output: RequestOutput) -> Sampled:
     """A finished request as a message to the node."""
-    completion = output.outputs[0]
+    completion, kept = output.outputs[0], running.kept
     ids = tuple(completion.token_ids)
-    if tuple(completion.logprobs.token_ids) != ids:
-        raise AssertionError(f"vLLM reports log-probabilities of other tokens than it sampled: {completion.logprobs}")
+    if kept:
+        known, logprobs = kept.token_ids[: len(ids)], kept.logprobs[: len(ids)]
+        versions = kept.spans(len(ids))
+    else:
+        known, logprobs = completion.logprobs.token_ids, completion.logprobs.logprobs
+        versions = tuple(VersionSpan(int(span.version), span.end - span.start) for span in completion.weight_versions)
+    if tuple(known) != ids or len(logprobs) != len(ids):
+        raise AssertionError(f"vLLM reports log-probabilities of other tokens than it sampled: {known}, {ids}")
+    experts = getattr(completion, "routed_experts", None)
     return Sampled(
         id=call,
-        prompt=wanted.prompt,
-        completion=wanted.completion,
+        prompt=running.wanted.prompt,
+        completion=running.wanted.completion,
         token_ids=ids,
-        logprobs=tuple(completion.logprobs.logprobs),
-        versions=tuple(VersionSpan(int(span.version), span.end - span.start) for span in completion.weight_versions),
+        logprobs=tuple(logprobs),
+        versions=versions,
+        experts=b"" if experts is None else experts.astype("<u2").tobytes(),
     )
 
 

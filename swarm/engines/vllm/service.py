@@ -19,7 +19,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.vllm import delivery
 from swarm.engines.vllm.features import reads_of
 from swarm.engines.vllm.handover import State, make_work_directory, model_files, state_of
-from swarm.engines.vllm.messages import Done, Ready, Refused, Request, Sleep, Start, Wake
+from swarm.engines.vllm.messages import Compiling, Done, Ready, Refused, Request, Sleep, Start, Wake
 from swarm.engines.vllm.process import POLL_S, VllmProcess
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
@@ -191,13 +191,22 @@ class VllmService:
             trust_remote_code=self._trust_remote_code,
             reads=reads_of(policy),
             shares_gpu=self._delivery.shares_gpu,
+            reports_experts=policy.routers is not None,
+            arguments={**settings.vllm.arguments},
         )
 
     def _wait_until_ready(self, cancelled: Callable[[], bool]) -> Ready:
         assert self._process is not None
         while not cancelled():
-            if isinstance(reply := self._process.starting.receive(self._settings.vllm.start_timeout_s), Ready):
+            reply = self._process.starting.receive(self._settings.vllm.start_timeout_s)
+            if isinstance(reply, Ready):
+                if not reply.keeps:
+                    logger.warning(
+                        "vLLM %s is not the one this was made for: it may generate more slowly", reply.version
+                    )
                 return reply
+            if isinstance(reply, Compiling):
+                logger.warning("vLLM compiles this model, which takes about half a minute; its next start will not")
         self._process.kill()
         raise Interrupted("stopped while vLLM was starting")
 

@@ -1,24 +1,31 @@
 """What `swarm/engines/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
 A file in the directory VLLM_FAKE makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
-`refuse-load`, `cannot-map` the GPU's memory. While there is `hold`, a number, it waits as soon as a request has so many
-tokens; `holding` says that it does.
+`refuse-load`, `cannot-map` the GPU's memory; with `compiles` it says that it compiles. While there is `hold`, a number,
+it waits as soon as a request has so many tokens; `holding` says that it does.
 
 It writes there: `loads` gets a line for every change of weights; `transfer` one for each weight from the GPU's memory,
 and for start and end; `sleep` one for every part that wakes or sleeps; `placed` the GPUs that it sees, into how many it
-cuts matrices, and its fraction of their memory; `mistaken` one for every token that was sampled with other weights than
-it is attributed to. `weights.safetensors` are those that it got last as files.
+cuts matrices, and its fraction of their memory; `started` its arguments, its Python path and its place for kernels;
+`mistaken` one for every token that was sampled with other weights than it is attributed to. `weights.safetensors` are
+those that it got last as files.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import shutil
+import sys
 import time
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+
+import numpy as np
 
 __version__ = "fake"
 SCRIPT = Path(os.environ["VLLM_FAKE"])
@@ -27,7 +34,18 @@ UPDATE = ("names", "dtype_names", "shapes", "tensor_sizes", "ipc_handles")
 """Fields of vLLM's `IPCWeightTransferUpdateInfo`."""
 
 
+ARGUMENTS = (
+    *("model", "dtype", "max_model_len", "max_num_seqs", "trust_remote_code", "hf_overrides", "tensor_parallel_size"),
+    *("enable_sleep_mode", "enforce_eager", "enable_chunked_prefill", "logprobs_mode", "async_scheduling"),
+    *("generation_config", "disable_log_stats", "gpu_memory_utilization", "kv_cache_memory_bytes", "block_size"),
+    *("enable_lora", "max_loras", "max_lora_rank", "weight_transfer_config", "cudagraph_capture_sizes"),
+    *("quantization", "kv_cache_dtype", "enable_return_routed_experts"),
+)
+
+
 class EngineArgs:
+    __signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in ARGUMENTS])
+
     def __init__(self, **arguments: object) -> None:
         self.arguments = arguments
 
@@ -41,6 +59,10 @@ class LLMEngine:
     def __init__(self, arguments: dict[str, object]) -> None:
         if (SCRIPT / "no-start").exists():
             raise ValueError("no kernel for this model")
+        if (SCRIPT / "compiles").exists():
+            logging.getLogger("vllm.compilation.monitor").info("[backbone] Starting torch.compile")
+        started = {"arguments": arguments, "path": sys.path, "kernels": os.environ["TRITON_CACHE_DIR"]}
+        (SCRIPT / "started").write_text(json.dumps(started))
         assert "RANK" not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
         shutil.copy(Path(str(arguments["model"])) / "model.safetensors", SCRIPT / "weights.safetensors")
         assert arguments["hf_overrides"] == {"head_dtype": "float32"}
@@ -60,6 +82,8 @@ class LLMEngine:
         self._in_flight: list[_Batch] = []
         self._missing: set[str] = set()
         """What it has no memory for, or no content in."""
+        self._config = json.loads((Path(str(arguments["model"])) / "config.json").read_bytes())
+        self._reports = arguments.get("enable_return_routed_experts", False)
         self._running: dict[str, tuple[SamplingParams, list[int], list[str]]] = {}
         self._prompts: dict[str, list[int]] = {}
 
@@ -183,8 +207,17 @@ class LLMEngine:
             versions.append(self._version)
             if len(ids) == params.max_tokens:
                 del self._running[name]
-                finished.append(_output(name, self._prompts[name], ids, versions))
+                output = _output(name, self._prompts[name], ids, versions)
+                if self._reports:
+                    output.outputs[0].routed_experts = self._experts(len(self._prompts[name]) + len(ids) - 1)
+                finished.append(output)
         return finished
+
+    def _experts(self, num_tokens: int) -> np.ndarray:
+        """[tokens, L, k] uint8: position + 2 layer + k, of 16."""
+        layers, top_k = self._config["num_hidden_layers"], self._config["num_experts_per_tok"]
+        at = np.ogrid[:num_tokens, :layers, :top_k]
+        return ((at[0] + 2 * at[1] + at[2]) % 16).astype(np.uint8)
 
     def _fail_if_asked(self) -> None:
         hold = SCRIPT / "hold"
