@@ -78,6 +78,8 @@ class PassSize(Struct, frozen=True):
     """What one layer keeps: checkpointing computes it again, layer by layer."""
     cached_per_token: float
     """Keys and values of a token."""
+    compiled: bool = False
+    """Whether layers are; checkpointing keeps the same with and without."""
 
 
 class ModelSize(Struct, frozen=True):
@@ -336,6 +338,7 @@ def _measure_passes(
         kept_checkpointed=growth(lambda rows: whole(lambda run: run.kept[rows, True])),
         layer=growth(largest),
         cached_per_token=whole(lambda run: run.cached),
+        compiled=compiled,
     )
 
 
