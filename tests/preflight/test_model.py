@@ -211,12 +211,14 @@ def test_the_head_takes_what_it_really_takes(num_tokens: int, monkeypatch: pytes
     assert head_bytes(size, num_tokens, "cpu") == pytest.approx(live.peak, rel=0.1)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_compiled_layers_keep_what_torch_chooses_to_keep(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of real tensors on a CPU, with a stand-in for the GPU's kernel of attention."""
+@pytest.mark.parametrize(("rank", "frozen"), [(0, "compute"), (4, "compute"), (4, "nf4")])
+def test_compiled_layers_keep_what_torch_chooses_to_keep(
+    rank: int, frozen: FrozenDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of real tensors on a CPU, with a stand-in for the GPU's kernel of attention. No matrix of few bits is kept."""
     if rank:
         pytest.importorskip("peft", reason="needs the extra lora")
-    model, lora = _deeper("qwen2"), LoraSettings(rank=rank)
+    model, lora = _deeper("qwen2"), LoraSettings(rank=rank, frozen_dtype=frozen)
     found = measure(model.config, lora, lambda _: torch.bfloat16, compiled=lambda _: True).passes
     plain = _size(model, torch.bfloat16, lora).passes
     if rank:
@@ -229,7 +231,7 @@ def test_compiled_layers_keep_what_torch_chooses_to_keep(rank: int, monkeypatch:
         model.base_model(input_ids=ids, position_ids=ids, use_cache=False, **packed)
     assert found is not None and plain is not None
     assert found.kept.at(ROWS * WIDTH) == pytest.approx(kept(), rel=0.1)
-    assert found.kept.per_token < 0.8 * plain.kept.per_token
+    assert found.kept.per_token < 0.8 * plain.kept.per_token and found.kept.fixed <= 1.1 * plain.kept.fixed
 
 
 def test_keys_and_values_are_counted_as_the_engine_stores_them() -> None:
