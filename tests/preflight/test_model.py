@@ -21,7 +21,7 @@ from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
 from swarm.policy.scoring import head
 from swarm.policy.scoring.head import selected_logprobs
-from swarm.preflight.compiled import counted, traced
+from swarm.preflight.compiled import counted, tracing
 from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
 from swarm.preflight.page import MODELS
 from swarm.training.layers import TrainingLayers
@@ -225,9 +225,15 @@ def test_compiled_layers_keep_what_torch_chooses_to_keep(
         model = model.to(torch.bfloat16)
         Adapters(model, lora)
     monkeypatch.setattr(attention, "in_ranges", in_ranges)
-    layers, ids = TrainingLayers(model, True, False, compile_code=traced), torch.randint(50, (1, ROWS * WIDTH))
+    ids = torch.randint(50, (1, ROWS * WIDTH))
     packed = Segments([WIDTH] * ROWS, [None] * ROWS, in_ranges=True).inputs(ids.device)
-    with layers.active(), packed_attention(model), counted(model) as kept, torch.autocast("cpu", torch.bfloat16):
+    with (
+        tracing() as traced,
+        TrainingLayers(model, True, False, compile_code=traced).active(),
+        packed_attention(model),
+        counted(model) as kept,
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         model.base_model(input_ids=ids, position_ids=ids, use_cache=False, **packed)
     assert found is not None and plain is not None
     assert found.kept.at(ROWS * WIDTH) == pytest.approx(kept(), rel=0.1)
