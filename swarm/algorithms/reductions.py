@@ -33,5 +33,5 @@ def ess(weights: Tensor, mask: Tensor) -> Figure:
     Source: Kong 1992; arXiv:2509.19128, section 4.
     """
     kept = weights.detach() * mask
-    wide = kept.cpu().double() if kept.device.type == "mps" else kept.double()  # Apple's GPUs have no float64
+    wide = (kept if kept.is_cuda else kept.cpu()).double()  # Apple's GPUs have no float64
     return Figure("ess", wide.sum(), mask.sum(), wide.square().sum())

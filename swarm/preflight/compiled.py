@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +16,24 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 from transformers import PreTrainedModel
 
+Code = Callable[..., Any]
 
-@cache
-def traced(code: Callable[..., Any]) -> Callable[..., Any]:
-    """`code`, divided into what runs forward and backward as the compiler would, and run as it is."""
+
+@contextmanager
+def tracing() -> Iterator[Callable[[Code], Code]]:
+    """Yields a function that returns code divided into what runs forward and backward as the compiler would, and run as
+    it is. Afterwards nothing is left of the traces, of which torch makes only a few for each function."""
+    from torch._C._dynamo.eval_frame import reset_code
+
+    made: dict[Code, Code] = {}
+    try:
+        yield lambda code: made.setdefault(code, _traced(code))
+    finally:
+        for code in made:
+            reset_code(code.__code__)
+
+
+def _traced(code: Code) -> Code:
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -34,7 +47,7 @@ def traced(code: Callable[..., Any]) -> Callable[..., Any]:
     backend = aot_autograd(
         fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=divide, decompositions=select_decomp_table()
     )
-    traced: Callable[..., Any] = torch.compile(code, dynamic=True, backend=backend)
+    traced: Code = torch.compile(code, dynamic=True, backend=backend)
     return traced
 
 

@@ -42,7 +42,7 @@ from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
 from swarm.policy.scoring.head import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
-from swarm.preflight.compiled import counted, traced
+from swarm.preflight.compiled import counted, tracing
 from swarm.training.layers import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
@@ -78,6 +78,8 @@ class PassSize(Struct, frozen=True):
     """What one layer keeps: checkpointing computes it again, layer by layer."""
     cached_per_token: float
     """Keys and values of a token."""
+    compiled: bool = False
+    """Whether layers are; checkpointing keeps the same with and without."""
 
 
 class ModelSize(Struct, frozen=True):
@@ -336,6 +338,7 @@ def _measure_passes(
         kept_checkpointed=growth(lambda rows: whole(lambda run: run.kept[rows, True])),
         layer=growth(largest),
         cached_per_token=whole(lambda run: run.cached),
+        compiled=compiled,
     )
 
 
@@ -350,7 +353,7 @@ def _run(model: PreTrainedModel, dtype: torch.dtype, compiled: bool) -> _Run:
                     kept[rows, checkpointed] = _kept_bytes(model, rows, dtype)
         cached = _cached_bytes(model, dtype)
     if compiled:  # the dispatch mode would keep torch from tracing
-        with fake, packed_attention(model):
+        with fake, packed_attention(model), tracing() as traced:
             for rows in (1, 2):
                 with TrainingLayers(model, compiled=True, checkpointed=False, compile_code=traced).active():
                     kept[rows, False] = _kept_bytes_compiled(model, rows, dtype)

@@ -50,6 +50,8 @@ class Need(Struct, frozen=True):
     parts: tuple[Part, ...]
     lacking: str = ""
     """What is not included, and why."""
+    assumed: str = ""
+    """Of the passes of an update."""
 
     def during(self, when: When) -> int:
         """Bytes of the parts of one time."""
@@ -75,7 +77,8 @@ class Need(Struct, frozen=True):
         )
         turns = " or ".join(text for text in (update, generation) if text)
         lacking = f"; not included: {self.lacking}" if self.lacking else ""
-        return f"{always}" + (f"; in turn {turns}" if turns else "") + lacking
+        assumed = f"; assumed: {self.assumed}" if self.assumed else ""
+        return f"{always}" + (f"; in turn {turns}" if turns else "") + assumed + lacking
 
 
 class Node(Struct, frozen=True):
@@ -111,7 +114,8 @@ class Node(Struct, frozen=True):
 
     @property
     def checkpointed(self) -> bool:
-        """Whether passes keep only the inputs of layers; by default on GPUs."""
+        """Whether passes keep only the inputs of layers; by default with CUDA, where a node with more free memory does
+        not."""
         return is_checkpointed(self.config.update.gradient_checkpointing, self.device)
 
     @property
@@ -125,7 +129,14 @@ class Node(Struct, frozen=True):
         if self.trains:
             parts += _update(self, tokens)
         lacking = f"activations and KV cache ({self.size.problem})" if self.size.passes is None else ""
-        return Need(tuple(part for part in parts if part.num_bytes), lacking)
+        return Need(tuple(part for part in parts if part.num_bytes), lacking, self._assumed(tokens))
+
+    def _assumed(self, tokens: int) -> str:
+        """In words; empty where nothing is trained."""
+        if not self.trains or self.size.passes is None:
+            return ""
+        kind = "checkpointed" if self.checkpointed else ("compiled" if self.size.passes.compiled else "plain")
+        return f"passes of {tokens:,} tokens, {kind} layers"
 
     def longest_pass(self, free: int) -> int | None:
         """Tokens of a pass that fits into `free` bytes, those configured or halves of them; None if none does."""

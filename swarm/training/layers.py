@@ -15,7 +15,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarm.errors import PolicyError
 from swarm.policy.experts.casting import are_cast
-from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
 from swarm.policy.reading import has_encoder
 from swarm.policy.scoring.compiled import compiled as compiled_once
@@ -90,11 +89,11 @@ def is_compiled(chosen: bool | None, policy: Policy) -> bool:
 
 def pays(model: PreTrainedModel, device: str) -> bool:
     """Whether compiled layers are worth the wait on this type of device: with CUDA, for a dense model of some size
-    that reads text only. Compiled, layers of few bits would keep their matrices for the gradient."""
+    that reads text only."""
     return (
         device == "cuda"
         and not has_encoder(model.config)
         and sum(weight.numel() for weight in model.parameters()) >= COMPILED_PARAMETERS
-        and not any(are_cast(module) or isinstance(module, FrozenLinear) for module in model.modules())
+        and not any(map(are_cast, model.modules()))
         and any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
     )

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.policy.frozen.layers import freeze
 from swarm.policy.loading import Policy
 from swarm.policy.scoring.compiled import compiled
 from swarm.policy.scoring.head import read_at_once, slope_at_once
@@ -66,5 +65,3 @@ def test_layers_are_compiled_where_it_pays(policy: Policy, monkeypatch: pytest.M
     assert pays(policy.model, "cuda") and not pays(policy.model, "cpu")
     assert not pays(make("qwen3_moe").model, "cuda")
     assert is_compiled(True, policy) and not is_compiled(False, policy) and not is_compiled(None, policy)
-    freeze(policy.model, "nf4")
-    assert not pays(policy.model, "cuda"), "compiled, a pass would keep the matrices"

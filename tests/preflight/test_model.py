@@ -21,7 +21,7 @@ from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
 from swarm.policy.scoring import head
 from swarm.policy.scoring.head import selected_logprobs
-from swarm.preflight.compiled import counted, traced
+from swarm.preflight.compiled import counted, tracing
 from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
 from swarm.preflight.page import MODELS
 from swarm.training.layers import TrainingLayers
@@ -211,25 +211,33 @@ def test_the_head_takes_what_it_really_takes(num_tokens: int, monkeypatch: pytes
     assert head_bytes(size, num_tokens, "cpu") == pytest.approx(live.peak, rel=0.1)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_compiled_layers_keep_what_torch_chooses_to_keep(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of real tensors on a CPU, with a stand-in for the GPU's kernel of attention."""
+@pytest.mark.parametrize(("rank", "frozen"), [(0, "compute"), (4, "compute"), (4, "nf4")])
+def test_compiled_layers_keep_what_torch_chooses_to_keep(
+    rank: int, frozen: FrozenDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of real tensors on a CPU, with a stand-in for the GPU's kernel of attention. No matrix of few bits is kept."""
     if rank:
         pytest.importorskip("peft", reason="needs the extra lora")
-    model, lora = _deeper("qwen2"), LoraSettings(rank=rank)
+    model, lora = _deeper("qwen2"), LoraSettings(rank=rank, frozen_dtype=frozen)
     found = measure(model.config, lora, lambda _: torch.bfloat16, compiled=lambda _: True).passes
     plain = _size(model, torch.bfloat16, lora).passes
     if rank:
         model = model.to(torch.bfloat16)
         Adapters(model, lora)
     monkeypatch.setattr(attention, "in_ranges", in_ranges)
-    layers, ids = TrainingLayers(model, True, False, compile_code=traced), torch.randint(50, (1, ROWS * WIDTH))
+    ids = torch.randint(50, (1, ROWS * WIDTH))
     packed = Segments([WIDTH] * ROWS, [None] * ROWS, in_ranges=True).inputs(ids.device)
-    with layers.active(), packed_attention(model), counted(model) as kept, torch.autocast("cpu", torch.bfloat16):
+    with (
+        tracing() as traced,
+        TrainingLayers(model, True, False, compile_code=traced).active(),
+        packed_attention(model),
+        counted(model) as kept,
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         model.base_model(input_ids=ids, position_ids=ids, use_cache=False, **packed)
     assert found is not None and plain is not None
     assert found.kept.at(ROWS * WIDTH) == pytest.approx(kept(), rel=0.1)
-    assert found.kept.per_token < 0.8 * plain.kept.per_token
+    assert found.kept.per_token < 0.8 * plain.kept.per_token and found.kept.fixed <= 1.1 * plain.kept.fixed
 
 
 def test_keys_and_values_are_counted_as_the_engine_stores_them() -> None:

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
@@ -43,13 +43,13 @@ class FrozenLinear(nn.Linear):
 
     def weight_as(self, dtype: torch.dtype) -> Tensor:
         """The rounded weight, as a pass in this type computes it."""
-        return computed(*self._stored, self._shape, dtype)
+        return computed(*self._stored, (self.out_features, self.in_features), dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output [..., out] of `input` [..., in], in the type of the forward pass."""
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        product: Tensor = _Product.apply(input.to(dtype), *self._stored, self._shape)  # type: ignore[no-untyped-call]
+        product: Tensor = _product(input.to(dtype), *self._stored, self.out_features)
         return product if self.bias is None else product + self.bias.to(dtype)
 
     def plain(self) -> nn.Linear:
@@ -58,10 +58,6 @@ class FrozenLinear(nn.Linear):
         layer.weight = nn.Parameter(self.weight, requires_grad=False)
         layer.bias = self.bias
         return layer
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
 
     @property
     def _stored(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -92,30 +88,40 @@ def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
     return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, FrozenLinear))
 
 
+# Operations of their own: a compiler that saw what they do would keep the weight from forward to backward.
+@torch.library.custom_op("swarm::frozen_product", mutates_args=())
+def _product(input: Tensor, codes: Tensor, scales: Tensor, pairs: Tensor | None, size: int) -> Tensor:
+    """input [..., in] weight^T [in, size]; the backward pass computes the weight again instead of keeping it."""
+    return input @ computed(codes, scales, pairs, (size, input.shape[-1]), input.dtype).T
+
+
+@torch.library.custom_op("swarm::frozen_slope", mutates_args=())
+def _slope(grad: Tensor, codes: Tensor, scales: Tensor, pairs: Tensor | None, size: int) -> Tensor:
+    """grad [..., out] weight [out, size]"""
+    return grad @ computed(codes, scales, pairs, (grad.shape[-1], size), grad.dtype)
+
+
+def _shaped(vectors: Tensor, codes: Tensor, scales: Tensor, pairs: Tensor | None, size: int) -> Tensor:
+    return vectors.new_empty(*vectors.shape[:-1], size)
+
+
+def _keep(ctx: _Context, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, int], output: Tensor) -> None:
+    input, codes, scales, pairs, _ = inputs
+    ctx.size = input.shape[-1]
+    ctx.save_for_backward(codes, scales, pairs)  # type: ignore[arg-type]  # None may be saved
+
+
+def _backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _slope(grad, *ctx.saved_tensors, ctx.size), None, None, None, None
+
+
 class _Context(FunctionCtx):
-    """State of `_Product` between forward and backward."""
+    """State of `_product` between forward and backward."""
 
     saved_tensors: tuple[Tensor, Tensor, Tensor | None]
-    shape: tuple[int, int]
+    size: int
 
 
-class _Product(torch.autograd.Function):
-    """input weight^T; the backward pass computes the weight again instead of keeping it."""
-
-    @staticmethod
-    def forward(
-        ctx: _Context,
-        input: Tensor,
-        codes: Tensor,
-        scales: Tensor,
-        pairs: Tensor | None,
-        shape: tuple[int, int],
-    ) -> Tensor:
-        ctx.shape = shape
-        ctx.save_for_backward(codes, scales, pairs)  # type: ignore[arg-type]  # None may be saved
-        return input @ computed(codes, scales, pairs, shape, input.dtype).T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad @ computed(*ctx.saved_tensors, ctx.shape, grad.dtype), None, None, None, None
+_product.register_fake(_shaped)
+_slope.register_fake(_shaped)
+_product.register_autograd(_backward, setup_context=_keep)
