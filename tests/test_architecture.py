@@ -96,6 +96,7 @@ ALLOWED = {
         "swarm.environments.modalities",
         "swarm.policy",
         "swarm.engines",
+        "swarm.training.config",
         "swarm.training.layers",
         "swarm.training.memory",
     }
