@@ -11,6 +11,7 @@ its own for each, which end with this one. The process ends when its socket clos
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -54,7 +55,7 @@ from swarm.engines.vllm.messages import (
     decode_request,
     encode,
 )
-from swarm.types import VersionSpan
+from swarm.types import Sampling, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -289,12 +290,16 @@ def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyn
 
     Raises `ValueError` for a name in `Start.arguments` that vLLM does not know, and whatever vLLM raises.
     """
+    gc.disable()  # what is imported is never garbage, and would be looked through again and again
     from vllm import EngineArgs, LLMEngine, __version__
 
     check_names(start.arguments, signature(EngineArgs).parameters, __version__)
     keeps = __version__.startswith(KNOWN)
     if keeps:
         import_model(start.model)
+        warm_up_for(start.sampling)
+    gc.freeze()
+    gc.enable()
     given = engine_arguments(start) | ({"scheduler_cls": scheduler(start.on_gpu)} if keeps else {})
     engine = LLMEngine.from_engine_args(EngineArgs(**given))
     if start.shares_gpu:
@@ -323,6 +328,14 @@ def import_model(model: str) -> None:
     for architecture in json.loads((Path(model) / "config.json").read_bytes())["architectures"]:
         if found := ModelRegistry.models.get(architecture):
             ModelRegistry.register_model(architecture, found.load_model_cls())
+
+
+def warm_up_for(sampling: Sampling) -> None:
+    """Have vLLM compile the kernels that completions need before it starts, instead of those for all that it can do."""
+    from vllm import SamplingParams
+
+    used = sampling_params(Generate(0, sampling, (), 1), Wanted(0, 0, seed=0))
+    SamplingParams.for_sampler_warmup = staticmethod(lambda: used)
 
 
 def scheduler(ahead: bool) -> type[KeepingScheduler | KeepingAsyncScheduler]:

@@ -183,6 +183,7 @@ class VllmService:
             # vLLM takes the positions of long sequences for all of them if any may be long.
             max_tokens=policy.original_positions or -1,
             max_sequences=settings.max_batch_sequences,
+            sampling=settings.sampling(),
             gpu_memory_fraction=settings.vllm.memory_fraction if self._device.type == "cuda" else None,
             cpu_cache_bytes=settings.vllm.cpu_cache_bytes,
             lora_rank=policy.adapters.rank if policy.adapters else 0,
