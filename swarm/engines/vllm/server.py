@@ -11,6 +11,7 @@ its own for each, which end with this one. The process ends when its socket clos
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -290,7 +291,6 @@ def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyn
 
     Raises `ValueError` for a name in `Start.arguments` that vLLM does not know, and whatever vLLM raises.
     """
-    gc.disable()  # what is imported is never garbage, and would be looked through again and again
     from vllm import EngineArgs, LLMEngine, __version__
 
     check_names(start.arguments, signature(EngineArgs).parameters, __version__)
@@ -298,7 +298,7 @@ def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyn
     if keeps:
         import_model(start.model)
         warm_up_for(start.sampling)
-    gc.freeze()
+    gc.freeze()  # what is imported is never garbage, and would be looked through again and again
     gc.enable()
     given = engine_arguments(start) | ({"scheduler_cls": scheduler(start.on_gpu)} if keeps else {})
     engine = LLMEngine.from_engine_args(EngineArgs(**given))
@@ -413,6 +413,9 @@ def main() -> None:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # vLLM's child processes must not keep the socket open
     connection = Connection(descriptor)
+    gc.disable()  # until all is imported
+    with contextlib.suppress(Exception):  # it is raised again once there is somebody to tell
+        from vllm import EngineArgs, LLMEngine  # noqa: F401  meanwhile the node writes the model
     try:
         start = decode_request(connection.recv_bytes())
         assert isinstance(start, Start)
