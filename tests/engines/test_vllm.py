@@ -566,9 +566,12 @@ def test_shared_memory_that_fills_up_is_a_clear_error(service: VllmService, monk
     def full(*_: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(handover, "save_file", full)
-    with pytest.raises(EngineError, match="--shm-size.*No space left on device"):
-        service.running(lambda: False)
+    with monkeypatch.context() as patched:
+        patched.setattr(handover, "save_file", full)
+        with pytest.raises(EngineError, match="--shm-size.*No space left on device"):
+            service.running(lambda: False)
+    assert service.pid is not None and not psutil.pid_exists(service.pid), "it waited for a model"
+    service.running(lambda: False)
 
 
 def test_sleep_needs_a_gpu(policy: Policy, script: Path, python: Path) -> None:

@@ -36,6 +36,8 @@ class Start(Struct, frozen=True, tag=True):
     max_tokens: int
     """Longest sequence; -1: as long as the model and the KV cache allow."""
     max_sequences: int
+    sampling: Sampling
+    """How most completions will be sampled."""
     gpu_memory_fraction: float | None
     """None: on the CPU, with `cpu_cache_bytes`."""
     cpu_cache_bytes: int

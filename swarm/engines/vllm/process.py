@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from swarm.engines.vllm.messages import Answer, Beat, Broken, Request, Start, decode_reply, encode
+from swarm.engines.vllm.messages import Answer, Beat, Broken, Request, decode_reply, encode
 from swarm.errors import EngineCrashed, EngineError
 from swarm.inherited import inherited, user_path
 
@@ -36,8 +36,11 @@ ENVIRONMENT = {
 class VllmProcess:
     """A server. Any thread may send requests; a separate thread reads the replies."""
 
-    def __init__(self, python: Path, work: Path, environment: Mapping[str, str], start: Callable[[int], Start]) -> None:
-        """Start it without waiting; its log goes to `work`. Raises `EngineError` when `python` cannot be run."""
+    def __init__(self, python: Path, work: Path, environment: Mapping[str, str]) -> None:
+        """Start it without waiting; it imports vLLM until it is asked to load a model. Its log goes to `work`.
+
+        Raises `EngineError` when `python` cannot be run.
+        """
         self.beats = 0
         """Messages received so far."""
         self._log = work / LOG
@@ -71,8 +74,6 @@ class VllmProcess:
                 ) from error
         self._reader = threading.Thread(target=self._read, name="vllm", daemon=True)
         self._reader.start()
-        self.starting = self.call(start)
-        """Receives `Ready`."""
 
     @property
     def pid(self) -> int:

@@ -11,6 +11,8 @@ its own for each, which end with this one. The process ends when its socket clos
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import os
@@ -54,7 +56,7 @@ from swarm.engines.vllm.messages import (
     decode_request,
     encode,
 )
-from swarm.types import VersionSpan
+from swarm.types import Sampling, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,6 +297,9 @@ def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyn
     keeps = __version__.startswith(KNOWN)
     if keeps:
         import_model(start.model)
+        warm_up_for(start.sampling)
+    gc.freeze()  # what is imported is never garbage, and would be looked through again and again
+    gc.enable()
     given = engine_arguments(start) | ({"scheduler_cls": scheduler(start.on_gpu)} if keeps else {})
     engine = LLMEngine.from_engine_args(EngineArgs(**given))
     if start.shares_gpu:
@@ -323,6 +328,14 @@ def import_model(model: str) -> None:
     for architecture in json.loads((Path(model) / "config.json").read_bytes())["architectures"]:
         if found := ModelRegistry.models.get(architecture):
             ModelRegistry.register_model(architecture, found.load_model_cls())
+
+
+def warm_up_for(sampling: Sampling) -> None:
+    """Have vLLM compile the kernels that completions need before it starts, instead of those for all that it can do."""
+    from vllm import SamplingParams
+
+    used = sampling_params(Generate(0, sampling, (), 1), Wanted(0, 0, seed=0))
+    SamplingParams.for_sampler_warmup = staticmethod(lambda: used)
 
 
 def scheduler(ahead: bool) -> type[KeepingScheduler | KeepingAsyncScheduler]:
@@ -400,6 +413,9 @@ def main() -> None:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # vLLM's child processes must not keep the socket open
     connection = Connection(descriptor)
+    gc.disable()  # until all is imported
+    with contextlib.suppress(Exception):  # it is raised again once there is somebody to tell
+        from vllm import EngineArgs, LLMEngine  # noqa: F401  meanwhile the node writes the model
     try:
         start = decode_request(connection.recv_bytes())
         assert isinstance(start, Start)

@@ -20,7 +20,7 @@ from swarm.engines.vllm import delivery
 from swarm.engines.vllm.features import reads_of
 from swarm.engines.vllm.handover import State, make_work_directory, model_files, state_of
 from swarm.engines.vllm.messages import Compiling, Done, Ready, Refused, Request, Sleep, Start, Wake
-from swarm.engines.vllm.process import POLL_S, VllmProcess
+from swarm.engines.vllm.process import POLL_S, Call, VllmProcess
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import release_unused
@@ -161,15 +161,17 @@ class VllmService:
         release_unused()  # vLLM does not start where torch still keeps what training has freed
         _pause(BACKOFF_S * 2 ** (self._crashes - 1) if self._crashes else 0.0, cancelled)
         settings, policy = self._settings.vllm, self._policy
-        with model_files(policy, self.work) as (directory, state):
-            self._process = VllmProcess(
-                settings.python or Path(sys.executable),
-                self.work,
-                _environment(self._device, settings.gpus),
-                lambda call: self._order(call, directory, state.version),
-            )
-            self._state = None if policy.adapters else state
-            self._limits = self._wait_until_ready(cancelled)
+        python = settings.python or Path(sys.executable)
+        process = self._process = VllmProcess(python, self.work, _environment(self._device, settings.gpus))
+        try:
+            with model_files(policy, self.work) as (directory, state):
+                self._state = None if policy.adapters else state
+                starting = process.call(lambda call: self._order(call, directory, state.version))
+                self._limits = self._wait_until_ready(process, starting, cancelled)
+        except BaseException:
+            if process.alive:  # it waits for a model
+                process.kill()
+            raise
         self._asleep = False
 
     def _order(self, call: int, directory: Path, version: int) -> Start:
@@ -183,6 +185,7 @@ class VllmService:
             # vLLM takes the positions of long sequences for all of them if any may be long.
             max_tokens=policy.original_positions or -1,
             max_sequences=settings.max_batch_sequences,
+            sampling=settings.sampling(),
             gpu_memory_fraction=settings.vllm.memory_fraction if self._device.type == "cuda" else None,
             cpu_cache_bytes=settings.vllm.cpu_cache_bytes,
             lora_rank=policy.adapters.rank if policy.adapters else 0,
@@ -195,10 +198,9 @@ class VllmService:
             arguments={**settings.vllm.arguments},
         )
 
-    def _wait_until_ready(self, cancelled: Callable[[], bool]) -> Ready:
-        assert self._process is not None
+    def _wait_until_ready(self, process: VllmProcess, starting: Call, cancelled: Callable[[], bool]) -> Ready:
         while not cancelled():
-            reply = self._process.starting.receive(self._settings.vllm.start_timeout_s)
+            reply = starting.receive(self._settings.vllm.start_timeout_s)
             if isinstance(reply, Ready):
                 if not reply.keeps:
                     logger.warning(
@@ -207,7 +209,7 @@ class VllmService:
                 return reply
             if isinstance(reply, Compiling):
                 logger.warning("vLLM compiles this model, which takes about half a minute; its next start will not")
-        self._process.kill()
+        process.kill()
         raise Interrupted("stopped while vLLM was starting")
 
     def _ask(self, request: Callable[[int], Request]) -> None:
