@@ -28,7 +28,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
     return _range_by_range(query, key, value, queries, keys, scaling), query.new_zeros(
-        query.shape[1], len(query), dtype=torch.float32
+        query.shape[1], query.shape[0], dtype=torch.float32
     )
 
 
@@ -36,7 +36,7 @@ def _attend(
 def _(
     query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty(query.shape[1], len(query), dtype=torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("swarm_tests::in_ranges_backward", mutates_args=())

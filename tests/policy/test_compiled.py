@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
+from swarm.policy import attention
+from swarm.policy.batching import Packed
 from swarm.policy.loading import Policy
+from swarm.policy.logprobs import Scorer
 from swarm.policy.scoring.compiled import compiled
 from swarm.policy.scoring.head import read_at_once, slope_at_once
 from swarm.training import layers
-from swarm.training.layers import is_compiled, pays
+from swarm.training.layers import TrainingLayers, is_compiled, pays
+from swarm.training.rows import Row
 from tests.engines.models import make
+from tests.policy.ranges import in_ranges
 
 
 def test_kernels_read_logits_and_their_gradient_as_torch_does() -> None:
@@ -65,3 +72,19 @@ def test_layers_are_compiled_where_it_pays(policy: Policy, monkeypatch: pytest.M
     assert pays(policy.model, "cuda") and not pays(policy.model, "cpu")
     assert not pays(make("qwen3_moe").model, "cuda")
     assert is_compiled(True, policy) and not is_compiled(False, policy) and not is_compiled(None, policy)
+
+
+def test_layers_are_compiled_once_for_passes_of_any_length(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each new length would take seconds, and torch gives up after a few."""
+    monkeypatch.setattr(attention, "in_ranges", in_ranges)
+    counter = CompileCounterWithBackend("aot_eager")
+    chosen = cache(lambda code: torch.compile(code, dynamic=True, backend=counter))
+    batching = Packed(in_ranges=True)
+    scorer, training = Scorer(policy, 1.0, batching), TrainingLayers(policy.model, True, False, chosen)
+    counts = []
+    for lengths in ((50,), (90, 3, 17), (200, 200), (1, 30, 64, 7)):
+        rows = [Row([3, 4, 5], [6] * length, 0.0, None) for length in lengths]
+        with training.active(), batching.attention(policy.model):
+            scorer(rows).logprobs.sum().backward()
+        counts.append(counter.frame_count)
+    assert counts == counts[:1] * 4 and counts[0] > 0
