@@ -54,6 +54,26 @@ def _mismatch(policy: Policy, answers: list[Answers]) -> torch.Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "norms"), [("qwen2", 2), ("llama", 2), ("qwen3_moe", 4), ("gemma3", 0), ("gpt2", 0)]
+)
+def test_norms_of_the_copy_are_one_operation_where_that_gives_the_same(architecture: str, norms: int) -> None:
+    """`norms` of a layer; Gemma's multiply by one more than the weight, GPT-2's are others."""
+    policy = _half(make(architecture))
+    for name, parameter in policy.model.named_parameters():
+        if "norm" in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    engine, _ = _generate(policy)
+    fused = [name for name, module in _copy_of(engine).named_modules() if "forward" in vars(module) and "norm" in name]
+    assert len(fused) == (norms * policy.model.config.num_hidden_layers + 1 if norms else 0)
+    hidden = 3 * torch.randn(5, policy.model.config.hidden_size)
+    for name in fused:
+        own, other = policy.model.get_submodule(name), _copy_of(engine).get_submodule(name)
+        sample = hidden[:, : own.weight.shape[0]]
+        torch.testing.assert_close(other(sample), own(sample), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(other(sample.bfloat16()), own(sample.bfloat16()), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_copy_samples_what_the_trained_model_would(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = _half(make(architecture))
