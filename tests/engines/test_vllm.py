@@ -26,7 +26,7 @@ from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.vllm import asked, handover
 from swarm.engines.vllm import service as service_module
 from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted
+from swarm.engines.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
 from swarm.engines.vllm.process import Call
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
@@ -35,7 +35,7 @@ from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Rejection, Sampling, VersionSpan
-from tests.engines.models import make
+from tests.engines.models import make, random_policy
 from tests.engines.stand_in import FAKE, python_with_vllm, script_for_vllm
 
 SAMPLING = Sampling(max_new_tokens=12)
@@ -402,6 +402,39 @@ def test_kernels_are_kept_where_the_next_start_looks(
     monkeypatch.setenv(variable, str(tmp_path))
     service.running(lambda: False)
     assert _started(script)["kernels"] == str(tmp_path / expected)
+
+
+KEY = """
+import os, sys
+import msgspec
+from vllm import EngineArgs
+from vllm.compilation.caching import aot_compile_hash_factors
+from swarm.engines.vllm.arguments import engine_arguments
+from swarm.engines.vllm.messages import Start
+
+start = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Start)
+os.chdir(start.work)
+print(aot_compile_hash_factors(EngineArgs(**engine_arguments(start)).create_engine_config()))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not VLLM_PYTHON, reason="needs SWARM_TEST_VLLM_PYTHON")
+def test_what_a_real_vllm_compiles_is_found_again_from_another_directory(python: Path) -> None:
+    """By the key under which it keeps that."""
+    policy, settings = random_policy(64), GenerationSettings(vllm=VllmSettings(python=python))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    keys, works = set(), set()
+    for _ in range(2):
+        with contextlib.closing(VllmService(policy, settings)) as service:
+            with handover.model_files(policy, service.work) as (directory, state):
+                start = service._order(0, directory, state.version)
+                command = [str(VLLM_PYTHON), "-c", KEY, encode(start).hex()]
+                ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+            assert ran.returncode == 0, ran.stderr
+            keys.add(ran.stdout.splitlines()[-1])
+            works.add(service.work)
+    assert len(keys) == 1 and len(works) == 2
 
 
 @pytest.mark.vllm

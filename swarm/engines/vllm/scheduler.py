@@ -40,8 +40,9 @@ class Kept:
         """Tokens that may end it."""
         self.is_read = is_read or params.detokenize
         """Whether vLLM has to see every token, to look for texts that end it as well."""
-        self.is_plain = not (self.is_read or request.has_encoder_inputs or request.use_structured_output)
+        self.is_plain = not (self.is_read or request.use_structured_output)
         """Whether it may go on without vLLM's loop."""
+        self.has_media = request.has_encoder_inputs
         self._versions = [(0, version)]
         """From which token on."""
 
@@ -141,6 +142,8 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
                 others[name] = num
                 continue
             request.num_in_flight_tokens -= num
+            if kept.has_media:
+                self._free_encoder_inputs(request)
             self._append(request, token)
             kept.token_ids.append(token)
             kept.logprobs.append(logprobs.values[row])
