@@ -31,7 +31,6 @@ from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import check_hub, read_config
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
-from swarm.training.config import UpdateSettings
 from swarm.training.layers import is_checkpointed, pays
 
 Verdict = Literal["fits", "smaller", "too large"]
@@ -132,17 +131,15 @@ def preflight(config: NodeConfig, role: RoleName, memory: Memory | None = None, 
             lora,
             lambda parameters: find_dtype(policy.dtype, device, lambda: parameters),
             trains_encoder=policy.encoder == "trained",
-            compiled=partial(_is_compiled, config.update, memory.device, num_processes),
+            compiled=partial(_is_compiled, config.update.compile, memory.device, num_processes),
+            checkpointed=is_checkpointed(config.update.gradient_checkpointing, memory.device),
         )
 
     return judge(size, config, role, memory, num_processes, look)
 
 
-def _is_compiled(update: UpdateSettings, device: str, num_processes: int, model: PreTrainedModel) -> bool:
-    """Whether layers are, and whether that matters: what compiled ones keep takes seconds to find."""
-    if is_checkpointed(update.gradient_checkpointing, device):
-        return False
-    return update.compile if update.compile is not None else num_processes == 1 and pays(model, device)
+def _is_compiled(chosen: bool | None, device: str, num_processes: int, model: PreTrainedModel) -> bool:
+    return chosen if chosen is not None else num_processes == 1 and pays(model, device)
 
 
 def judge(

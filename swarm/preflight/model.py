@@ -79,7 +79,8 @@ class PassSize(Struct, frozen=True):
     cached_per_token: float
     """Keys and values of a token."""
     compiled: bool = False
-    """Whether layers are; checkpointing keeps the same with and without."""
+    """Whether layers are. `layer` is that of plain ones where layers are checkpointed, and `kept_checkpointed` has no
+    copies of weights."""
 
 
 class ModelSize(Struct, frozen=True):
@@ -128,11 +129,13 @@ def measure(
     find_dtype: Callable[[int], torch.dtype],
     trains_encoder: bool = False,
     compiled: Callable[[PreTrainedModel], bool] = lambda _: False,
+    checkpointed: bool = False,
 ) -> ModelSize:
     """The size of the model that `config` describes; `find_dtype` gives the type of its passes by its parameters.
 
-    `compiled` says whether its layers are. What reads pictures or sounds is frozen unless the node `trains_encoder`;
-    its own passes are not measured.
+    `compiled` says whether its layers are; what these keep takes seconds to find, and is not looked for where they are
+    `checkpointed`. What reads pictures or sounds is frozen unless the node `trains_encoder`; its own passes are not
+    measured.
 
     Raises `PolicyError`.
     """
@@ -163,7 +166,7 @@ def measure(
     )
     try:
         return structs.replace(
-            size, passes=_measure_passes(config, lora, dtype, stored, _kinds(whole), compiled(whole))
+            size, passes=_measure_passes(config, lora, dtype, stored, _kinds(whole), compiled(whole), checkpointed)
         )
     except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
         return structs.replace(size, problem=_in_words(error))
@@ -197,7 +200,7 @@ def head_bytes(size: ModelSize, tokens: int, device: str) -> int:
     """Peak of the output head and the gradient of its log-probabilities for `tokens` of them, on a type of device."""
     chunk = tokens_of_chunk(device, size.vocabulary)
     if device == "cuda":
-        return _compiled_head_peak(size, tokens, chunk)
+        return _kernels_peak(size, tokens, chunk)
     simulated = (KEPT_CHUNKS + 2) * chunk  # later chunks are like the last of these
     if tokens <= simulated:
         return _head_peak(size, tokens, chunk)
@@ -205,7 +208,7 @@ def head_bytes(size: ModelSize, tokens: int, device: str) -> int:
     return first + (second - first) * (tokens - simulated) // chunk
 
 
-def _compiled_head_peak(size: ModelSize, tokens: int, chunk: int) -> int:
+def _kernels_peak(size: ModelSize, tokens: int, chunk: int) -> int:
     """Hidden states that predict, rounded, and their gradient; a chunk's logits and their gradient; the head's weight,
     rounded, and its gradient."""
     rounded = size.dtype.itemsize
@@ -307,12 +310,13 @@ def _measure_passes(
     stored: torch.dtype,
     kinds: Sequence[Kind],
     compiled: bool,
+    checkpointed: bool,
 ) -> PassSize:
     """By models of one layer, and of as many as end with the first one of each kind, with and without that one."""
     counts = Counter(kinds[1:])
     ends = {kind: kinds.index(kind, 1) + 1 for kind in counts}
     runs = {
-        layers: _run(_build(_with_layers(config, layers), lora, stored), dtype, compiled)
+        layers: _run(_build(_with_layers(config, layers), lora, stored), dtype, compiled and not checkpointed)
         for layers in sorted({1, *ends.values(), *(end - 1 for end in ends.values())})
     }
 
@@ -333,16 +337,17 @@ def _measure_passes(
         each = [more(kind, lambda run: run.kept[rows, False]) for kind in counts]
         return max(each, default=runs[1].kept[rows, False])
 
+    inputs = growth(lambda rows: whole(lambda run: run.kept[rows, True]))
     return PassSize(
         kept=growth(lambda rows: whole(lambda run: run.kept[rows, False])),
-        kept_checkpointed=growth(lambda rows: whole(lambda run: run.kept[rows, True])),
+        kept_checkpointed=Growth(0, inputs.per_token) if compiled else inputs,
         layer=growth(largest),
         cached_per_token=whole(lambda run: run.cached),
         compiled=compiled,
     )
 
 
-def _run(model: PreTrainedModel, dtype: torch.dtype, compiled: bool) -> _Run:
+def _run(model: PreTrainedModel, dtype: torch.dtype, traced: bool) -> _Run:
     kept: dict[tuple[int, bool], int] = {}
     fake = FakeTensorMode()
     with fake, GroupedProducts():  # type: ignore[no-untyped-call]
@@ -352,10 +357,10 @@ def _run(model: PreTrainedModel, dtype: torch.dtype, compiled: bool) -> _Run:
                 with TrainingLayers(model, compiled=False, checkpointed=checkpointed).active():
                     kept[rows, checkpointed] = _kept_bytes(model, rows, dtype)
         cached = _cached_bytes(model, dtype)
-    if compiled:  # the dispatch mode would keep torch from tracing
-        with fake, packed_attention(model), tracing() as traced:
+    if traced:  # not within the dispatch mode, which would keep torch from tracing
+        with fake, packed_attention(model), tracing() as trace:
             for rows in (1, 2):
-                with TrainingLayers(model, compiled=True, checkpointed=False, compile_code=traced).active():
+                with TrainingLayers(model, compiled=True, checkpointed=False, compile_code=trace).active():
                     kept[rows, False] = _kept_bytes_compiled(model, rows, dtype)
     return _Run(kept, cached)
 

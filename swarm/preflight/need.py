@@ -221,7 +221,10 @@ def _update(node: Node, tokens: int) -> Iterator[Part]:
         return
     head = head_bytes(size, tokens, node.device)
     if node.checkpointed:
-        kept = size.passes.kept_checkpointed.at(tokens) + max(head, size.passes.layer.at(tokens))
+        inputs = size.passes.kept_checkpointed
+        # The copies of weights are free before the backward pass, in which the head takes most.
+        copies = inputs.fixed if node.device == "cuda" else 0
+        kept = inputs.at(tokens) + round(max(head - copies, size.passes.layer.at(tokens), 0))
     else:
         kept = size.passes.kept.at(tokens) + head
     yield Part("activations", kept, "update")

@@ -14,6 +14,7 @@ from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.preflight.check import LORA_RANK, Changes, Memory, Preflight, judge
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, RoleName
+from swarm.training.layers import is_checkpointed, pays
 
 HEADER = """# Sizes
 
@@ -160,7 +161,13 @@ def _cells(model: str, mode: Mode) -> Iterator[str]:
 
 @cache
 def _size(model: str, lora: LoraSettings) -> ModelSize:
-    return measure(MODELS[model], lora, lambda _: torch.bfloat16)
+    return measure(
+        MODELS[model],
+        lora,
+        lambda _: torch.bfloat16,
+        compiled=lambda whole: pays(whole, "cuda"),
+        checkpointed=is_checkpointed(None, "cuda"),
+    )
 
 
 def _cell(found: Preflight) -> str:

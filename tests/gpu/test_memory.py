@@ -76,8 +76,8 @@ def test_the_peak_of_an_update_is_what_the_preflight_says(
     torch.cuda.reset_peak_memory_stats(device)
     updater.update([_group()], [])
     measured = torch.cuda.max_memory_allocated(device) - before
-    compiled = is_compiled(config.update.compile, policy) and not checkpointed
-    size = measure(SHAPE, lora, lambda _: torch.bfloat16, compiled=lambda _: compiled)
+    compiled = is_compiled(config.update.compile, policy)
+    size = measure(SHAPE, lora, lambda _: torch.bfloat16, compiled=lambda _: compiled, checkpointed=checkpointed)
     node = Node(config, size, "peer", "transformers", "cuda", torch.cuda.mem_get_info(device)[1])
     names = {"weights", "optimizer", "gradients", "activations", "a matrix of few bits, computed"}
     computed = sum(part.num_bytes for part in node.with_passes(max(passes), 1).parts if part.name in names)
