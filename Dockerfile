@@ -57,13 +57,13 @@ ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/data/hub \
     MPLCONFIGDIR=/tmp/matplotlib \
     XDG_CACHE_HOME=/home/swarm/.cache \
-    VLLM_CACHE_ROOT=/data/hub/vllm \
-    TRITON_CACHE_DIR=/data/hub/triton \
+    VLLM_CACHE_ROOT=/data/runs/.cache/vllm \
+    TRITON_CACHE_DIR=/data/runs/.cache/triton \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER swarm
-# Nodes keep identity, checkpoints and metrics under ./runs, models of the hub go to /data/hub, and so does what vLLM and
-# Triton compile for a GPU, addresses for others to /data/addresses: volumes, all three.
+# Nodes keep identity, checkpoints and metrics under ./runs, with what is compiled for a GPU, which is code and therefore no
+# other container's to write; models of the hub go to /data/hub, addresses for others to /data/addresses: volumes, all.
 WORKDIR /data
 HEALTHCHECK --interval=15s --timeout=15s --start-period=3m --retries=3 CMD ["swarm", "health"]
 ENTRYPOINT ["swarm"]
