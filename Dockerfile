@@ -59,6 +59,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     XDG_CACHE_HOME=/home/swarm/.cache \
     VLLM_CACHE_ROOT=/data/runs/.cache/vllm \
     TRITON_CACHE_DIR=/data/runs/.cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/data/runs/.cache/kernels \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER swarm
