@@ -21,9 +21,9 @@ from swarm.groups.playing.table import Table
 from swarm.protocols import Verifier
 from swarm.types import NextTurn, Question, Rejection, Sampling
 
-AHEAD_SHARE = 4
-"""Of the slots, as many sequences wait in the engine, so that a slot is refilled within a step and prompts are read
-together."""
+LEAST_SHARE, MOST_SHARE = 8, 2
+"""Of the slots, as many sequences wait in the engine: a slot is refilled within a step, and questions come several at a
+time, because reading few prompts takes as long as reading many."""
 
 BATCHES_A_CALL = 64
 """After so many batches a call of the engine ends with its last sequence: the next one finds its room anew, and nothing
@@ -69,7 +69,8 @@ class Flow:
         self._num_completions = num_completions
         self._sampling = sampling
         self._seed = seed
-        self._most = slots + max(1, slots // AHEAD_SHARE)
+        self._least = slots + max(1, slots // LEAST_SHARE)
+        self._most = slots + max(1, slots // MOST_SHARE)
         self._clock = clock
         self._table = Table(verifier, num_completions)
         self._open: dict[int, NextTurn] = {}
@@ -115,7 +116,8 @@ class Flow:
     def take(self, wait: bool) -> list[NextTurn]:
         """Turns that are ready, and first turns of further questions for slots that are free. See `Turns`."""
         turns = self._table.take(wait=False)
-        while len(self._open) + len(turns) < self._most and (found := self._more()):
+        most = self._most if len(self._open) + len(turns) < self._least else 0
+        while len(self._open) + len(turns) < most and (found := self._more()):
             number, question = found
             self._table.add(number, question, number * self._num_completions)
             turns += self._table.take(wait=False)
