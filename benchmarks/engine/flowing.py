@@ -16,9 +16,9 @@ from swarm.groups.playing.flow import BATCHES_A_CALL
 
 STALENESS = 2
 SIZE = "0.13 M"
-LOAD = Load(16, 8, 320, 10)
-QUICK = Load(4, 2, 32, 3)
-SLOTS_SHARE = 4
+LOAD = Load(24, 8, 320, 12)
+QUICK = Load(6, 2, 32, 3)
+SLOTS_SHARE = 6
 """A batch has so many times the sequences that are sampled together."""
 TRAINED_SHARE = 4
 """An update trains on so small a part of a batch, so that generation is what takes time."""
@@ -63,6 +63,6 @@ def flowing(quick: bool, repeats: int) -> tuple[list[Row], list[str]]:
         row("a round waits for its batch", waits[BATCHES_A_CALL], "s", baseline=waits[1], better="lower"),
     ], [
         f"{SIZE} parameters, {load.questions} questions x {load.group_size} completions a batch, of which a "
-        f"{SLOTS_SHARE}th is sampled together, {load.rounds} rounds of each in turns, wall-clock time. The baseline "
-        "begins a batch when the one before has ended."
+        f"{SLOTS_SHARE}th part is sampled together, {load.rounds} rounds of each in turns, wall-clock time. The "
+        "baseline begins a batch when the one before has ended."
     ]
