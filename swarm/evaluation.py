@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from swarm.groups.episodes import Played, by_generate, play
+from swarm.groups.episodes import Played, by_generate
+from swarm.groups.playing.play import play
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.types import Rejection, Sample, Sampling, as_text, media_of
 from swarm.types.thumbnails import thumbnails

@@ -25,6 +25,8 @@ LAG_MEAN = "sampling/lag_mean"
 """Updates between the policy that sampled a token and the one that trains on it, mean over the tokens of own groups."""
 LAG_MAX = "sampling/lag_max"
 """The largest of these lags."""
+SLOTS_BUSY = "generate/slots_busy"
+"""Share of the engine's slots that had a sequence while it generated a batch."""
 REWARD_MEAN = "reward/mean"
 """Mean reward of the completions per round generated."""
 

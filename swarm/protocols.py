@@ -178,7 +178,7 @@ class Turns(Protocol):
 
     @property
     def num_episodes(self) -> int:
-        """All episodes: no more can be ready at a time."""
+        """As many sequences at a time as are worth a slot each."""
         ...
 
     @property

@@ -262,7 +262,7 @@ class Reason(StrEnum):
     )
 
     NOT_SAMPLED = "not_sampled", Subject.OWN, "It has signal but was not drawn for the update."
-    NOT_FINISHED = "not_finished", Subject.OWN, "The worker ended the batch before it answered this question."
+    NOT_FINISHED = "not_finished", Subject.OWN, "The worker had begun to answer this question and gave it up."
     PROMPT_EMPTY = "prompt_empty", Subject.OWN, "Its prompt has no tokens."
     PROMPT_TOO_LONG = "prompt_too_long", Subject.OWN, "Its prompt leaves no room for a completion."
     ENGINE_REFUSED = "engine_refused", Subject.OWN, "The engine refused its prompt."

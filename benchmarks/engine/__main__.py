@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
-from benchmarks.engine import ahead
+from benchmarks.engine import ahead, flowing
 from benchmarks.engine import dtypes as precision
 from benchmarks.engine import routing as replaying
 from benchmarks.engine import turns as playing
@@ -229,6 +229,11 @@ def overlap(plan: Plan) -> Result:
     return [each for rows, _ in parts for each in rows], [note for _, notes in parts for note in notes]
 
 
+def flow(plan: Plan) -> Result:
+    """How full the slots are when batches flow into each other."""
+    return flowing.flowing(plan.quick, plan.repeats)
+
+
 def grading(plan: Plan) -> Result:
     """Time that verification adds to a round when groups are graded as they finish."""
     return ahead.grading(plan.quick, plan.repeats)
@@ -252,6 +257,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {
     "swaps": swaps,
     "turns": turns,
     "overlap": overlap,
+    "flow": flow,
     "grading": grading,
     "routing": routing,
     "dtypes": dtypes,

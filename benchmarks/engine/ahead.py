@@ -22,6 +22,7 @@ from benchmarks.engine.generation import random_policy
 from nodes.roles.coordinator import RankCoordinator
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
+from swarm.groups.playing.flow import BATCHES_A_CALL
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import RolloutEngine, Turns
 from swarm.reasons import Outcome, Reason
@@ -201,8 +202,13 @@ class Training:
         grading_s: float = 0.0,
         at_once: bool = False,
         dtype: str = "auto",
+        batches_a_call: int = BATCHES_A_CALL,
+        slots: int | None = None,
+        stop_tokens: Sequence[str] = (),
+        trained: int | None = None,
     ) -> None:
-        """`grading_s` per group; `at_once`: grading starts after all groups are generated."""
+        """`grading_s` per group; `at_once`: grading starts after all groups are generated. `slots`: sequences that are
+        sampled together, by default all of a batch; `trained`: groups that an update trains on, by default all."""
         config = NodeConfig.model_validate(
             {
                 "policy": {"model": str(model), "system_prompt": "", "threads": 1, "dtype": dtype},
@@ -211,9 +217,11 @@ class Training:
                     "group_size": load.group_size,
                     "max_new_tokens": load.max_new_tokens,
                     "max_staleness": max_staleness,
-                    "max_batch_sequences": load.group_size * (load.questions // 8 if grading_s else load.questions),
+                    "stop_tokens": stop_tokens,
+                    "max_batch_sequences": slots
+                    or load.group_size * (load.questions // 8 if grading_s else load.questions),
                 },
-                "mix": {"local": load.questions, "external": 0},
+                "mix": {"local": trained or load.questions, "external": 0},
             }
         )
         self._load, self._sampling = load, config.generation.sampling()
@@ -236,6 +244,8 @@ class Training:
             pool=Pool(PoolSettings()),
             ledger=Ledger(),
             max_staleness=max_staleness,
+            max_sequences=config.generation.max_batch_sequences,
+            batches_a_call=batches_a_call,
         )
         self.reports: list[RoundReport] = []
         self.own_s, self.beside_s = 0.0, 0.0

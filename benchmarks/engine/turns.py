@@ -28,7 +28,8 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.groups.episodes import Played, Stream, by_generate, play
+from swarm.groups.episodes import Played, Stream, by_generate
+from swarm.groups.playing.play import play
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine
 from swarm.types import Actions, EpisodeRef, Grade, Question, Rejection, Sampling, TaskRef, Text

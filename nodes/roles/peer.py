@@ -16,6 +16,7 @@ from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
+from swarm.groups.playing.flow import BATCHES_A_CALL
 from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
 from swarm.net.trust.roster import build_roster, write_roster
@@ -259,6 +260,9 @@ class PeerNode:
             ledger=Ledger(),
             max_staleness=config.generation.max_staleness,
             max_generation_s=config.generation.round_s if self._ranks.size == 1 else math.inf,
+            max_sequences=config.generation.max_batch_sequences,
+            # vLLM keeps all media of a call.
+            batches_a_call=BATCHES_A_CALL if self.policy.media is None else 1,
             max_group_size=self._shell.max_group_size,
             credit=config.update.credit,
             plausibility=config.plausibility,

@@ -28,6 +28,7 @@ from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.foreign import clean
 from swarm.groups.building import OwnGroups
+from swarm.groups.playing.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
 from swarm.net.services.heartbeat import Heartbeats
 from swarm.net.snapshots.subscribe import Subscriber
@@ -130,6 +131,7 @@ class WorkerNode:
         )
         self._shell.count_also("snapshots", self._feed.counters)
         self._follower = self._make_follower()
+        self._open.callback(self._follower.stop)
         self._open.enter_context(self._reporting)
         self.note(f"fetching the learner's newest snapshot, at most {room / 1e6:.1f} MB; sampling begins with it")
         self._go_on()
@@ -147,6 +149,7 @@ class WorkerNode:
             self._follower.snapshots.install()
         self._tell_of_learner()
         if self._follower.lagging or not self._follower.wanted:
+            self._follower.stop()
             self._follower.send()
             self._wait()
         elif self._follower.groups.held_up:
@@ -171,6 +174,8 @@ class WorkerNode:
         """Report to the learner no more, which then counts on others. Snapshots are still fetched, and passed on."""
         self._reporting.close()
         self._heartbeats = None
+        if self._learner_id is not None:
+            self._follower.stop()
 
     def _go_on(self) -> None:
         """Report to the learner, and install its snapshots."""
@@ -195,7 +200,7 @@ class WorkerNode:
         return self._config.follow.learner or manifest.founder
 
     def _make_follower(self) -> Follower:
-        config = self._config
+        config, generation, follow = self._config, self._config.generation, self._config.follow
         names = sorted(own_tool_tasks(config.tasks))
         if names and self._identity.peer_id not in config.trusted:
             raise ConfigError(
@@ -207,7 +212,7 @@ class WorkerNode:
         seed, first = stream_seed(self._identity.peer_id), int(self._started_at * QUESTIONS_PER_S)
         if config.seed is not None:
             seed, first = config.seed, 0
-        sampling = config.generation.sampling()
+        sampling = generation.sampling()
         own = OwnGroups(
             peer_id=self._identity.peer_id,
             policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
@@ -216,7 +221,16 @@ class WorkerNode:
             token_ids=True,
         )
         return Follower(
-            SamplingPlan(seed, config.follow.questions, config.generation.group_size, sampling, first),
+            SamplingPlan(
+                seed,
+                follow.questions,
+                generation.group_size,
+                sampling,
+                first,
+                slots=min(generation.max_batch_sequences, follow.questions * generation.group_size),
+                # A snapshot is installed between two calls unless it may enter them, and vLLM keeps all media of one.
+                batches_a_call=BATCHES_A_CALL if follow.swap_in_flight and self._policy.media is None else 1,
+            ),
             self._engine,
             self._verifier,
             SnapshotInstaller(self._engine, self._feed, partial(read_snapshot, self._policy)),

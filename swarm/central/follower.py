@@ -2,7 +2,8 @@
 
     feed ──▶ install: between two decode steps ──▶ engine ──▶ groups, as they are finished ──▶ graded ──▶ swarm
                                                      ▲
-                            questions of its own stream, many at once: a free slot takes the next question
+                            questions of its own stream, many at once: a free slot takes the next question, and
+                            batches are only how they are counted (`swarm/groups/playing/flow.py`)
 
 It never waits for the learner's steps: it samples with its current snapshot while the next one arrives, and running
 sequences continue under the new weights (`installer.py`). It pauses when its version exceeds the staleness bound,
@@ -13,7 +14,8 @@ Source: arXiv:2602.02192, algorithm 1; the pause: arXiv:2604.11554, section 3.3.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 
 import numpy as np
 from msgspec import Struct
@@ -22,12 +24,13 @@ from pydantic import Field
 from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError
-from swarm.figures import values
-from swarm.groups.episodes import play
+from swarm.figures import SLOTS_BUSY, values
+from swarm.groups.episodes import Played
+from swarm.groups.playing.flow import Flow
 from swarm.protocols import StreamingEngine, Verifier
 from swarm.reasons import Reason
 from swarm.settings import Settings
-from swarm.types import Orders, Sampling
+from swarm.types import Orders, Question, Rejection, Sampling
 
 
 class FollowSettings(Settings):
@@ -40,8 +43,8 @@ class FollowSettings(Settings):
     """`swarm join --follow`: questions that both policies answer; the node keeps the policy with more right answers. 0:
     never adopt a snapshot."""
     questions: int = Field(64, ge=1)
-    """Questions per batch. Free slots of the engine take the next question; slots stay empty only at the end of a
-    batch."""
+    """Questions per batch, which is what a line of the metrics is about. Free slots of the engine take the next
+    question, of the next batch, too."""
     price: float = Field(0.0, ge=0)
     """Price of this worker per hour; at equal rates the learner prefers cheaper workers."""
     swap_in_flight: bool = True
@@ -71,6 +74,10 @@ class SamplingPlan(Struct, frozen=True):
     sampling: Sampling
     first: int = 0
     """Index of the first question in the stream."""
+    slots: int = 0
+    """Sequences that are sampled together; 0: those of a batch."""
+    batches_a_call: int = 1
+    """Batches whose questions may be under way together. 1: a batch begins when the one before has ended."""
 
 
 class Follower:
@@ -103,6 +110,15 @@ class Follower:
         self._cancelled = cancelled
         self._pause = pause
         self._position = plan.first
+        self._drawn: deque[tuple[int, Question]] = deque()
+        """Questions that were not asked yet, by place in the stream."""
+        self._asked: dict[int, Question] = {}
+        """Those whose episodes are not over."""
+        self._num_in_call = 0
+        """Questions asked since the engine's call began."""
+        self._flow = self._new_flow()
+        self._games: Generator[tuple[int, Played | Rejection]] | None = None
+        """Of the engine's call that is open."""
         self._last_orders: Orders | None = None
         """They hold while the learner is away."""
 
@@ -119,20 +135,23 @@ class Follower:
         return version is None or self._is_stale(version)
 
     def run_batch(self) -> BatchReport:
-        """Answer the next questions of its stream, group by group, until it lags or is no longer wanted."""
-        plan, groups = self._plan, self.groups
+        """Answer as many questions of its stream as a batch has, until it lags or is no longer wanted.
+
+        What is under way at the end goes on in the next batch, and is given up when there is an early end.
+        """
+        groups = self.groups
         began, completions, reward = time.perf_counter(), groups.num_completions, groups.reward
-        num_groups = num_tokens = 0
         groups.begin_batch()
-        questions = self._verifier.draw(plan.seed, self._position, plan.num_questions)
-        seed = int(np.random.SeedSequence([plan.seed, self._position]).generate_state(1)[0])
-        self._position += len(questions)
-        games = play(self._engine.stream, self._verifier, questions, plan.group_size, plan.sampling, seed)
+        self._begin_call()
+        usage = self._flow.usage
+        num_groups = num_tokens = 0
         version = self.snapshots.version
         try:
-            for index, played in games:
+            while num_groups < self._plan.num_questions and (found := self._next()):
+                number, played = found
                 num_groups += 1
-                usable = groups.add(questions[index], played)
+                usable = groups.add(self._asked.pop(number), played)
+                groups.ledger.generated(1)
                 num_tokens += sum(len(completion.token_ids) for completion in usable)
                 self.snapshots.confirm(usable)
                 self.send()
@@ -140,21 +159,74 @@ class Follower:
                     self._pause()
                     self.send()
                 if not self._goes_on():
+                    self.stop()
                     break
                 version = self.snapshots.version
         except EngineError:
+            self.stop()
             if not self.snapshots.roll_back(version):
                 raise
-        groups.ledger.generated(len(questions))
-        groups.ledger.local(Reason.NOT_FINISHED, len(questions) - num_groups)
+        if not self._asked:
+            self._end_call()
         self.send()
         graded = groups.num_completions - completions
         mean_reward = (groups.reward - reward) / graded if graded else None
-        return BatchReport(num_groups, mean_reward, num_tokens, time.perf_counter() - began, values(groups.figures))
+        busy = self._flow.usage.since(usage)
+        return BatchReport(
+            num_groups,
+            mean_reward,
+            num_tokens,
+            time.perf_counter() - began,
+            values(groups.figures) | ({} if busy is None else {SLOTS_BUSY: busy}),
+        )
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        if self._games is None:
+            return
+        self._end_call()
+        self.groups.ledger.generated(len(self._asked))
+        self.groups.ledger.local(Reason.NOT_FINISHED, len(self._asked))
+        self._asked.clear()
 
     def send(self) -> None:
         """Share the groups graded since the last call, as far as there is room."""
         self.groups.send(self._is_stale)
+
+    def _new_flow(self) -> Flow:
+        plan = self._plan
+        seed = int(np.random.SeedSequence([plan.seed]).generate_state(1)[0])
+        slots = plan.slots or plan.num_questions * plan.group_size
+        return Flow(self._engine.stream, self._verifier, self._more, plan.group_size, plan.sampling, seed, slots)
+
+    def _next(self) -> tuple[int, Played | Rejection] | None:
+        """The next question whose episodes are over; None when an engine's call has ended with its last one."""
+        return next(self._games, None) if self._games is not None else None
+
+    def _begin_call(self) -> None:
+        if self._games is None:
+            self._num_in_call = 0
+            self._flow = self._new_flow()
+            self._games = self._flow.play()
+
+    def _end_call(self) -> None:
+        if self._games is not None:
+            self._games.close()
+        self._games = None
+
+    def _more(self) -> tuple[int, Question] | None:
+        """The next question of the stream, with its place in it, as long as the engine's call may take one."""
+        plan = self._plan
+        if self._num_in_call == plan.num_questions * plan.batches_a_call:
+            return None
+        if not self._drawn:
+            questions = self._verifier.draw(plan.seed, self._position, plan.num_questions)
+            self._drawn.extend(enumerate(questions, start=self._position))
+            self._position += len(questions)
+        number, question = self._drawn.popleft()
+        self._num_in_call += 1
+        self._asked[number] = question
+        return number, question
 
     def _goes_on(self) -> bool:
         return not self.lagging and self.wanted

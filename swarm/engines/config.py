@@ -121,7 +121,8 @@ class GenerationSettings(Settings):
     max_staleness: int = Field(0, ge=0)
     """Most updates between the policy that samples a local group and the one that trains on it. 0: generation and
     updates alternate. 1 or more: a separate process with its own copy of the model generates the next groups during an
-    update; older groups are dropped. Not with several processes (torchrun)."""
+    update, and a free slot takes a question of the next round; older groups are dropped. Not with several processes
+    (torchrun)."""
     kv: Literal["keep", "recompute"] = "keep"
     """When weights change within a completion: keep the KV cache of the old weights, or recompute it. Source:
     arXiv:2509.19128."""

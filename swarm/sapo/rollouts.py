@@ -5,10 +5,11 @@
                 └───────┘
 
     max_staleness 0    batch 0 │ update 0 │ batch 1 │ update 1 │ ...
-    max_staleness 1    batch 0 │ batch 1  │ batch 2  │ ...         in a thread, which waits for engine and verifier
+    max_staleness 1    batch 0 ┐ ┌ batch 2 ...                     in a thread (`ahead.py`): a batch flows into the
+                          batch 1 ┘        │ batch 3 ...           slots that the one before leaves
                                │ update 0 │ update 1 │ ...
 
-Batch n starts when update n - max_staleness is about to start, which bounds its staleness.
+No sequence of batch n begins before update n - max_staleness - 1 is over, which bounds its staleness.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
 from msgspec import Struct
 
 from swarm.groups.building import with_grade
-from swarm.groups.episodes import Played, play
 from swarm.groups.lost import without_group
+from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.playing.play import play
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
+from swarm.sapo.ahead import Ahead, Batch
 from swarm.stopwatch import Stopwatch
 from swarm.types import Completion, GradedGroup, Rejection, RolloutGroup, Sampling, TaskRef
 
@@ -46,6 +48,8 @@ class GradedBatch(Struct, frozen=True):
     """Questions for which there was no time."""
     problem: str = ""
     """Why none of the questions has a group, in words; empty if one has."""
+    slots_busy: float | None = None
+    """Share of the engine's slots that was used while it was generated; None where it is not known."""
 
 
 class Rollouts:
@@ -63,12 +67,17 @@ class Rollouts:
         sampling: Sampling,
         max_staleness: int,
         limit_s: float = math.inf,
+        max_sequences: int | None = None,
+        batches_a_call: int = BATCHES_A_CALL,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_staleness`: batches that may be ahead of the last one taken. After `limit_s` of generating a batch ends
-        with what is finished, at least one question.
+        """`max_staleness`: updates that a batch may be ahead of the last one taken. After `limit_s` of generating a
+        batch ends with what is finished, at least one question.
 
-        With 1 or more, another thread than the caller of `take` uses everything but the numbers. A group whose tokens
-        name no policy version gets the `version` at which its batch started.
+        With 1 or more, another thread than the caller of `take` uses engine, verifier and `version`, and the engine is
+        told of turns. A group whose tokens name no policy version gets the `version` at which its batch started. At
+        most a batch's sequences are sampled together, or `max_sequences`; a call of the engine takes so many batches,
+        1 if none may begin before the one before has ended.
         """
         self._engine = engine
         self._verifier = verifier
@@ -78,62 +87,83 @@ class Rollouts:
         self._num_questions = num_questions
         self._group_size = group_size
         self._sampling = sampling
-        self._max_staleness = max_staleness
         self._limit_s = limit_s
-        self._thread = ThreadPoolExecutor(1, "generation") if max_staleness else None
-        self._ahead: dict[int, Future[GradedBatch]] = {}
-        """Batches started and not taken, by the position of their first question."""
+        self._clock = clock
+        self._ahead: Ahead | None = None
+        if max_staleness:
+            slots = num_questions * group_size
+            self._ahead = Ahead(
+                engine.stream,
+                verifier,
+                version,
+                seed,
+                num_questions,
+                group_size,
+                sampling,
+                max_staleness,
+                slots=min(slots, max_sequences or slots),
+                batches_a_call=batches_a_call,
+                limit_s=limit_s,
+                clock=clock,
+            )
 
     def take(self, position: int, stages: Stopwatch) -> GradedBatch:
-        """The batch that begins with question `position` of the stream; starts the batches that may be ahead of it.
+        """The batch that begins with question `position` of the stream; those that may be ahead of it begin.
 
         Raises what engine and verifier raise.
         """
-        if self._thread is None:
-            return self._make(position, stages)
-        for start in range(position, position + (self._max_staleness + 1) * self._num_questions, self._num_questions):
-            if start not in self._ahead:
-                self._ahead[start] = self._thread.submit(self._make, start, Stopwatch())
+        if self._ahead is None:
+            batch = self._generated(position, stages)
+            with stages("grade"):
+                return self._graded(batch)
         with stages("wait"):
-            return self._ahead.pop(position).result()
+            return self._graded(self._ahead.take(position))
+
+    def updated(self) -> None:
+        """The update with the batch taken last is over, and the engine has its weights: one more batch may begin."""
+        if self._ahead is not None:
+            self._ahead.updated()
 
     def rest(self) -> None:
-        """Give up the batches ahead that have not begun."""
-        self._ahead = {start: batch for start, batch in self._ahead.items() if not batch.cancel()}
+        """Begin no more batches until the next `take`."""
+        if self._ahead is not None:
+            self._ahead.rest()
 
     def close(self) -> None:
         """Start no more batches; a running one ends with its engine."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._ahead is not None:
+            self._ahead.close()
 
-    def _make(self, position: int, stages: Stopwatch) -> GradedBatch:
-        version = self._version()
+    def _generated(self, position: int, stages: Stopwatch) -> Batch:
+        batch = Batch(self._version())
         with stages("draw"):
-            questions = self._verifier.draw(self._seed, position, self._num_questions)
+            batch.questions = self._verifier.draw(self._seed, position, self._num_questions)
         seed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
-        finished: dict[int, Played] = {}
-        failed: Counter[Reason] = Counter()
-        first: Rejection | None = None
-        ends_at = time.monotonic() + self._limit_s
-        games = play(self._engine.stream, self._verifier, questions, self._group_size, self._sampling, seed)
+        ends_at = self._clock() + self._limit_s
+        games = play(self._engine.stream, self._verifier, batch.questions, self._group_size, self._sampling, seed)
         with stages("generate"), closing(games):
             for index, played in games:
-                if isinstance(played, Rejection):
-                    failed[played.reason] += 1
-                    first = first or played
-                else:
-                    finished[index] = played
-                if finished and time.monotonic() >= ends_at:
+                batch.note(index, played)
+                if batch.played and self._clock() >= ends_at:
                     break
-        num_unasked = len(questions) - len(finished) - failed.total()
+        return batch
+
+    def _graded(self, batch: Batch) -> GradedBatch:
+        failed, first = batch.failed.copy(), batch.first_failure
         groups = []
-        with stages("grade"):
-            for index, played in sorted(finished.items()):
-                verdict = played.grading.result()
-                if isinstance(verdict, Rejection):
-                    failed[verdict.reason] += 1
-                    first = first or verdict
-                else:
-                    group = self._make_group(questions[index].ref, played.completions, verdict.rewards, version)
-                    groups.append(with_grade(group, verdict))
-        return GradedBatch(groups, failed, num_unasked, "" if groups or first is None else without_group(first))
+        for index, played in sorted(batch.played.items()):
+            verdict = played.grading.result()
+            if isinstance(verdict, Rejection):
+                failed[verdict.reason] += 1
+                first = first or verdict
+            else:
+                ref = batch.questions[index].ref
+                group = self._make_group(ref, played.completions, verdict.rewards, batch.version)
+                groups.append(with_grade(group, verdict))
+        return GradedBatch(
+            groups,
+            failed,
+            num_unasked=len(batch.questions) - batch.num_over,
+            problem="" if groups or first is None else without_group(first),
+            slots_busy=batch.slots_busy,
+        )

@@ -32,13 +32,14 @@ import numpy as np
 from msgspec import Struct
 from pydantic import Field
 
-from swarm.figures import values
+from swarm.figures import SLOTS_BUSY, values
 from swarm.groups.building import OwnGroups
 from swarm.groups.copies import Copies
 from swarm.groups.corroboration import Corroboration, CorroborationSettings
 from swarm.groups.credit import Credit
 from swarm.groups.intake import Intake, cannot_fit
 from swarm.groups.plausibility import Plausibility, PlausibilitySettings
+from swarm.groups.playing.flow import BATCHES_A_CALL
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.groups.signal import has_signal
 from swarm.groups.waiting import Received, Waiting, WaitingLimits
@@ -121,6 +122,8 @@ class SapoNode:
         ledger: Ledger,
         max_staleness: int = 0,
         max_generation_s: float = math.inf,
+        max_sequences: int | None = None,
+        batches_a_call: int = BATCHES_A_CALL,
         max_group_size: Callable[[], int] | None = None,
         credit: Credit = "episode",
         plausibility: PlausibilitySettings | None = None,
@@ -135,7 +138,8 @@ class SapoNode:
     ) -> None:
         """A node before its first round. The version in `policy_id` is ignored: each group names its own.
 
-        What is not generated in `max_generation_s` is left out of a round, and of others' groups the same part.
+        What is not generated in `max_generation_s` is left out of a round, and of others' groups the same part. For
+        `max_sequences` and `batches_a_call` see `Rollouts`.
         `max_group_size` says how many completions a received group may have; by default as many as its own groups.
         `credit` is that of the updates.
         `keep` is told what became of own and received groups; `pool` tells it of those that leave unused. Groups of
@@ -201,6 +205,8 @@ class SapoNode:
             sampling=sampling,
             max_staleness=max_staleness,
             limit_s=max_generation_s,
+            max_sequences=max_sequences,
+            batches_a_call=batches_a_call,
         )
         self._asked = 1.0
         """Fraction of the last round's questions that there was time for."""
@@ -223,6 +229,7 @@ class SapoNode:
         self._exchange.took(len(mixed.external), mixed.external_wanted)
         with stages("update"):
             update = self._update(mixed, len(informative))
+        self._rollouts.updated()
         if self._worth is not None and self._max_staleness == 0:  # else updates hide the time of generation
             self._worth.timed(stages.seconds, len(mixed.local) + len(mixed.external), len(informative))
         self._settle(len(local) - len(informative), len(informative), failed, mixed, update.skipped)
@@ -239,7 +246,8 @@ class SapoNode:
             timings=stages.seconds,
             figures=values(rollout_figures(local))
             | mix_figures(mixed)
-            | (self._worth.figures() if self._worth else {}),
+            | (self._worth.figures() if self._worth else {})
+            | ({} if batch.slots_busy is None else {SLOTS_BUSY: batch.slots_busy}),
             tasks=this.tasks,
             worth=self._worth.worth if self._worth else None,
             num_unasked=batch.num_unasked,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from swarm.groups.episodes import Played, by_generate, play
+from swarm.groups.episodes import Played, by_generate
+from swarm.groups.playing.play import play
 from swarm.protocols import RolloutEngine, TaskVerifier
 from swarm.suites.config import Suite
 from swarm.suites.estimators import suite_figures

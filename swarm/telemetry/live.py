@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from swarm.figures import LAG_MAX
+from swarm.figures import LAG_MAX, SLOTS_BUSY
 from swarm.foreign import clean
 from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes, worst_first
 from swarm.telemetry.history import (
@@ -296,7 +296,9 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         if event.worth is not None and groups["received"]:
             parts.append(verdict([history]).line)
         if event.tokens_per_s is not None:
-            parts.append(f"{_compact(event.tokens_per_s)} tokens/s")
+            busy = event.figures.get(SLOTS_BUSY)
+            of_slots = "" if busy is None else f", {busy:.0%} of slots busy"
+            parts.append(f"{_compact(event.tokens_per_s)} tokens/s{of_slots}")
         if event.learning is not None:
             parts += _learning(event.learning, event.figures.get(LAG_MAX))
         if event.following is not None:

@@ -13,6 +13,7 @@ from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.groups.building import OwnGroups
 from swarm.groups.versions import oldest_version
+from swarm.protocols import Turns
 from swarm.types import (
     Answers,
     Completion,
@@ -28,6 +29,8 @@ from swarm.types import (
     VersionSpan,
 )
 from tests.example_groups import reference
+
+GROUP_SIZE = 2
 
 
 class FakeFeed:
@@ -64,19 +67,22 @@ class FakeEngine:
         raise AssertionError("a worker streams")
 
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int, turns: Turns
     ) -> Iterator[tuple[int, Answers]]:
-        self.asked.append(tuple(prompts))
         first = self.version
-        for index in range(len(prompts)):
-            if self.version in self.broken:
-                raise EngineError("logits that are not finite")
-            spans = (VersionSpan(first, 1), VersionSpan(self.version, 1))
-            texts = ["right"] + ["wrong"] * (num_completions - 1)
-            yield index, tuple(Completion(text, "stop", (1, 2), (-1.0, -1.0), spans, self.routing) for text in texts)
-            first = self.version
-            if self.between:
-                self.between.pop(0)()
+        while taken := turns.take(wait=True):
+            self.asked.append(tuple(str(turn.context) for turn in taken))
+            for turn in taken:
+                if self.version in self.broken:
+                    raise EngineError("logits that are not finite")
+                spans = (VersionSpan(first, 1), VersionSpan(self.version, 1))
+                last = turn.episode % GROUP_SIZE == GROUP_SIZE - 1
+                text = "wrong" if last else "right"
+                yield turn.episode, (Completion(text, "stop", (1, 2), (-1.0, -1.0), spans, self.routing),)
+                if last:
+                    first = self.version
+                    if self.between:
+                        self.between.pop(0)()
 
     def swap(self, weights: Mapping[str, object], version: int) -> None:
         if version in self.refused:
@@ -136,7 +142,7 @@ class Bench:
             token_ids=True,
         )
         self.follower = make(
-            SamplingPlan(seed=1, num_questions=4, group_size=2, sampling=Sampling(), first=first),
+            SamplingPlan(seed=1, num_questions=4, group_size=GROUP_SIZE, sampling=Sampling(), first=first),
             self.engine,
             self.verifier,
             SnapshotInstaller(self.engine, self.feed, _read),
@@ -272,12 +278,13 @@ def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -
 def _begun_before(engine: FakeEngine, stream: Iterator[tuple[int, Answers]]) -> Iterator[tuple[int, Answers]]:
     """The same groups, the first token of each sampled before the test's doings, the second after."""
     before = engine.version
-    for index, answers in stream:
+    for name, answers in stream:
         assert not isinstance(answers, Rejection)
         now = engine.version
         spans = (VersionSpan(before, 1), VersionSpan(now, 1))
-        yield index, tuple(Completion(c.text, "stop", c.token_ids, c.logprobs, spans) for c in answers)
-        before = now
+        yield name, tuple(Completion(c.text, "stop", c.token_ids, c.logprobs, spans) for c in answers)
+        if name % GROUP_SIZE == GROUP_SIZE - 1:
+            before = now
 
 
 def test_it_goes_on_under_the_old_snapshot_while_the_new_one_arrives_and_pauses_beyond_the_budget() -> None:

@@ -25,6 +25,8 @@ from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine
 from swarm.types import Answers, Completion, Past, Rejection, Sampling, Step, Text
+from tests.engines.flow import Flowing, Results, answered
+from tests.engines.flow import tokens as flow_tokens
 from tests.engines.models import random_policy
 from tests.engines.play import SAMPLING, Play
 from tests.engines.reference import teacher_forced
@@ -168,6 +170,32 @@ def test_an_episode_that_waits_for_its_environment_holds_up_no_other(make_engine
     assert [turn.episode for turn, _ in play.answered[-2:]] == [0, 0]
     undisturbed = Play(3).run(make_engine())
     assert [said.token_ids for _, said in in_order] == [said.token_ids for _, said in undisturbed]
+
+
+def test_questions_that_enter_an_open_call_are_answered_as_if_all_were_asked_at_once(
+    make_engine: MakeEngine, policy: Policy, nats: float
+) -> None:
+    sampling, prompts = Sampling(max_new_tokens=24), PROMPTS * 4
+    together = Flowing(make_engine(), prompts, 2, sampling, slots=len(prompts) * 2).results()
+    flowing = Flowing(make_engine(max_batch_sequences=4), prompts, 2, sampling, slots=4)
+    assert flow_tokens(flowing.results()) == flow_tokens(together)
+    for prompt, group in zip(prompts, (together[number] for number in range(len(prompts))), strict=True):
+        for completion in group:
+            assert completion.logprobs == pytest.approx(teacher_forced(policy, prompt, completion, sampling), abs=nats)
+    assert len({completion.token_ids for group in together.values() for completion in group}) > len(prompts)
+
+
+def test_a_call_that_is_closed_in_the_middle_is_gone_on_with_by_the_next(make_engine: MakeEngine) -> None:
+    sampling, prompts = Sampling(max_new_tokens=24), PROMPTS * 4
+    together = Flowing(make_engine(), prompts, 2, sampling, slots=len(prompts) * 2).results()
+    flowing = Flowing(make_engine(max_batch_sequences=4), prompts, 2, sampling, slots=4)
+    flowing.allowed = 6
+    results: Results = {}
+    with closing(flowing.flow.play()) as games:
+        results |= [answered(*next(games))]
+        assert flowing.asked <= 4, "those that fill the slots, and a few that wait"
+    flowing.allowed = len(prompts)
+    assert flow_tokens(results | flowing.results()) == flow_tokens(together)
 
 
 def test_an_episode_without_room_is_refused_and_the_others_go_on(make_engine: MakeEngine) -> None:

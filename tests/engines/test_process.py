@@ -23,6 +23,7 @@ from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.types import NextTurn, Rejection, Sampling, Text
 from tests.engines import flooding_worker
+from tests.engines.flow import Flowing, Results, answered, tokens
 from tests.engines.models import make
 from tests.engines.play import Play
 from tests.engines.reference import teacher_forced
@@ -82,6 +83,21 @@ def test_it_takes_turns_as_they_become_ready(engine: ProcessEngine, trained: Pol
     next(unfinished)
     unfinished.close()
     assert [said.token_ids for _, said in Play(4).run(engine)] == [said.token_ids for said in expected]
+
+
+def test_questions_flow_into_a_call_that_is_open(engine: ProcessEngine, trained: Policy) -> None:
+    sampling, prompts = Sampling(max_new_tokens=20), PROMPTS * 5
+    expected = Flowing(TransformersEngine(trained, SETTINGS), prompts, 2, sampling, slots=30).results()
+    flowing = Flowing(engine, prompts, 2, sampling, slots=6)
+    flowing.allowed = 7
+    results: Results = {}
+    with closing(flowing.flow.play()) as games:
+        results |= [answered(*next(games))]
+    flowing.allowed = 8
+    for game in flowing.flow.play():
+        results |= [answered(*game)]
+        flowing.allowed = len(prompts)  # the bound moves while the call is open
+    assert tokens(results) == tokens(expected)
 
 
 def test_new_weights_enter_between_two_tokens(engine: ProcessEngine, trained: Policy) -> None:

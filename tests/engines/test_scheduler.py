@@ -86,6 +86,15 @@ def test_requeued_rows_come_back_in_their_order_with_their_tokens() -> None:
     assert drafts[0].read == [7, 7] and drafts[0].since(2) == [5], "the newest token is fed, what precedes it is read"
 
 
+def test_first_turns_that_were_preempted_come_back_oldest_first_whatever_they_are_called() -> None:
+    scheduler = Scheduler((), Room(4, 10**6))
+    scheduler.add(drafts := [Draft(-1 - k, 10 + k, [2], 0, episode=10 + k) for k in range(6)])
+    scheduler.plan()
+    _advance(scheduler, dict.fromkeys(drafts, 9))
+    scheduler.requeue()
+    assert [*scheduler.upcoming()] == drafts
+
+
 def test_next_turns_wait_for_enough_to_read_together_and_the_least_advanced_episodes_are_first() -> None:
     running = 2 * READ_SHARE
     lengths = dict.fromkeys(firsts := _drafts([2] * running), 9)

@@ -8,7 +8,9 @@ from itertools import count
 import pytest
 import torch
 
+from swarm.engines import contexts
 from swarm.engines.config import GenerationSettings
+from swarm.engines.contexts import Recent
 from swarm.engines.transformers import layout
 from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.engine import TransformersEngine
@@ -17,7 +19,8 @@ from swarm.engines.transformers.kept import KeptPrefixes
 from swarm.engines.transformers.scheduler import Draft, Room
 from swarm.engines.transformers.slots import Prefix
 from swarm.policy.loading import Policy
-from swarm.types import Completion, NextTurn, Past, Step
+from swarm.types import Completion, NextTurn, Past, Sampling, Step
+from tests.engines.flow import Flowing
 from tests.engines.models import ARCHITECTURES, make
 from tests.engines.play import PROMPTS, SAMPLING, SHOWN, Play
 from tests.engines.reference import teacher_forced
@@ -125,6 +128,51 @@ def test_episodes_of_one_prompt_share_its_reading(policy: Policy) -> None:
     _watch_passes(engine, shapes.append)
     Play(1).run(engine)
     assert [shape[0] for shape in shapes if shape[1] > 1] == [2]
+
+
+def test_a_call_keeps_the_slots_busy_and_reads_several_prompts_at_a_time(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths are geometric: a batch of 16 in turn with the next leaves nearly half of the slots empty."""
+    sampling, prompts, slots = Sampling(max_new_tokens=200, stop=("a", "b")), PROMPTS * 32, 16
+    used: list[int] = []
+    step = Batch.step
+
+    def counting(batch: Batch) -> list[Draft]:
+        finished = step(batch)
+        used.append(len(batch._scheduler.rows))
+        return finished
+
+    monkeypatch.setattr(Batch, "step", counting)
+
+    def busy(batches: int) -> float:
+        size = len(prompts) // batches
+        flowing = Flowing(engine_for(policy, max_batch_sequences=slots), prompts, 2, sampling, slots)
+        used.clear()
+        for batch in range(1, batches + 1):
+            flowing.allowed = batch * size
+            assert len(flowing.results()) == size
+        most = len(used) if batches > 1 else max(k for k, rows in enumerate(used) if rows == slots)
+        return sum(used[:most]) / (slots * most)
+
+    shapes: list[tuple[int, ...]] = []
+    flowing, drained = busy(1), busy(8)
+    assert flowing > 0.98 and drained < 0.7, (flowing, drained)
+    _watch_passes(engine := engine_for(policy, max_batch_sequences=slots), shapes.append)
+    Flowing(engine, [f"{prompt} {k}" for k, prompt in enumerate(prompts)], 2, sampling, slots).results()
+    reads = [shape for shape in shapes if shape[1] > 1]
+    assert len(reads) <= len(prompts) / 2
+
+
+def test_what_is_remembered_of_a_long_call_is_bounded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contexts, "MOST_RECENT", 3)
+    kept = Recent[int, int]()
+    for key in (1, 2, 3, 1, 4, 5):
+        kept[key] = key
+    assert [*kept] == [1, 4, 5]
+    answered = Play(4).run(engine_for(policy))
+    monkeypatch.undo()
+    assert [said.token_ids for _, said in answered] == [said.token_ids for _, said in Play(4).run(engine_for(policy))]
 
 
 def test_kept_reading_stays_within_the_budget_and_what_is_dropped_is_read_again(

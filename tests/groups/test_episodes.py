@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.groups.episodes import Played, digest, is_whole, joined, play
+from swarm.groups.episodes import Played, digest, is_whole, joined
+from swarm.groups.playing.play import play
 from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import (

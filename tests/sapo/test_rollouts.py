@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import groupby
 
 import pytest
 from msgspec.structs import replace
 
 from swarm.errors import EngineError, Interrupted
+from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.round import SapoNode
@@ -29,8 +32,9 @@ from swarm.types import (
     VersionSpan,
 )
 from tests.example_groups import rollout_group
-from tests.sapo.test_round import FakeEngine, FakeUpdater, FakeVerifier, Swarm
+from tests.sapo.test_round import GROUP_SIZE, FakeEngine, FakeUpdater, FakeVerifier, Swarm
 
+QUESTIONS = 6
 PATIENCE_S = 60.0
 """Waited for only by a test that is about to fail."""
 
@@ -47,23 +51,29 @@ class RecordingVerifier(FakeVerifier):
         return super().draw(seed, start, count)
 
 
-class Versioned(FakeEngine):
-    """Says which policy version sampled: the updater's at the time each batch is begun."""
+class Flowing(FakeEngine):
+    """As the one it is based on, by turns; each token says which version the updater had when it was asked for."""
 
     def __init__(self, updater: FakeUpdater) -> None:
         super().__init__()
         self.updater = updater
 
+    def asked(self, batches: Collection[int]) -> None:
+        """What a test does when it is asked for turns of these batches, before it answers."""
+
     def stream(
-        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
+        self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int, turns: Turns | None = None
     ) -> Generator[tuple[int, Answers]]:
-        version = self.updater.version
-        for index, answers in super().stream(prompts, num_completions, sampling, seed):
-            assert not isinstance(answers, Rejection)
-            yield (
-                index,
-                tuple(Completion(c.text, "stop", c.token_ids, c.logprobs, (VersionSpan(version, 1),)) for c in answers),
-            )
+        assert turns is not None and not prompts
+        while taken := turns.take(wait=True):
+            version = self.updater.version
+            for batch, same in groupby(taken, lambda turn: turn.episode // (QUESTIONS * GROUP_SIZE)):
+                self.asked([batch])
+                for turn in same:
+                    question, k = divmod(turn.episode, GROUP_SIZE)
+                    good = question % 2 and k == 0
+                    spans = (VersionSpan(version, 1),)
+                    yield turn.episode, (Completion(self.good if good else self.bad, "stop", (4,), (-1.0,), spans),)
 
 
 @contextmanager
@@ -145,21 +155,20 @@ def test_why_no_question_of_a_batch_has_a_group_is_said() -> None:
 def test_the_next_groups_are_generated_while_an_update_runs() -> None:
     class Impatient(FakeUpdater):
         def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
-            assert begun.wait(PATIENCE_S), "generation waits for the end of the update"
-            begun.clear()
+            assert engine.begun[self.version + 1].wait(PATIENCE_S), "generation waits for the end of the update"
             return super().update(local, external)
 
-    class Announcing(Versioned):
-        def stream(
-            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-        ) -> Generator[tuple[int, Answers]]:
-            if self.seeds:
-                begun.set()
-            yield from super().stream(prompts, num_completions, sampling, seed)
+    class Announcing(Flowing):
+        begun: defaultdict[int, threading.Event]
 
-    begun = threading.Event()
+        def asked(self, batches: Collection[int]) -> None:
+            for batch in batches:
+                self.begun[batch].set()
+
     updater = Impatient()
-    with running(engine=Announcing(updater), updater=updater, max_staleness=1) as node:
+    engine = Announcing(updater)
+    engine.begun = defaultdict(threading.Event)
+    with running(engine=engine, updater=updater, max_staleness=1) as node:
         for _ in range(5):
             report = node.run_round()
         assert "wait" in report.timings and "generate" not in report.timings
@@ -169,43 +178,42 @@ def test_the_next_groups_are_generated_while_an_update_runs() -> None:
     assert max(lags) == 1 and len(lags) == 10
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+@pytest.mark.parametrize("max_staleness", [1, 3])
 def test_no_batch_is_begun_too_early_and_none_is_too_old(max_staleness: int) -> None:
-    class Counting(Versioned):
-        def stream(
-            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-        ) -> Generator[tuple[int, Answers]]:
-            begun.append(node.round)
-            yield from super().stream(prompts, num_completions, sampling, seed)
+    class Counting(Flowing):
+        def asked(self, batches: Collection[int]) -> None:
+            begun.extend((batch, self.updater.version) for batch in batches)
 
-    begun: list[int] = []
+    begun: list[tuple[int, int]] = []
     updater = FakeUpdater()
     with running(engine=Counting(updater), updater=updater, max_staleness=max_staleness) as node:
         for _ in range(8):
             node.run_round()
-    assert all(finished >= batch - max_staleness for batch, finished in enumerate(begun))
+    assert {batch for batch, _ in begun} >= set(range(8))
+    assert all(version >= batch - max_staleness for batch, version in begun)
     assert "stale" not in node.ledger.snapshot()["local"]
     for version, (local, _) in enumerate(updater.batches):
         assert all(version - group.group.policy.version <= max_staleness for group in local)
 
 
-def test_a_rest_gives_up_batches_that_have_not_begun_and_no_question_is_lost() -> None:
-    class Held(Versioned):
-        def stream(
-            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-        ) -> Generator[tuple[int, Answers]]:
-            begun.append(seed)
-            assert len(begun) == 1 or free.wait(PATIENCE_S)
-            yield from super().stream(prompts, num_completions, sampling, seed)
+def test_a_rest_begins_nothing_and_what_is_begun_is_asked_again_where_it_was() -> None:
+    class Held(Flowing):
+        def asked(self, batches: Collection[int]) -> None:
+            begun.update(batches)
+            if 0 not in batches:
+                holds.set()
+                assert free.wait(PATIENCE_S)
 
-    begun: list[int] = []
-    free = threading.Event()
+    begun: set[int] = set()
+    holds, free = threading.Event(), threading.Event()
     updater, verifier = FakeUpdater(), RecordingVerifier()
     with running(engine=Held(updater), updater=updater, verifier=verifier, max_staleness=3) as node:
         node.run_round()
+        assert holds.wait(PATIENCE_S)
         node.rest()
-        assert len(node._rollouts._ahead) <= 1, "what has begun is finished"
         free.set()
+        node._rollouts._ahead._thread.submit(lambda: None).result(PATIENCE_S)  # the thread has nothing left to do
+        assert begun == {0, 1} and verifier.starts == [0, 6]
         for _ in range(4):
             node.run_round()
         assert verifier.starts[:5] == [0, 6, 12, 18, 24]
@@ -220,15 +228,9 @@ def test_groups_beyond_the_bound_are_counted_and_never_trained_on() -> None:
             self.version += 4
             return report
 
-    class Fixed(Versioned):
-        def stream(
-            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-        ) -> Generator[tuple[int, Answers]]:
-            self.updater = FakeUpdater()  # weights that never change
-            yield from super().stream(prompts, num_completions, sampling, seed)
-
     updater = Jumping()
-    with running(engine=Fixed(updater), updater=updater, max_staleness=2) as node:
+    weights_that_never_change = FakeUpdater()
+    with running(engine=Flowing(weights_that_never_change), updater=updater, max_staleness=2) as node:
         first, second = node.run_round(), node.run_round()
     assert (len(first.mix.local), len(second.mix.local)) == (2, 0)
     counts = node.ledger.snapshot()
@@ -236,36 +238,77 @@ def test_groups_beyond_the_bound_are_counted_and_never_trained_on() -> None:
     assert counts["generated"] == counts["used_local"] + sum(counts["local"].values())
 
 
-def test_after_a_restart_questions_are_neither_skipped_nor_repeated() -> None:
+def test_after_a_restart_questions_are_neither_skipped_nor_repeated_and_sampled_as_before() -> None:
+    class Naming(Flowing):
+        def __init__(self) -> None:
+            super().__init__(FakeUpdater())
+            self.names: list[tuple[int, int]] = []
+
+        def stream(
+            self,
+            prompts: Sequence[str],
+            num_completions: int,
+            sampling: Sampling,
+            seed: int,
+            turns: Turns | None = None,
+        ) -> Generator[tuple[int, Answers]]:
+            for name, answers in super().stream(prompts, num_completions, sampling, seed, turns):
+                self.names.append((seed, name))
+                yield name, answers
+
     first, again = RecordingVerifier(), RecordingVerifier()
-    with running(verifier=first, max_staleness=2) as node:
-        for _ in range(3):
+    before, after = Naming(), Naming()
+    with running(engine=before, verifier=first, max_staleness=2) as node:
+        for _ in range(4):
             node.run_round()
-        position = node.position
-    assert position == 18
-    with running(verifier=again, max_staleness=2) as resumed:
-        resumed.round, resumed.position = 3, position
+    with running(engine=after, verifier=again, max_staleness=2) as resumed:
+        resumed.round, resumed.position = 3, 18
         resumed.run_round()
     assert again.starts[0] == 18
     assert first.starts == sorted(set(first.starts)), "each once"
+    fourth = slice(18 * GROUP_SIZE, 24 * GROUP_SIZE)
+    assert sorted(after.names)[: 6 * GROUP_SIZE] == sorted(before.names)[fourth], "seed and name decide what is sampled"
 
 
 @pytest.mark.parametrize("error", [EngineError, Interrupted])
 def test_an_error_of_the_thread_ends_the_round_that_needs_its_batch(error: type[Exception]) -> None:
-    class Failing(FakeEngine):
-        def stream(
-            self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int
-        ) -> Generator[tuple[int, Answers]]:
-            if len(self.seeds) == 2:
+    class Failing(Flowing):
+        def asked(self, batches: Collection[int]) -> None:
+            if 2 in batches and not mended:
                 raise error("the third batch")
-            yield from super().stream(prompts, num_completions, sampling, seed)
 
-    with running(engine=Failing(), max_staleness=1) as node:
+    mended: list[bool] = []
+    with running(engine=Failing(FakeUpdater()), max_staleness=1) as node:
         node.run_round()
         node.run_round()
         with pytest.raises(error, match="the third batch"):
             node.run_round()
         assert (node.round, node.position) == (2, 12)
+        mended.append(True)
+        node.run_round()
+        assert (node.round, node.position) == (3, 18), "nothing of the error is left"
+
+
+@pytest.mark.parametrize("refused", [frozenset(), frozenset({1004})])
+def test_a_batch_ahead_is_graded_as_one_in_turn_and_says_what_was_used(refused: frozenset[int]) -> None:
+    class AllowedToFail(Flowing):
+        def stream(
+            self,
+            prompts: Sequence[str],
+            num_completions: int,
+            sampling: Sampling,
+            seed: int,
+            turns: Turns | None = None,
+        ) -> Generator[tuple[int, Answers]]:
+            for name, answers in super().stream(prompts, num_completions, sampling, seed, turns):
+                yield name, Rejection(Reason.PROMPT_TOO_LONG) if name == 3 * GROUP_SIZE + 1 else answers
+
+    engine = AllowedToFail(FakeUpdater())
+    with running(engine=engine, verifier=FakeVerifier(refused=refused), max_staleness=1) as node:
+        report = node.run_round()
+        assert node.ledger.snapshot()["local"]["prompt_too_long"] == 1
+        assert node.ledger.snapshot()["local"].get("verifier_timeout", 0) == len(refused)
+        assert 0 < report.figures["generate/slots_busy"] <= 1
 
 
 def test_a_round_goes_on_with_what_is_finished_when_its_time_is_over() -> None:

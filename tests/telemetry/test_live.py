@@ -139,6 +139,14 @@ def test_plain_lines(troubled: list[PeerHistory]) -> None:
     assert "alone since" in plain_line(troubled[3], clock=lambda: NOW)
 
 
+def test_speed_comes_with_the_share_of_slots_that_was_busy_where_that_is_known(tmp_path: Path) -> None:
+    *events, last = [*synthetic.peer_events(1, 3, 200, end=None)]
+    assert isinstance(last, RoundEvent)
+    for figures, said in (({}, "1800 tokens/s"), ({"generate/slots_busy": 0.968}, "1800 tokens/s, 97% of slots busy")):
+        path = synthetic.write(tmp_path / f"peer-{len(figures)}", [*events, replace(last, figures=figures)])
+        assert said in plain_line(PeerHistory.read(path), clock=lambda: NOW).split(" | ")
+
+
 @pytest.mark.parametrize(
     ("policy", "line"),
     [("auto", "mix 3 local + 5 external by auto: 62% of own groups without signal"), ("fixed", None)],

@@ -14,7 +14,8 @@ from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.episodes.config import KuhnTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
-from swarm.groups.episodes import Played, by_generate, play
+from swarm.groups.episodes import Played, by_generate
+from swarm.groups.playing.play import play
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine
 from swarm.types import EpisodeRef, Sampling

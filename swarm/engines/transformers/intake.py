@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from swarm.engines.contexts import Contexts
+from swarm.engines.contexts import Contexts, Recent
 from swarm.engines.sampling import completion_seed
 from swarm.engines.transformers.scheduler import Draft, Room
 from swarm.policy.loading import Policy
@@ -21,7 +21,7 @@ class Intake:
         self._places = policy.places
         self._questions = count(-1, -1)
         """For turns; those of prompts are their indices."""
-        self._starts: dict[Prompt, int] = {}
+        self._starts: Recent[Prompt, int] = Recent()
         """Questions of episodes' first prompts."""
 
     def prompt(self, index: int, prompt: Context, num_completions: int) -> list[Draft] | Rejection:

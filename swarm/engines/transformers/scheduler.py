@@ -17,7 +17,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from swarm.types import FinishReason, VersionSpan
@@ -69,6 +69,8 @@ class Draft:
     """Whether different weights computed its cache."""
     following: int | None = None
     """Position of the first token after the prompt; None where positions count tokens."""
+    arrival: int = 0
+    """Its place in the order of arrival, given by the scheduler."""
     num_tokens: int = field(init=False)
     """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
     asks every row several times a step."""
@@ -142,6 +144,7 @@ class Scheduler:
         self._turns: list[Draft] = []
         """After the first, least advanced first."""
         self._room = room
+        self._arrivals = count()
         self.add(drafts)
 
     @property
@@ -152,6 +155,7 @@ class Scheduler:
     def add(self, drafts: Iterable[Draft]) -> None:
         """Append drafts to the queues; each must fit alone at its maximum length."""
         for draft in drafts:
+            draft.arrival = next(self._arrivals)
             if draft.turn == 1:
                 self._waiting.append(draft)
             else:
@@ -197,7 +201,7 @@ class Scheduler:
 
     def _send_back(self, rows: list[Draft]) -> None:
         """Move drafts to the front of the queue, in order of arrival."""
-        self._waiting.extendleft(sorted(rows, key=lambda row: (row.question, row.completion), reverse=True))
+        self._waiting.extendleft(sorted(rows, key=lambda row: row.arrival, reverse=True))
 
     def _compact(self, staying: list[int]) -> list[tuple[int, int]]:
         """Fill gaps with rows from the end."""
