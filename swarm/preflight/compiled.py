@@ -36,12 +36,10 @@ def tracing() -> Iterator[Callable[[Code], Code]]:
 def _traced(code: Code) -> Code:
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     def divide(graph: GraphModule, inputs: object, **options: Any) -> tuple[GraphModule, GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-        joint_graph_passes(graph)
         return min_cut_rematerialization_partition(graph, inputs, **options)
 
     backend = aot_autograd(

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
 from swarm.policy.scoring.head import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
-from swarm.preflight.compiled import counted, tracing
+from swarm.preflight.compiled import Code, counted, tracing
 from swarm.training.layers import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
@@ -164,12 +164,19 @@ def measure(
         trains_head=head.requires_grad,
         has_encoder=has_encoder(config),
     )
+    measured = partial(_measure_passes, config, lora, dtype, stored, _kinds(whole))
     try:
-        return structs.replace(
-            size, passes=_measure_passes(config, lora, dtype, stored, _kinds(whole), compiled(whole), checkpointed)
-        )
+        plain = measured(traced=False)
     except Exception as error:  # as above; what depends on values, such as some routers of experts, cannot run
         return structs.replace(size, problem=_in_words(error))
+    if not compiled(whole):
+        return structs.replace(size, passes=plain)
+    try:
+        found = plain if checkpointed else measured(traced=True)
+    except Exception:  # as above; plain layers keep more
+        found = plain
+    copies = structs.replace(found.kept_checkpointed, fixed=0)
+    return structs.replace(size, passes=structs.replace(found, kept_checkpointed=copies, compiled=True))
 
 
 def _cast(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
@@ -309,16 +316,19 @@ def _measure_passes(
     dtype: torch.dtype,
     stored: torch.dtype,
     kinds: Sequence[Kind],
-    compiled: bool,
-    checkpointed: bool,
+    traced: bool,
 ) -> PassSize:
-    """By models of one layer, and of as many as end with the first one of each kind, with and without that one."""
+    """By models of one layer, and of as many as end with the first one of each kind, with and without that one.
+
+    `traced`: what compiled layers keep.
+    """
     counts = Counter(kinds[1:])
     ends = {kind: kinds.index(kind, 1) + 1 for kind in counts}
-    runs = {
-        layers: _run(_build(_with_layers(config, layers), lora, stored), dtype, compiled and not checkpointed)
-        for layers in sorted({1, *ends.values(), *(end - 1 for end in ends.values())})
-    }
+    with tracing() as trace:
+        runs = {
+            layers: _run(_build(_with_layers(config, layers), lora, stored), dtype, trace if traced else None)
+            for layers in sorted({1, *ends.values(), *(end - 1 for end in ends.values())})
+        }
 
     def growth(bytes_of: Callable[[int], float]) -> Growth:
         """By passes of one and two rows."""
@@ -337,17 +347,16 @@ def _measure_passes(
         each = [more(kind, lambda run: run.kept[rows, False]) for kind in counts]
         return max(each, default=runs[1].kept[rows, False])
 
-    inputs = growth(lambda rows: whole(lambda run: run.kept[rows, True]))
     return PassSize(
         kept=growth(lambda rows: whole(lambda run: run.kept[rows, False])),
-        kept_checkpointed=Growth(0, inputs.per_token) if compiled else inputs,
+        kept_checkpointed=growth(lambda rows: whole(lambda run: run.kept[rows, True])),
         layer=growth(largest),
         cached_per_token=whole(lambda run: run.cached),
-        compiled=compiled,
     )
 
 
-def _run(model: PreTrainedModel, dtype: torch.dtype, traced: bool) -> _Run:
+def _run(model: PreTrainedModel, dtype: torch.dtype, trace: Callable[[Code], Code] | None) -> _Run:
+    """`trace` compiles the layers, or they are plain."""
     kept: dict[tuple[int, bool], int] = {}
     fake = FakeTensorMode()
     with fake, GroupedProducts():  # type: ignore[no-untyped-call]
@@ -357,8 +366,8 @@ def _run(model: PreTrainedModel, dtype: torch.dtype, traced: bool) -> _Run:
                 with TrainingLayers(model, compiled=False, checkpointed=checkpointed).active():
                     kept[rows, checkpointed] = _kept_bytes(model, rows, dtype)
         cached = _cached_bytes(model, dtype)
-    if traced:  # not within the dispatch mode, which would keep torch from tracing
-        with fake, packed_attention(model), tracing() as trace:
+    if trace is not None:  # not within the dispatch mode, which would keep torch from tracing
+        with fake, packed_attention(model):
             for rows in (1, 2):
                 with TrainingLayers(model, compiled=True, checkpointed=False, compile_code=trace).active():
                     kept[rows, False] = _kept_bytes_compiled(model, rows, dtype)

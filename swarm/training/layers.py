@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -66,15 +66,18 @@ class TrainingLayers:
             for layer in self._layers:
                 del layer.forward
 
-    def _run(self, layer: nn.Module, *args: object, **kwargs: object) -> object:
+    def _run(self, layer: nn.Module, hidden: Tensor, *args: object, **kwargs: object) -> object:
         code: Forward = type(layer).forward
         if threading.get_ident() != self._thread:
-            return code(layer, *args, **kwargs)
+            return code(layer, hidden, *args, **kwargs)
+        learns = torch.is_grad_enabled()
         if self.compiled:
             code = self._compile(code)
-        if self.checkpointed and torch.is_grad_enabled():
-            return checkpoint(partial(code, layer, **kwargs), *args, use_reentrant=False)
-        return code(layer, *args, **kwargs)
+            if learns and not hidden.requires_grad:
+                hidden = hidden.detach().requires_grad_()  # the first layer behind frozen embeddings: as all others
+        if self.checkpointed and learns:
+            return checkpoint(partial(code, layer, **kwargs), hidden, *args, use_reentrant=False)
+        return code(layer, hidden, *args, **kwargs)
 
 
 def is_checkpointed(chosen: bool | None, device: str, possible: bool = True) -> bool:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import Qwen2ForCausalLM
 
 from swarm.policy import attention
+from swarm.policy.adapters import Adapters
 from swarm.policy.batching import Packed
+from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Scorer
 from swarm.policy.scoring.compiled import compiled
 from swarm.policy.scoring.head import read_at_once, slope_at_once
-from swarm.training import layers
+from swarm.sapo.mixing import MixSettings
+from swarm.training import layers, passes
+from swarm.training.config import UpdateSettings
 from swarm.training.layers import TrainingLayers, is_compiled, pays
-from swarm.training.rows import Row
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup
 from tests.engines.models import make
+from tests.example_groups import rollout_group
 from tests.policy.ranges import in_ranges
 
 
@@ -74,17 +81,41 @@ def test_layers_are_compiled_where_it_pays(policy: Policy, monkeypatch: pytest.M
     assert is_compiled(True, policy) and not is_compiled(False, policy) and not is_compiled(None, policy)
 
 
-def test_layers_are_compiled_once_for_passes_of_any_length(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each new length would take seconds, and torch gives up after a few."""
+@pytest.mark.parametrize(("rank", "frozen"), [(0, "compute"), (4, "compute"), (4, "nf4")])
+def test_compilations_grow_neither_with_layers_nor_with_updates_lengths_and_groups(
+    rank: int, frozen: FrozenDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each would take seconds, and torch gives up after a few. Two: with and without gradient."""
+    if rank:
+        pytest.importorskip("peft", reason="needs the extra lora")
     monkeypatch.setattr(attention, "in_ranges", in_ranges)
-    counter = CompileCounterWithBackend("aot_eager")
-    chosen = cache(lambda code: torch.compile(code, dynamic=True, backend=counter))
-    batching = Packed(in_ranges=True)
-    scorer, training = Scorer(policy, 1.0, batching), TrainingLayers(policy.model, True, False, chosen)
+    monkeypatch.setattr(passes, "choose_batching", lambda *_: Packed(in_ranges=True))
     counts = []
-    for lengths in ((50,), (90, 3, 17), (200, 200), (1, 30, 64, 7)):
-        rows = [Row([3, 4, 5], [6] * length, 0.0, None) for length in lengths]
-        with training.active(), batching.attention(policy.model):
-            scorer(rows).logprobs.sum().backward()
-        counts.append(counter.frame_count)
-    assert counts == counts[:1] * 4 and counts[0] > 0
+    for num_layers in (2, 5):
+        counter = CompileCounterWithBackend("eager")
+        compile_code = partial(torch.compile, backend=counter)
+        made = cache(lambda code, compile_code=compile_code: compile_code(code, dynamic=True))
+        monkeypatch.setattr(passes, "TrainingLayers", partial(TrainingLayers, compile_code=made))
+        torch._dynamo.reset()
+        policy = _policy(num_layers, LoraSettings(rank=rank, frozen_dtype=frozen))
+        settings = UpdateSettings(compile=True, micro_batch_tokens=150, epochs=2, gradient_checkpointing=num_layers > 2)
+        updater = PolicyUpdater(policy, settings, MixSettings(), 1.0)
+        for texts in (("a", "bcd"), ("a much longer answer", "b", "cc", "ddd"), ("12", "345", "6")):
+            updater.update([], [_group(index, texts) for index in range(len(texts))])
+            counts.append(len([graph for graph in counter.graphs if len(graph.graph.nodes)]))
+    assert counts == [2] * 6
+
+
+def _policy(num_layers: int, lora: LoraSettings) -> Policy:
+    policy = make("qwen2")
+    config = copy.deepcopy(policy.model.config)
+    config.num_hidden_layers, config.layer_types = num_layers, ["full_attention"] * num_layers
+    model = Qwen2ForCausalLM(config)
+    adapters = Adapters(model, lora) if lora.rank else None
+    return Policy("deep", model, policy.tokenizer, None, torch.bfloat16, adapters)
+
+
+def _group(index: int, texts: tuple[str, ...]) -> GradedGroup:
+    completions = tuple(Completion(text, "stop") for text in texts)
+    rewards = tuple(float(place % 2) for place in range(len(texts)))
+    return GradedGroup(rollout_group(completions=completions, rewards=rewards), f"Calculate {index}.", rewards)

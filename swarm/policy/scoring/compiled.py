@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from swarm.machine import num_cores
 from swarm.policy.out_of_memory import is_out_of_memory
 from swarm.policy.packaged.cache import cached
 
@@ -23,12 +24,18 @@ logger = logging.getLogger(__name__)
 Code = Callable[..., Any]
 KERNELS = "kernels"
 """The directory of kernels, among those that are made once on a machine."""
+MAKERS = 4
+"""Most processes that make kernels: those of a layer take one core seconds, and each process loads torch first."""
 
 
 @cache
 def compiled(code: Code) -> Code:
     """`code`, compiled at its first call; one for each function, so that its kernels are made once."""
+    from torch._inductor import config
+
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cached(KERNELS)))
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        config.compile_threads = min(num_cores(), MAKERS)
     return _Compiled(code)
 
 

@@ -33,6 +33,7 @@ CHUNK_NUMBERS = {"cpu": 2**24, "cuda": 2**28}
 """Logits in memory at a time, by type of device: 64 MiB and 1 GiB in float32; more is hardly faster there."""
 CHUNK_NUMBERS_ELSEWHERE = 2**27
 BLOCK = 128
+"""Tokens of a kernel's block: for fewer, kernels are neither made nor chosen."""
 KEPT_CHUNKS = 4
 """Chunks whose probabilities are kept for the gradient; those of other chunks are computed twice, and with CUDA all."""
 HALF = (torch.bfloat16, torch.float16)
@@ -222,6 +223,7 @@ class _Context(FunctionCtx):
     temperature: float
     size: int
     kept: list[Tensor]
+    fused: bool
 
 
 class _SelectedLogprobs(torch.autograd.Function):
@@ -238,12 +240,13 @@ class _SelectedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         training = any(ctx.needs_input_grad)
         ctx.temperature, ctx.size, ctx.kept = temperature, size, []
+        ctx.fused = hidden.is_cuda and len(hidden) >= BLOCK
         logprobs = hidden.new_empty(len(hidden), dtype=_accurate(hidden.dtype))
         entropies = torch.empty_like(logprobs)
         matrix = weight.to(hidden.dtype)
         for part in _parts(len(hidden), size):
             logits = _logits(hidden[part], matrix, bias, temperature)
-            if hidden.is_cuda:
+            if ctx.fused:
                 logprobs[part], entropies[part] = compiled(read_at_once)(logits, targets[part])
                 continue
             logprobs[part], entropies[part], probabilities = _read(logits, targets[part])
@@ -265,7 +268,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         matrix = weight.to(hidden.dtype)
         for part in _parts(len(hidden), ctx.size):
             upstream = grad[part] / ctx.temperature
-            if hidden.is_cuda:
+            if ctx.fused:
                 logits = _logits(hidden[part], matrix, bias, ctx.temperature)
                 slope = compiled(slope_at_once)(logits, targets[part], logprobs[part], upstream, hidden.dtype)
                 del logits
