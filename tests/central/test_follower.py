@@ -59,6 +59,7 @@ class FakeEngine:
         self.refused: set[int] = set()
         self.between: list[object] = []
         self.asked: list[tuple[str, ...]] = []
+        self.calls = 0
 
     def check(self, sampling: Sampling) -> None:
         pass
@@ -69,6 +70,7 @@ class FakeEngine:
     def stream(
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int, turns: Turns
     ) -> Iterator[tuple[int, Answers]]:
+        self.calls += 1
         first = self.version
         while taken := turns.take(wait=True):
             self.asked.append(tuple(str(turn.context) for turn in taken))
@@ -126,7 +128,14 @@ def _read(snapshot: bytes) -> dict[str, object]:
 
 
 class Bench:
-    def __init__(self, max_staleness: int = 2, make: type[Follower] = Follower, first: int = 0) -> None:
+    def __init__(
+        self,
+        max_staleness: int = 2,
+        make: type[Follower] = Follower,
+        first: int = 0,
+        slots: int = 0,
+        batches_a_call: int = 1,
+    ) -> None:
         self.feed, self.engine, self.exchange = FakeFeed(), FakeEngine(), FakeExchange()
         self.verifier = FakeVerifier()
         self.wanted, self.finished, self.away, self.cancelled = True, False, False, False
@@ -142,7 +151,7 @@ class Bench:
             token_ids=True,
         )
         self.follower = make(
-            SamplingPlan(seed=1, num_questions=4, group_size=GROUP_SIZE, sampling=Sampling(), first=first),
+            SamplingPlan(1, 4, GROUP_SIZE, Sampling(), first, slots, batches_a_call),
             self.engine,
             self.verifier,
             SnapshotInstaller(self.engine, self.feed, _read),
@@ -189,6 +198,36 @@ def test_without_a_snapshot_it_waits_and_with_one_it_sends_what_the_learner_need
     later.install(3)
     later.follower.run_batch()
     assert later.verifier.drawn == [(1_000, 4)], "another process begins elsewhere in the stream"
+
+
+def test_the_next_batch_s_questions_flow_into_slots_that_are_free_and_no_group_is_lost() -> None:
+    bench = Bench(slots=4, batches_a_call=3)
+    bench.install(3)
+    reports = [bench.follower.run_batch() for _ in range(3)]
+    assert [report.num_groups for report in reports] == [4, 4, 4]
+    assert bench.verifier.drawn == [(0, 4), (4, 4), (8, 4)]
+    assert len(bench.engine.asked[0]) == 6, "four slots, and a few that wait: three questions"
+    assert len(bench.engine.asked) < 12 / 2 and bench.engine.calls == 1
+    assert all(0 < report.figures["generate/slots_busy"] <= 1 for report in reports)
+    assert [group.question.index for group in bench.exchange.sent] == [*range(12)]
+    bench.follower.run_batch()
+    assert bench.engine.calls == 2, "after so many batches a call ends"
+    counts = bench.follower.groups.ledger.snapshot()
+    assert counts["generated"] == counts["shared"] == 16 and counts["local"] == {}
+
+
+def test_what_is_under_way_when_a_worker_stops_is_given_up_and_counted_and_the_stream_goes_on() -> None:
+    bench = Bench(slots=8, batches_a_call=64)
+    bench.install(3)
+    bench.follower.run_batch()
+    begun = len({name for names in bench.engine.asked for name in names})
+    assert begun > 4
+    bench.follower.stop()
+    assert bench.local == {"not_finished": begun - 4}
+    bench.follower.stop()
+    assert bench.local == {"not_finished": begun - 4}, "nothing is left to stop"
+    assert bench.follower.run_batch().num_groups == 4
+    assert [group.question.index for group in bench.exchange.sent] == [*range(4), *range(begun, begun + 4)]
 
 
 def test_without_room_for_its_groups_it_samples_nothing_and_with_room_it_goes_on() -> None:
