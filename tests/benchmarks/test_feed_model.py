@@ -184,7 +184,8 @@ def test_three_real_daemons_get_each_group_and_what_they_read_is_counted() -> No
     assert real.fraction == 1.0
     # The author gives it to both; each of them names it to the other, unless it knows that the author does.
     assert 4_000 < real.received_bytes < 7_000 and 0.0 <= real.duplicates < 1.0
-    assert len(real.latencies_s) == 40 and real.cpu > 0
+    assert len(real.latencies_s) == 40
+    assert -0.01 < real.cpu < 1.0, "cores, beyond what idle daemons took, which differs from time to time"
 
 
 def test_the_benchmark_prints_and_writes_its_rows_at_given_costs(
