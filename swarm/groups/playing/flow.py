@@ -114,9 +114,13 @@ class Flow:
         return self._table.continuing
 
     def take(self, wait: bool) -> list[NextTurn]:
-        """Turns that are ready, and first turns of further questions for slots that are free. See `Turns`."""
+        """Turns that are ready, and first turns of further questions for free slots. See `Turns`.
+
+        No question begins while environments are so slow that two episodes a slot wait for theirs.
+        """
         turns = self._table.take(wait=False)
-        most = self._most if len(self._open) + len(turns) < self._least else 0
+        wanting = len(self._open) + len(turns) < self._least and self._table.num_awaited < 2 * self.num_episodes
+        most = self._most if wanting else 0
         while len(self._open) + len(turns) < most and (found := self._more()):
             number, question = found
             self._table.add(number, question, number * self._num_completions)

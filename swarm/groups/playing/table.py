@@ -44,6 +44,11 @@ class Table:
         return len(self._episodes)
 
     @property
+    def num_awaited(self) -> int:
+        """Episodes whose environment has not answered yet, as far as `take` has seen."""
+        return len(self._replays)
+
+    @property
     def continuing(self) -> Collection[int]:
         """Episodes that may take another turn after the one taken last. See `Turns`."""
         return self._continuing
