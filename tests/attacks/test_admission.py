@@ -83,7 +83,8 @@ def test_bombs_take_neither_memory_nor_rounds(scene: Scene, strangers: Strangers
     while time.monotonic() < deadline:
         highest = max(highest, memory_bytes(scene.victim))
         time.sleep(0.2)
-    assert highest < before + 150 * 2**20, f"{(highest - before) >> 20} MiB more"
+    # A tenth of what all of them would take; some are decoded at the same time.
+    assert highest < before + 200 * 2**20, f"{(highest - before) >> 20} MiB more"
     until(lambda: scene.victim.round() > round_before + 20, scene.victim, "further rounds", PATIENCE_S)
     until(lambda: scene.learned() > learned + 5, scene.victim, "groups of the honest peer", PATIENCE_S)
 

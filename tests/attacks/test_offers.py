@@ -138,6 +138,7 @@ def test_whoever_publishes_what_others_offer_gets_nothing(
     enough = 5 if offering else 20
     until(lambda: scene.dropped("repeated", "copied") >= before + enough, scene.victim, "copies are found")
     assert scene.used_per_round() >= LEAST * scene.calm
+    until(lambda: "used" in scene.account(scene.victim, thief.peer_id), scene.victim, "the thief is in its books")
     account = scene.account(scene.victim, thief.peer_id)
     assert stolen.num_stolen >= enough and account["used"] <= stolen.num_stolen // 10, account
     scene.check_nobody_honest_was_charged()
