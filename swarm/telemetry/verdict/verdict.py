@@ -91,7 +91,10 @@ def by_control(found: Benefit) -> Verdict:
         f"{worth.figures(_estimate(processor))}."
     )  # fmt: skip
     why = f"{_compared(per_round, clocks[:1] if clock else [])} {reached}{shared}"
-    return Verdict(standing, _word(standing, per_round, clocks), why, BY_CONTROL, *_both(per_round, clock))
+    ratios = list(_both(per_round, clock))
+    if processor is not None and standing != standing_of(per_round, clocks[:1]):  # the processor's clock decides
+        ratios[1] += f", for the same processor time {worth.figures(_estimate(processor))}"
+    return Verdict(standing, _word(standing, per_round, clocks), why, BY_CONTROL, *ratios)
 
 
 def by_estimate(nodes: Sequence[PeerHistory]) -> Verdict:
