@@ -49,7 +49,7 @@ from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
-from swarm.yaml_file import UNREADABLE, YamlFile
+from swarm.yaml_file import UNREADABLE, YamlFile, doubled, holds_itself
 
 ENVIRONMENT_PREFIX = "SWARM_"
 TEST_PREFIX = "SWARM_TEST_"
@@ -220,6 +220,10 @@ class LoadedConfig(Settings):
     origins: dict[str, str]
 
 
+MOST_SHOWN = 200
+"""Characters of a wrong value in a message."""
+
+
 def load_config(
     file: Path | None = None,
     manifest: Values | None = None,
@@ -241,6 +245,7 @@ def load_config(
     origins: dict[str, str] = {}
     preset = _preset(_chosen_model(values for _, values in own))
     for origin, values in [preset, ("manifest", manifest or {}), *own]:
+        _check_characters(values, origin)
         _check_version(origin, values)
         _merge(merged, values, origin, origins, "")
     _ask_for_other_forms(merged, origins)
@@ -392,10 +397,38 @@ def _parse(text: str, path: str, origin: str) -> JsonValue:
     """Text stays text (pydantic parses numbers later); lists, mappings and null are parsed as YAML."""
     if text in ("null", "none", "~") or text.startswith(("[", "{")):
         try:
-            return None if text == "none" else yaml.safe_load(text)
+            value: JsonValue = None if text == "none" else yaml.safe_load(text)
+            keys = [key for _, key in doubled(yaml.compose(text, yaml.SafeLoader))]
         except UNREADABLE as error:
-            raise ConfigError(f"{path} (from {origin}): not valid YAML: {text}") from error
+            raise ConfigError(f"{path} (from {origin}): not valid YAML: {text[:MOST_SHOWN]}") from error
+        if holds_itself(value):
+            raise ConfigError(f"{path} (from {origin}): an alias makes a value part of itself")
+        if keys:
+            raise ConfigError(f"{path} (from {origin}): {keys[0]} is given twice; only the last would count")
+        return value
     return text
+
+
+def _check_characters(values: object, origin: str) -> None:
+    """Raises `ConfigError` for text that cannot be written: YAML can name half of a character."""
+    waiting, visited = [values], set()  # an alias may name a value many times
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            if id(value) not in visited:
+                visited.add(id(value))
+                waiting += [*value, *value.values()] if isinstance(value, dict) else value
+        elif isinstance(value, str) and not _can_be_written(value):
+            shown = value.encode("ascii", "backslashreplace").decode()
+            raise ConfigError(f"{shown[:MOST_SHOWN]} (from {origin}) is no text: it has half of a character")
+
+
+def _can_be_written(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind_of(path: str, origin: str) -> object:

@@ -29,9 +29,9 @@ class YamlFile:
             raise ConfigError(f"configuration {file} is not valid YAML: {_in_words(error)}") from error
         if not isinstance(values, dict | None):
             raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
-        if _holds_itself(values):
+        if holds_itself(values):
             raise ConfigError(f"configuration {file} is not valid YAML: an alias makes a value part of itself")
-        for line, key in _doubled(self._root):
+        for line, key in doubled(self._root):
             raise ConfigError(f"configuration {file}, line {line}: {key} is given twice; only the last would count")
         self.values: dict[str, JsonValue] = values or {}
 
@@ -59,7 +59,7 @@ class YamlFile:
         return node, line
 
 
-def _doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
+def doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
     """Line and name of each key that its mapping has already; each node once, however often aliases name it."""
     waiting, visited = [root], {id(None)}
     while waiting:
@@ -78,7 +78,7 @@ def _doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
             waiting += node.value
 
 
-def _holds_itself(root: object) -> bool:
+def holds_itself(root: object) -> bool:
     """Whether an alias makes a value part of itself."""
     within: set[int] = set()
     done: set[int] = set()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -325,6 +326,30 @@ def test_a_gpu_samples_256_completions_a_round_by_default(values: dict[str, str]
 def test_yaml_that_fails_in_python_is_refused_in_words(text: str) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_config(command_line=[("tasks", text)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{a: &x {b: *x}}", "an alias makes a value part of itself"),
+        ('{"a": 1, "a": 2}', "a is given twice; only the last would count"),
+        (r'{"a": "\ud800"}', r"\ud800 (from command line) is no text: it has half of a character"),
+    ],
+)
+def test_values_of_the_command_line_are_refused_as_those_of_files_are(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config(command_line=[("generation.vllm.arguments", text)])
+    file = tmp_path / "run.yaml"
+    file.write_text(f"generation: {{vllm: {{arguments: {text}}}}}")
+    with pytest.raises(ConfigError):
+        load_config(file)
+
+
+def test_aliases_that_name_a_value_many_times_take_no_time(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x]", *(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 30))]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="no such field|a0"):
+        load_config(tmp_path / "bomb.yaml")
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,12 @@ def test_every_link_within_the_repository_leads_somewhere(document: Path) -> Non
         if anchor:
             headings = {_heading(line) for line in path.read_text().splitlines() if line.startswith("#")}
             assert anchor in headings, f"{document.name}: {target}"
+
+
+def test_no_merge_was_left_half_done() -> None:
+    texts = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".js", ".css", ""}
+    folders = [ROOT / part for part in (*CODE, "docs", ".ci")]
+    for path in (*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))):
+        if path.is_file() and path.suffix in texts:
+            text = path.read_text(errors="replace")
+            assert not any(f"\n{mark * 7} " in text for mark in "<>"), path
