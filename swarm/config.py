@@ -49,7 +49,7 @@ from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
-from swarm.yaml_file import UNREADABLE, YamlFile, doubled, holds_itself
+from swarm.yaml_file import UNREADABLE, YamlFile, check, read
 
 ENVIRONMENT_PREFIX = "SWARM_"
 TEST_PREFIX = "SWARM_TEST_"
@@ -397,14 +397,10 @@ def _parse(text: str, path: str, origin: str) -> JsonValue:
     """Text stays text (pydantic parses numbers later); lists, mappings and null are parsed as YAML."""
     if text in ("null", "none", "~") or text.startswith(("[", "{")):
         try:
-            value: JsonValue = None if text == "none" else yaml.safe_load(text)
-            keys = [key for _, key in doubled(yaml.compose(text, yaml.SafeLoader))]
+            root, value = (None, None) if text == "none" else read(text)
         except UNREADABLE as error:
             raise ConfigError(f"{path} (from {origin}): not valid YAML: {text[:MOST_SHOWN]}") from error
-        if holds_itself(value):
-            raise ConfigError(f"{path} (from {origin}): an alias makes a value part of itself")
-        if keys:
-            raise ConfigError(f"{path} (from {origin}): {keys[0]} is given twice; only the last would count")
+        check(root, value, f"{path} (from {origin})")
         return value
     return text
 

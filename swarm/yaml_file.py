@@ -20,19 +20,14 @@ class YamlFile:
     def __init__(self, file: Path) -> None:
         """Raises `ConfigError` when it cannot be read, is not a mapping, or gives a field twice."""
         try:
-            text = file.read_text(encoding="utf-8")
-            self._root = yaml.compose(text, yaml.SafeLoader)
-            values = yaml.safe_load(text)
+            self._root, values = read(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read configuration {file}: {error.strerror}") from error
         except UNREADABLE as error:
             raise ConfigError(f"configuration {file} is not valid YAML: {_in_words(error)}") from error
         if not isinstance(values, dict | None):
             raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
-        if holds_itself(values):
-            raise ConfigError(f"configuration {file} is not valid YAML: an alias makes a value part of itself")
-        for line, key in doubled(self._root):
-            raise ConfigError(f"configuration {file}, line {line}: {key} is given twice; only the last would count")
+        check(self._root, values, f"configuration {file}")
         self.values: dict[str, JsonValue] = values or {}
 
     def line(self, path: Sequence[str | int]) -> int | None:
@@ -59,7 +54,20 @@ class YamlFile:
         return node, line
 
 
-def doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
+def read(text: str) -> tuple[yaml.Node | None, JsonValue]:
+    """What YAML says, and where; raises one of `UNREADABLE`."""
+    return yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+
+
+def check(root: yaml.Node | None, values: JsonValue, subject: str) -> None:
+    """Raises `ConfigError` for YAML that can be read, and would be misunderstood; `subject` says whose it is."""
+    if _holds_itself(values):
+        raise ConfigError(f"{subject} is not valid YAML: an alias makes a value part of itself")
+    for line, key in _doubled(root):
+        raise ConfigError(f"{subject}, line {line}: {key} is given twice; only the last would count")
+
+
+def _doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
     """Line and name of each key that its mapping has already; each node once, however often aliases name it."""
     waiting, visited = [root], {id(None)}
     while waiting:
@@ -78,7 +86,7 @@ def doubled(root: yaml.Node | None) -> Iterator[tuple[int, str]]:
             waiting += node.value
 
 
-def holds_itself(root: object) -> bool:
+def _holds_itself(root: object) -> bool:
     """Whether an alias makes a value part of itself."""
     within: set[int] = set()
     done: set[int] = set()

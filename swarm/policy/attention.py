@@ -84,7 +84,7 @@ class Ranges:
         pieces = torch.stack([seen, own], dim=1).flatten()  # a prefix, then what continues it
         begins = torch.stack([first, starts], dim=1).flatten()
         places = torch.arange(int(pieces.sum())) + (begins - pieces.cumsum(0) + pieces).repeat_interleave(pieces)
-        longest = (_power_of_two(int(own.max())), _power_of_two(int((seen + own).max())))
+        longest = (power_of_two(int(own.max())), power_of_two(int((seen + own).max())))
         return cls(sent(_bounds(own), device), sent(_bounds(seen + own), device), sent(places, device), longest)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -118,7 +118,8 @@ def _bounds(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """The least one that is at least `number`, which is 1 or more."""
     return 1 << (number - 1).bit_length()
 
 

@@ -114,6 +114,26 @@ def generated(engine: TransformersEngine) -> list[Completion]:
     return [completion for group in answers if not isinstance(group, Rejection) for completion in group]
 
 
+def move(policy: Policy, version: int) -> None:
+    """Change the weights, as an update does."""
+    swap_weights(policy, {name: value + 0.01 for name, value in policy.weights.items()}, version)
+
+
+@dataclass
+class Moving:
+    """What an engine asks whether it is cancelled: never, but the weights change at one of the times."""
+
+    policy: Policy
+    at: int
+    times: int = 0
+
+    def __call__(self) -> bool:
+        self.times += 1
+        if self.times == self.at:
+            move(self.policy, 1)
+        return False
+
+
 def assert_same(found: list[Completion], expected: list[Completion]) -> None:
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
     for one, other in zip(found, expected, strict=True):
@@ -148,17 +168,7 @@ def test_weights_that_change_between_steps_are_followed(
 
     def completions(recorded: bool) -> list[Completion]:
         policy = make("llama")
-        changed = {name: value + 0.01 for name, value in policy.weights.items()}
-        steps = 0
-
-        def change() -> bool:
-            nonlocal steps
-            steps += 1
-            if steps == at_step:
-                swap_weights(policy, changed, 1)
-            return False
-
-        return generated(engine_of(policy, recorded, cancelled=change))
+        return generated(engine_of(policy, recorded, cancelled=Moving(policy, at_step)))
 
     found = completions(recorded=True)
     assert any(span.version == 1 for each in found for span in each.versions)
@@ -168,18 +178,9 @@ def test_weights_that_change_between_steps_are_followed(
 def test_several_steps_follow_one_another_and_end_where_completions_do(recorder: Recorder) -> None:
     """A completion has no token beyond its end, and the weights change only between such sequences of steps."""
     policy = make("llama")
-    changed = {name: value + 0.01 for name, value in policy.weights.items()}
-    calls = 0
-
-    def change() -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            swap_weights(policy, changed, 1)
-        return False
-
-    found = generated(engine_of(policy, cancelled=change))
-    assert calls < 3 * 70 / 2, "several tokens between two looks at the world"
+    moving = Moving(policy, at=5)
+    found = generated(engine_of(policy, cancelled=moving))
+    assert moving.times < 3 * 70 / 2, "several tokens between two looks at the world"
     assert {len(each.token_ids) for each in found if each.finish_reason == "length"} == {70}
     first = [each.versions[0].num_tokens for each in found if len(each.versions) > 1]
     assert first and all(num % (1 + 70 // LOST_SHARE) == 0 for num in first)
@@ -191,14 +192,14 @@ def test_recordings_are_of_use_for_the_next_round_after_an_update(recorder: Reco
     for version in range(1, 4):
         rounds.append(generated(engine))
         num_tapes = len(recorder.tapes)
-        swap_weights(policy, {name: value + 0.01 for name, value in policy.weights.items()}, version)
+        move(policy, version)
         if version == 2:
             few = num_tapes
     assert num_tapes == few, "the third round needs no new ones"
     other = make("llama")
     for version, found in enumerate(rounds, start=1):
         assert_same(found, generated(engine_of(other, recorded=False)))
-        swap_weights(other, {name: value + 0.01 for name, value in other.weights.items()}, version)
+        move(other, version)
 
 
 def test_recordings_are_of_one_distribution(recorder: Recorder) -> None:

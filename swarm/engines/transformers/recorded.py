@@ -29,6 +29,7 @@ from swarm.engines.sampling import as_signed, sample, uniforms_on_device
 from swarm.engines.transformers.layout import Draws, Layout, Unread
 from swarm.engines.transformers.scheduler import blocks
 from swarm.engines.transformers.slots import SlotCache
+from swarm.policy.attention import power_of_two
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import is_out_of_memory
 from swarm.types import Sampling
@@ -134,10 +135,12 @@ class RecordedStep:
             return None
         recordings = self._of(cache, self._recorder)
         width = _roomy(blocks(max(row.start for row in rows) + draws.num))
-        shape = min(1 << (len(rows) - 1).bit_length(), cache.num_slots), min(width, cache.capacity)
+        shape = min(power_of_two(len(rows)), cache.num_slots), min(width, cache.capacity)
         key = *shape, *_distribution(draws.sampling)
         known = key in recordings.steps
-        step = recordings.steps.get(key) or recordings.steps.setdefault(key, Step(*shape, self._policy.device))
+        if not known:
+            recordings.steps[key] = Step(*shape, self._policy.device)
+        step = recordings.steps[key]
         step.fill(rows, draws)
         work = partial(self._run, cache, step, draws.sampling)
         if known and step.replay is None:
@@ -181,7 +184,7 @@ def _distribution(sampling: Sampling) -> tuple[float, ...]:
 
 def _roomy(width: int) -> int:
     """At least `width`, a power of two or one and a half times one: few, and at most half too wide."""
-    power = 1 << (width - 1).bit_length()
+    power = power_of_two(width)
     return power if width > power * 3 // 4 else power * 3 // 4
 
 
