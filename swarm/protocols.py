@@ -24,6 +24,7 @@ from swarm.types import (
     PeerRecord,
     Question,
     ReadTurn,
+    ReceivedGroup,
     Rejection,
     RolloutGroup,
     RunManifest,
@@ -498,8 +499,8 @@ class GroupExchange(Protocol):
         """Stamp with the run id, sign and publish; returns the group as published, or None without a run."""
         ...
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """(content id, group) of each group that passed the envelope checks, and the refusals by reason."""
+    def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
+        """The groups that passed the envelope checks, and the refusals by reason."""
         ...
 
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:

@@ -76,18 +76,18 @@ ALLOWED = {
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
     "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
-    "swarm/sapo/pool.py": PURE | {"swarm.groups.signal"},
+    "swarm/received/pool.py": PURE | {"swarm.groups.credit"},
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
     "swarm/central/capacity.py": PURE,
     "swarm/central": PURE
-    | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool", "swarm.sapo.appraisal"}
+    | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.received.pool", "swarm.received.screening"}
     | {"swarm.sapo.watch"}
     | LEDGER,
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
     | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
-    | {"swarm.sapo.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
+    | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/preflight": PURE
     | {

@@ -22,11 +22,11 @@ from benchmarks.engine.generation import random_policy
 from nodes.roles.coordinator import RankCoordinator
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
-from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.flow import BATCHES_A_CALL
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import RolloutEngine, Turns
 from swarm.reasons import Outcome, Reason
-from swarm.sapo.pool import Pool, PoolSettings
+from swarm.received.pool import Pool, PoolSettings
 from swarm.sapo.round import RoundReport, SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (

@@ -27,8 +27,8 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Outcome, Reason
+from swarm.received.pool import Pool, PoolSettings
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (

@@ -19,7 +19,6 @@ from pathlib import Path
 from benchmarks.common.children import commands, emit
 from benchmarks.common.faults import FaultyDaemon
 from benchmarks.common.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
-from swarm.groups.intake import PULL_PATIENCE_S
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.own_entry import Profile
@@ -27,6 +26,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange
+from swarm.received.intake import PULL_PATIENCE_S
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 ORDERS_EVERY_S = 0.05

@@ -15,7 +15,6 @@ from itertools import count
 
 from swarm.central.capacity import Demand
 from swarm.central.learner import Learner, LearnerSettings, StepReport
-from swarm.groups.versions import oldest_version
 from swarm.reasons import Outcome, Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
@@ -265,7 +264,7 @@ class Virtual:
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         """Takes the group's share of the step's time."""
-        self.worst_lag = max(self.worst_lag, *(self.version - oldest_version(group.group) for group in groups))
+        self.worst_lag = max(self.worst_lag, *(self.version - group.group.oldest_version for group in groups))
         demand = self._plan.demand
         self._pass(self.now + demand.train_s * sum(len(group.rewards) for group in groups) / demand.rollouts)
 

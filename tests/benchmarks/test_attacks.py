@@ -16,8 +16,8 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange
+from swarm.received.pool import Pool, PoolSettings
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling

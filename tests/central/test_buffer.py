@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from swarm.central.buffer import ReplayBuffer, itself
 from swarm.central.capacity import publish_every
-from swarm.groups.versions import newest_version, oldest_version
 from swarm.protocols import NEWCOMERS
 from swarm.sapo.mixing import AuthorOf
 from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
@@ -32,9 +31,9 @@ def sampled(index: int, *versions: int, size: int = 2) -> GradedGroup:
 
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     group = sampled(0, 5, 3, 7).group
-    assert (oldest_version(group), newest_version(group)) == (3, 7)
+    assert (group.oldest_version, group.newest_version) == (3, 7)
     plain = graded(policy=PolicyId("tiny", "", 4)).group
-    assert (oldest_version(plain), newest_version(plain)) == (4, 4)
+    assert (plain.oldest_version, plain.newest_version) == (4, 4)
 
 
 def test_admissible_up_to_s_and_discarded_beyond() -> None:
@@ -44,7 +43,7 @@ def test_admissible_up_to_s_and_discarded_beyond() -> None:
     assert not buffer.add("mixed", sampled(1, 3, 5), 5, 0.0)
     assert not buffer.add("four", sampled(4, 4), 5, 0.0)
     assert buffer.advance(6) == Counter(stale_version=2), "one old token is enough"
-    assert [oldest_version(group.group) for group in buffer.take(6, 100)] == [4]
+    assert [group.group.oldest_version for group in buffer.take(6, 100)] == [4]
 
 
 def test_strictly_on_policy_is_the_same_with_zero() -> None:
@@ -61,7 +60,7 @@ def test_the_oldest_version_is_taken_first_and_leaves_first() -> None:
         buffer.add(str(version), sampled(index, version), 5, 0.0)
     assert buffer.add("new", sampled(9, 5), 5, 0.0) == Counter(buffer_full=1)
     assert "3" not in buffer
-    assert [oldest_version(group.group) for group in buffer.take(5, 4)] == [4, 5], "two groups of two completions"
+    assert [group.group.oldest_version for group in buffer.take(5, 4)] == [4, 5], "two groups of two completions"
     assert "4" in buffer and len(buffer) == 1
     with pytest.raises(ValueError, match="already in the buffer"):
         buffer.add("4", sampled(2, 4), 5, 0.0)
@@ -162,7 +161,7 @@ def test_every_group_is_used_once_discarded_or_held_and_never_used_too_old(
             assert len(buffer) <= max_groups
         elif action == "take":
             taken = buffer.take(version, number)
-            assert all(0 <= version - oldest_version(group.group) <= max_staleness for group in taken)
+            assert all(0 <= version - group.group.oldest_version <= max_staleness for group in taken)
         elif action == "step":
             used += len(buffer.settle())
             version += 1
@@ -221,7 +220,7 @@ def test_ten_thousand_groups_with_delays_deaths_and_rejoins_stay_within_the_budg
             added += 1
         if buffer.num_rollouts() < 16:
             continue
-        lags = [version - oldest_version(group.group) for group in buffer.take(version, 16)]
+        lags = [version - group.group.oldest_version for group in buffer.take(version, 16)]
         worst = max(worst, *lags)
         used += len(buffer.settle())
         version += 1

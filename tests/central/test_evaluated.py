@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from swarm.central.evaluated import EvaluationWatch
+
 from swarm.sapo.watch import WatchSettings
 
 

@@ -12,7 +12,6 @@ from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.groups.building import OwnGroups
-from swarm.groups.versions import oldest_version
 from swarm.protocols import Turns
 from swarm.types import (
     Answers,
@@ -311,7 +310,7 @@ def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -
     bench.engine.stream = lambda *arguments: _begun_before(bench.engine, plain(*arguments))
     bench.follower.run_batch()
     assert bench.spans == [[3, 3], [3, 4], [4, 4], [4, 4]]
-    assert [oldest_version(group) for group in bench.exchange.sent] == [3, 3, 4, 4]
+    assert [group.oldest_version for group in bench.exchange.sent] == [3, 3, 4, 4]
 
 
 def _begun_before(engine: FakeEngine, stream: Iterator[tuple[int, Answers]]) -> Iterator[tuple[int, Answers]]:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from swarm.central.learner import Learner, LearnerSettings
 from swarm.config import load_config
 from swarm.errors import ConfigError, Interrupted, SnapshotError
-from swarm.groups.versions import oldest_version
 from swarm.types import (
     Commitment,
     Completion,
@@ -122,7 +121,7 @@ class FakeUpdater:
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         self.open.append(len(groups))
-        self.worst = max(self.worst, *(self.version - oldest_version(group.group) for group in groups))
+        self.worst = max(self.worst, *(self.version - group.group.oldest_version for group in groups))
 
     def apply(self) -> UpdateReport:
         self.updates.append(self.open)

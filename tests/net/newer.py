@@ -15,8 +15,8 @@ from swarm.net.records import wire
 from swarm.net.records.identity import Identity
 from swarm.net.trust.exchange import Exchange
 from swarm.protocols import Transport
+from swarm.received.pool import Pool, PoolSettings
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (

@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 
 from swarm.groups.episodes import joined
-from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.policy.loading import Policy
-from swarm.sapo.appraisal import Appraisal
+from swarm.received.plausibility import Plausibility, PlausibilitySettings
+from swarm.received.screening import Appraisal
 from swarm.sapo.mixing import Candidate, MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings

@@ -10,10 +10,10 @@ import pytest
 
 from swarm.algorithms.own import find_advantage
 from swarm.groups.credit import Credit
-from swarm.groups.plausibility import Plausibility, PlausibilitySettings
-from swarm.sapo.appraisal import Appraisal
+from swarm.received.plausibility import Plausibility, PlausibilitySettings
+from swarm.received.screening import Appraisal
 from swarm.sapo.mixing import Candidate, Decision, History, Mixer, MixRound, MixSettings
-from swarm.sapo.mixing.policies.auto import Auto
+from swarm.sapo.mixing.policies import Auto
 from swarm.types import Completion, Earned, GradedGroup, ReadTurn, Text, Turn
 from tests.example_groups import rollout_group
 from tests.sapo.mixes import Opinion, candidate, history, own_round

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
+from swarm.received.pool import Pool, PoolSettings
 from swarm.sapo.mixing import (
     Candidate,
     Decision,
@@ -28,7 +29,6 @@ from swarm.sapo.mixing import (
     MixState,
     mix_figures,
 )
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import TrainingState

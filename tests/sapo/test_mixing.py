@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from swarm.groups.signal import has_signal
+from swarm.groups.credit import has_signal
 from swarm.protocols import NEWCOMERS
 from swarm.sapo.mixing import Candidate, Decision, Mix, MixSettings, mix
 from swarm.types import GradedGroup

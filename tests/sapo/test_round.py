@@ -18,8 +18,8 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Fate, Reason
+from swarm.received.pool import Pool, PoolSettings
 from swarm.sapo.mixing import Candidate, Decision, History, MixPolicy, MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.sapo.worth import WorthEstimator

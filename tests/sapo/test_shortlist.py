@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS
+from swarm.received.waiting import Received, Waiting, WaitingLimits
 from swarm.sapo.mixing import AuthorOf, Candidate
 from swarm.sapo.shortlist import Shortlist, Situation
 from swarm.types import Offer, OfferedGroup

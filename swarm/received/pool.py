@@ -4,17 +4,18 @@ maximum age."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import pstdev
 
 from msgspec import Struct
 from pydantic import Field
 
-from swarm.groups.signal import has_signal
+from swarm.groups.credit import has_signal
 from swarm.protocols import KeepSample
 from swarm.reasons import Reason
+from swarm.received.authors import AuthorOf, itself
 from swarm.settings import Settings
-from swarm.types import GradedGroup
+from swarm.types import GradedGroup, ReceivedGroup
 
 
 class PoolSettings(Settings):
@@ -35,23 +36,31 @@ class PoolSettings(Settings):
 
 
 class PooledGroup(Struct):
-    """A group in the pool."""
+    """A graded group in a checkpoint."""
 
     content_id: str
     graded: GradedGroup
     arrived_at: float
-    """Seconds on the clock given to `add`."""
     uses: int = 0
+
+    @classmethod
+    def of(cls, received: ReceivedGroup) -> PooledGroup:
+        """What a checkpoint keeps of a received group."""
+        return cls(received.content_id, received.graded, received.arrived_at, received.uses)
+
+    def received(self) -> ReceivedGroup:
+        """The group as it was; nobody is charged for it."""
+        return ReceivedGroup(self.content_id, self.graded, arrived_at=self.arrived_at, uses=self.uses)
 
 
 class Pool:
     """Ordered from the oldest; methods return the reason of every departure other than use, for the ledger."""
 
     def __init__(self, settings: PoolSettings, keep: KeepSample = lambda fate, group: None) -> None:
-        """An empty pool; `keep` is told which unused groups leave, and why."""
+        """An empty pool; `keep` is called with each unused group that leaves, and why."""
         self._settings = settings
         self._keep = keep
-        self._groups: dict[str, PooledGroup] = {}
+        self._groups: dict[str, ReceivedGroup] = {}
 
     def __len__(self) -> int:
         """Groups available, used ones included."""
@@ -60,6 +69,10 @@ class Pool:
     def __contains__(self, content_id: object) -> bool:
         """Whether a group is available."""
         return content_id in self._groups
+
+    def __iter__(self) -> Iterator[ReceivedGroup]:
+        """Every available group, oldest first."""
+        return iter(list(self._groups.values()))
 
     @property
     def max_groups(self) -> int:
@@ -76,86 +89,71 @@ class Pool:
         least = self._settings.min_reward_std
         return least is None or (has_signal(rewards) and pstdev(rewards) > least)
 
-    def add(
-        self,
-        content_id: str,
-        graded: GradedGroup,
-        now: float,
-        author_of: Callable[[str], str] = lambda peer_id: peer_id,
-    ) -> Counter[Reason]:
+    def admit(self, received: ReceivedGroup, author_of: AuthorOf = itself) -> Counter[Reason]:
         """Add a group that is wanted. Returns the reasons of the groups that left for it: `peer_quota`, `pool_full`.
 
         A full pool drops the oldest group of the author with the most, so that a flood cannot displace others' groups.
         Raises `ValueError` for an id in the pool: the caller deduplicates.
         """
-        if content_id in self._groups:
-            raise ValueError(f"group {content_id} is already in the pool")
-        self._groups[content_id] = PooledGroup(content_id, graded, now)
+        if received.content_id in self._groups:
+            raise ValueError(f"group {received.content_id} is already in the pool")
+        self._groups[received.content_id] = received
         left: Counter[Reason] = Counter()
-        author = author_of(graded.group.peer_id)
-        own = [g for g in self._groups.values() if author_of(g.graded.group.peer_id) == author]
+        author = author_of(received.peer_id)
+        own = [each for each in self if author_of(each.peer_id) == author]
         quota = max(1, int(self._settings.max_groups * self._settings.max_share_per_peer))
         # More than one leaves only after a restart with smaller settings.
-        for pooled in own[: max(0, len(own) - quota)]:
-            self._drop(pooled, _fate(pooled, Reason.PEER_QUOTA), left)
+        for each in own[: max(0, len(own) - quota)]:
+            self._drop(each, Reason.PEER_QUOTA, left)
         while len(self._groups) > self._settings.max_groups:
-            authors = {g.content_id: author_of(g.graded.group.peer_id) for g in self._groups.values()}
+            authors = {each.content_id: author_of(each.peer_id) for each in self}
             ((most, _),) = Counter(authors.values()).most_common(1)
             oldest = next(content_id for content_id, each in authors.items() if each == most)
-            self._drop(self._groups[oldest], _fate(self._groups[oldest], Reason.POOL_FULL), left)
+            self._drop(self._groups[oldest], Reason.POOL_FULL, left)
         return left
 
     def expire(self, now: float) -> Counter[Reason]:
         """Drop groups past their maximum age; returns the `expired` count of those never used."""
         left: Counter[Reason] = Counter()
-        for pooled in list(self._groups.values()):
-            if now - pooled.arrived_at <= self._settings.max_age_s:
+        for each in self:
+            if now - each.arrived_at <= self._settings.max_age_s:
                 break
-            self._drop(pooled, _fate(pooled, Reason.EXPIRED), left)
+            self._drop(each, Reason.EXPIRED, left)
         return left
 
-    def candidates(self) -> list[tuple[str, GradedGroup]]:
-        """(content id, group) of every available group, oldest first."""
-        return [(pooled.content_id, pooled.graded) for pooled in self._groups.values()]
-
-    def use(self, content_ids: Iterable[str]) -> int:
+    def use(self, groups: Iterable[ReceivedGroup]) -> int:
         """Mark groups as used in an update; those at `max_uses` leave. Returns how many were used for the first
         time."""
         first = 0
-        for content_id in content_ids:
-            pooled = self._groups[content_id]
-            first += pooled.uses == 0
-            pooled.uses += 1
-            if pooled.uses >= self._settings.max_uses:
-                del self._groups[content_id]
+        for received in groups:
+            first += received.uses == 0
+            received.uses += 1
+            if received.uses >= self._settings.max_uses:
+                del self._groups[received.content_id]
         return first
 
-    def refuse(self, content_ids: Iterable[str], reason: Reason) -> int:
+    def refuse(self, groups: Iterable[ReceivedGroup], reason: Reason) -> int:
         """Drop groups that proved unusable. Returns how many had never been used."""
         left: Counter[Reason] = Counter()
-        for content_id in content_ids:
-            self._drop(self._groups[content_id], _fate(self._groups[content_id], reason), left)
+        for received in groups:
+            self._drop(received, reason, left)
         return left[reason]
 
     def num_unused(self) -> int:
         """Groups that have not taken part in any update."""
-        return sum(pooled.uses == 0 for pooled in self._groups.values())
+        return sum(each.uses == 0 for each in self)
 
     def dump(self) -> list[PooledGroup]:
-        """Everything, oldest first."""
-        return list(self._groups.values())
+        """Everything for a checkpoint, oldest first."""
+        return [PooledGroup.of(each) for each in self]
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
         """Restore what `dump` returned."""
-        self._groups = {pooled.content_id: pooled for pooled in groups}
+        self._groups = {saved.content_id: saved.received() for saved in groups}
 
-    def _drop(self, pooled: PooledGroup, reason: Reason | None, left: Counter[Reason]) -> None:
-        del self._groups[pooled.content_id]
-        if reason is not None:
+    def _drop(self, received: ReceivedGroup, reason: Reason, left: Counter[Reason]) -> None:
+        """Remove a group; one that an update used counts as used, whatever removes it."""
+        del self._groups[received.content_id]
+        if received.uses == 0:
             left[reason] += 1
-            self._keep(reason, pooled.graded)
-
-
-def _fate(pooled: PooledGroup, reason: Reason) -> Reason | None:
-    """A group that an update used counts as used, whatever removes it."""
-    return reason if pooled.uses == 0 else None
+            self._keep(reason, received.graded)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.reasons import Reason
+from swarm.received.waiting import Received, Waiting, WaitingLimits
 from swarm.types import Offer, OfferedGroup
 from tests.example_groups import rollout_group
 

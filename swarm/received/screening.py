@@ -1,4 +1,4 @@
-"""What this node's policy makes of received groups."""
+"""What this node's policy makes of received groups: reads each once, and keeps the part to learn from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from swarm.groups.corroboration import Corroboration, ReadGroup
-from swarm.groups.credit import Credit, raised, token_advantages
-from swarm.groups.signal import has_signal
-from swarm.sapo.mixing import Candidate
-from swarm.types import GradedGroup, ReadTurn
+from swarm.groups.credit import Credit, has_signal, raised, token_advantages
+from swarm.received.corroboration import Corroboration, ReadGroup
+from swarm.types import GradedGroup, ReadTurn, ReceivedGroup
 
 Reading = list[list[ReadTurn]]
 """[G][turns]"""
@@ -22,7 +20,7 @@ Names = Callable[[str], Sequence[str]]
 
 
 class Reader(Protocol):
-    """What an appraisal needs of an updater."""
+    """What a scorer needs of an updater."""
 
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         """See `Updater`."""
@@ -34,14 +32,14 @@ class Reader(Protocol):
 
 
 class Fence(Protocol):
-    """What an appraisal needs of `Plausibility`."""
+    """What a scorer needs of `Plausibility`."""
 
     def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
         """See `Plausibility`."""
         ...
 
 
-class Appraisal:
+class CandidateScorer:
     """Received groups in one round: each is read at most once, by the policy that the update will change."""
 
     def __init__(
@@ -64,27 +62,27 @@ class Appraisal:
         """[G] as an update computes them."""
         return tuple(self._updater.advantages(rewards))
 
-    def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
+    def screen(self, groups: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
         """What to learn from each group: without its implausible completions, and with factors of its tokens'
         advantages; None for those that then have no signal."""
-        found = [self._kept(candidate.graded, reading) for candidate, reading in self._readings(candidates)]
+        found = [self._kept(each.graded, reading) for each, reading in self._readings(groups)]
         kept = [each for each in found if each is not None]
         factors = iter(self._corroborated(kept))
         return [None if each is None else replace(each[0], factors=next(factors)) for each in found]
 
-    def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
+    def surprisals(self, groups: Sequence[ReceivedGroup]) -> list[float | None]:
         """Mean negative log-probability of the tokens that each group would raise, in nats, over its completions.
 
         0 without any; None for groups that the screen refuses.
         """
-        return [self._surprisal(candidate.graded, reading) for candidate, reading in self._readings(candidates)]
+        return [self._surprisal(each.graded, reading) for each, reading in self._readings(groups)]
 
-    def _readings(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Reading]]:
-        new = [candidate for candidate in candidates if candidate.content_id not in self._read]
+    def _readings(self, groups: Sequence[ReceivedGroup]) -> list[tuple[ReceivedGroup, Reading]]:
+        new = [each for each in groups if each.content_id not in self._read]
         if new:
-            found = self._updater.read([candidate.graded for candidate in new])
-            self._read.update(zip((candidate.content_id for candidate in new), found, strict=True))
-        return [(candidate, self._read[candidate.content_id]) for candidate in candidates]
+            found = self._updater.read([each.graded for each in new])
+            self._read.update(zip((each.content_id for each in new), found, strict=True))
+        return [(each, self._read[each.content_id]) for each in groups]
 
     def _corroborated(self, kept: Sequence[tuple[GradedGroup, Reading]]) -> list[tuple[tuple[float, ...], ...]]:
         """Factors [G][T] of each group's token advantages."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.reasons import Reason
-from swarm.sapo.pool import Pool, PoolSettings
+from swarm.received.pool import Pool, PoolSettings
 from tests.example_groups import graded
 
 

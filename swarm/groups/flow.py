@@ -16,8 +16,7 @@ from contextlib import closing
 
 from msgspec import Struct
 
-from swarm.groups.episodes import Played, Stream
-from swarm.groups.playing.table import Table
+from swarm.groups.episodes import EpisodeRunner, FinishedGroup, Stream
 from swarm.protocols import Verifier
 from swarm.types import NextTurn, Question, Rejection, Sampling
 
@@ -72,14 +71,14 @@ class Flow:
         self._least = slots + max(1, slots // LEAST_SHARE)
         self._most = slots + max(1, slots // MOST_SHARE)
         self._clock = clock
-        self._table = Table(verifier, num_completions)
+        self._runner = EpisodeRunner(verifier, num_completions)
         self._open: dict[int, NextTurn] = {}
         """What the engine was asked and has not answered, by episode."""
         self._used_s = self._open_s = 0.0
         self._counted_to: float | None = None
         """None between calls."""
 
-    def play(self) -> Generator[tuple[int, Played | Rejection]]:
+    def play(self) -> Generator[tuple[int, FinishedGroup | Rejection]]:
         """Yield the number of a question and its episodes as soon as they are over, until none is left that may begin.
 
         If it is closed before, the next call goes on where this one was: turns that were not answered are asked again.
@@ -90,18 +89,18 @@ class Flow:
                 for name, answers in answered:
                     self._count()
                     self._open.pop(name, None)
-                    self._table.answer(name, answers)
-                    yield from self._table.over()
-            yield from self._table.over()
+                    self._runner.answer(name, answers)
+                    yield from self._runner.over()
+            yield from self._runner.over()
         finally:
             self._count()
             self._counted_to = None
-            self._table.ask_again(self._open.values())
+            self._runner.ask_again(self._open.values())
             self._open.clear()
 
     def drop(self, numbers: Collection[int]) -> None:
         """Play these questions no longer. What an engine's call has begun of them occupies slots until it ends."""
-        self._table.drop(numbers)
+        self._runner.drop(numbers)
 
     @property
     def usage(self) -> Usage:
@@ -111,22 +110,22 @@ class Flow:
     @property
     def continuing(self) -> Collection[int]:
         """See `Turns`."""
-        return self._table.continuing
+        return self._runner.continuing
 
     def take(self, wait: bool) -> list[NextTurn]:
         """Turns that are ready, and first turns of further questions for free slots. See `Turns`.
 
         No question begins while environments are so slow that two episodes a slot wait for theirs.
         """
-        turns = self._table.take(wait=False)
-        wanting = len(self._open) + len(turns) < self._least and self._table.num_awaited < 2 * self.num_episodes
+        turns = self._runner.take(wait=False)
+        wanting = len(self._open) + len(turns) < self._least and self._runner.num_awaited < 2 * self.num_episodes
         most = self._most if wanting else 0
         while len(self._open) + len(turns) < most and (found := self._more()):
             number, question = found
-            self._table.add(number, question, number * self._num_completions)
-            turns += self._table.take(wait=False)
+            self._runner.add(number, question, number * self._num_completions)
+            turns += self._runner.take(wait=False)
         if wait and not turns:
-            turns = self._table.take(wait=True)
+            turns = self._runner.take(wait=True)
         self._count()
         self._open |= {turn.episode: turn for turn in turns}
         return turns

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarm.groups.plausibility import ENOUGH, Plausibility, PlausibilitySettings, is_rewarded, least_probable
+from swarm.received.plausibility import ENOUGH, Plausibility, PlausibilitySettings, is_rewarded, least_probable
 
 
 def _knowing(*means: float) -> Plausibility:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from swarm.groups import waiting as waiting_module
-from swarm.groups.intake import PROMISE_S, PULL_PATIENCE_S, Intake
-from swarm.groups.waiting import Waiting, WaitingLimits
+from swarm.received.intake import PROMISE_S, PULL_PATIENCE_S, Intake
+from swarm.received.waiting import Waiting, WaitingLimits
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Commitment, Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
 from swarm.types.commitments import commitment

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.groups import copies as copies_module
-from swarm.groups.copies import GRACE_S, MAX_PER_QUESTION, Copies
-from swarm.groups.intake import Intake
-from swarm.groups.waiting import WaitingLimits
 from swarm.net.records.offers import describe
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Reason
+from swarm.received.copies import GRACE_S, MAX_PER_QUESTION, Copies
+from swarm.received.intake import Intake
+from swarm.received.waiting import WaitingLimits
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Arrival,

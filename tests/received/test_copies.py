@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from swarm.groups.copies import GRACE_S, Copies
 from swarm.reasons import Reason
+from swarm.received.copies import GRACE_S, Copies
 from swarm.types import DatasetRef, RolloutGroup
 from tests.example_groups import rollout_group
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swarm.groups import corroboration
-from swarm.groups.corroboration import Corroboration, CorroborationSettings, ReadGroup
+from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
 
 MARKER, TAG, END = 900, 901, 902
 GROUP = 8
