@@ -74,15 +74,12 @@ ALLOWED = {
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
-    "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
-    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
-    "swarm/received/pool.py": PURE | {"swarm.groups.credit"},
-    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
+    "swarm/groups": PURE | {"swarm.groups"},
+    "swarm/received": PURE | {"swarm.received", "swarm.groups"} | LEDGER,
+    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
+    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups", "swarm.received"} | LEDGER,
     "swarm/central/capacity.py": PURE,
-    "swarm/central": PURE
-    | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.received.pool", "swarm.received.screening"}
-    | {"swarm.sapo.watch"}
-    | LEDGER,
+    "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.received", "swarm.sapo.watch"} | LEDGER,
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}

@@ -129,12 +129,12 @@ class Node:
         for reason, count in refused.items():
             self._refused[reason] = self._refused.get(reason, 0) + count
         self._fetch(self._exchange)
-        arrived = [now - group.created_at for content_id, group in groups if content_id in self._wanted]
+        arrived = [now - each.group.created_at for each in groups if each.content_id in self._wanted]
         if arrived:
             emit("fetched", latencies_s=arrived)
         if groups:
             self._received += len(groups)
-            emit("got", at=now, groups=[(group.peer_id, group.sequence) for _, group in groups])
+            emit("got", at=now, groups=[(each.peer_id, each.group.sequence) for each in groups])
 
     def _fetch(self, exchange: Exchange) -> None:
         """Ask for some of what is on offer."""

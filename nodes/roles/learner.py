@@ -14,7 +14,7 @@ from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from nodes.roles.snapshots import open_publisher
-from swarm.central.learner import Learner, LearnerParts, LearnerTerms, StepReport
+from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
 from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.config import NodeConfig
@@ -47,7 +47,7 @@ class Published(Struct, frozen=True):
     version: int
 
 
-class LearnerNode:
+class LearnerNode(LearnerObserver):
     """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     def __init__(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from msgspec import Struct
 from pydantic import Field, model_validator
@@ -142,20 +142,18 @@ class LearnerParts(Struct, frozen=True, kw_only=True):
     auditor: Auditor
 
 
-class LearnerObserver(Protocol):
-    """Watches a learner, and can stop it."""
+class LearnerObserver:
+    """Watches a learner, and can stop it. This one does neither."""
 
     def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
         """See `KeepSample`."""
-        ...
 
     def delivered(self, peer_id: str, rollouts: int) -> None:
         """A worker delivered a group with this number of admissible rollouts."""
-        ...
 
     def cancelled(self) -> bool:
         """Whether to stop; polled while the learner waits."""
-        ...
+        return False
 
 
 class Learner(Selection):

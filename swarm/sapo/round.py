@@ -182,6 +182,11 @@ class SapoNode:
         """Generate no more."""
         self._rollouts.close()
 
+    def unaccounted(self) -> int:
+        """Received groups that are neither used, dropped, in the pool nor on their way there: 0 unless something is
+        lost."""
+        return self.ledger.unaccounted(self.external.pool.num_unused(), self.external.num_pending)
+
     def _trainable(self, batch: GradedBatch) -> tuple[list[GradedGroup], Counter[Reason]]:
         """Own groups to train on, and the number of questions without one, by reason."""
         if self._settings.rollouts.max_staleness == 0:  # nothing is generated ahead

@@ -11,7 +11,7 @@ from swarm.central.follower import Follower, SamplingPlan
 from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
-from swarm.groups.building import OwnGroups
+from swarm.groups.building import Member, OwnGroups
 from swarm.protocols import Turns
 from swarm.types import (
     Answers,
@@ -142,13 +142,7 @@ class Bench:
         self.pauses: list[Callable[[], None]] = []
         self.learner_version = 0
         self.hidden = -1
-        own = OwnGroups(
-            peer_id="me",
-            policy_id=PolicyId("tiny", "hash", 0),
-            sampling=Sampling(),
-            exchange=self.exchange,
-            token_ids=True,
-        )
+        own = OwnGroups(Member("me", PolicyId("tiny", "hash", 0), Sampling()), self.exchange, token_ids=True)
         self.follower = make(
             SamplingPlan(1, 4, GROUP_SIZE, Sampling(), first, slots, batches_a_call),
             self.engine,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from swarm.groups import corroboration
+from swarm.received import corroboration
 from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
 
 MARKER, TAG, END = 900, 901, 902

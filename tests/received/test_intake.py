@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from swarm.groups import waiting as waiting_module
-from swarm.received.intake import PROMISE_S, PULL_PATIENCE_S, Intake
-from swarm.received.waiting import Waiting, WaitingLimits
+from swarm.reasons import Reason
+from swarm.received import waiting as waiting_module
+from swarm.received.copies import Copies
+from swarm.received.intake import PROMISE_S, PULL_PATIENCE_S, Intake, IntakeLimits, Selection
+from swarm.received.waiting import Waiting
 from swarm.telemetry.ledger import Ledger
-from swarm.types import Commitment, Grade, NetworkStatus, Offer, OfferedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types import (
+    Commitment,
+    Grade,
+    NetworkStatus,
+    Offer,
+    OfferedGroup,
+    ReceivedGroup,
+    Rejection,
+    RolloutGroup,
+    TaskRef,
+)
 from swarm.types.commitments import commitment
 from tests.example_groups import rollout_group
 
@@ -25,9 +38,12 @@ class FakeExchange:
         self.quarantined: set[str] = set()
         self.committed: list[Commitment] = []
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[ReceivedGroup], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
-        return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
+        return [self.received(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
+
+    def received(self, content_id: str, group: RolloutGroup) -> ReceivedGroup:
+        return ReceivedGroup(content_id, group, self.account(group.peer_id), group.memory_bytes)
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         return None
@@ -88,11 +104,51 @@ class SlowVerifier:
         return []
 
 
+def make_intake(
+    exchange: FakeExchange,
+    verifier: object,
+    selection: Selection | None = None,
+    ledger: Ledger | None = None,
+    copies: Copies | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Intake:
+    return Intake(
+        exchange,  # type: ignore[arg-type]
+        verifier,  # type: ignore[arg-type]
+        ledger or Ledger(),
+        selection or Selection(),
+        IntakeLimits(100),
+        copies or NoCopies(),
+        keep=lambda fate, group: None,
+        clock=clock,
+    )
+
+
+class NoCopies(Copies):
+    """Finds every group new."""
+
+    def judge(self, group: RolloutGroup, now: float) -> Reason | None:
+        return None
+
+
+class NothingLong(Selection):
+    """Skips long groups."""
+
+    def skip_reason(self, group: RolloutGroup) -> Reason | None:
+        return Reason.TOO_LONG if group.num_chars > 10**6 else None
+
+
+class AnyRewards(Selection):
+    """Wants groups without signal, too."""
+
+    def wants(self, rewards: Sequence[float]) -> bool:
+        return True
+
+
 def _receive(groups: Sequence[RolloutGroup]) -> tuple[SlowVerifier, FakeExchange, dict[str, int]]:
     exchange, verifier, ledger = FakeExchange(), SlowVerifier(), Ledger()
     exchange.inbox = list(groups)
-    too_long = lambda group: "too_long" if group.num_chars > 10**6 else None  # noqa: E731
-    Intake(exchange, verifier, ledger, WaitingLimits(100), too_long).receive(())  # type: ignore[arg-type]
+    make_intake(exchange, verifier, NothingLong(), ledger).receive(())
     return verifier, exchange, ledger.snapshot()["dropped"]  # type: ignore[return-value]
 
 
@@ -128,9 +184,9 @@ def test_one_that_is_larger_than_the_room_comes_alone(monkeypatch: pytest.Monkey
 def test_without_a_filter_groups_without_signal_are_kept_and_earn_nothing(filtered: bool) -> None:
     exchange, ledger = FakeExchange(), Ledger()
     exchange.inbox = [rollout_group("friend", 1)]
-    options = {} if filtered else {"teaches": lambda rewards: True}
-    kept = Intake(exchange, RightVerifier(), ledger, WaitingLimits(100), **options).receive(())  # type: ignore[arg-type]
-    assert [graded.rewards for _, graded in kept] == ([] if filtered else [(1.0, 1.0)])
+    selection = Selection() if filtered else AnyRewards()
+    kept = make_intake(exchange, RightVerifier(), selection, ledger).receive(())
+    assert [each.rewards for each in kept] == ([] if filtered else [(1.0, 1.0)])
     assert exchange.reports == {("friend", "zero_advantage"): 1}
     assert ledger.snapshot()["dropped"] == ({"zero_advantage": 1} if filtered else {})
 
@@ -143,21 +199,16 @@ def test_larger_groups_than_those_of_the_run_are_neither_graded_nor_fetched() ->
         OfferedGroup("somebody", Offer(bytes(16), content_id, 3_000, "gcd", num_completions, 0.5, 0.5, bytes(8), 60))
         for content_id, num_completions in zip(content_ids, (1, 2, 3), strict=True)
     ]
-    intake = Intake(
-        exchange,  # type: ignore[arg-type]
-        verifier,  # type: ignore[arg-type]
-        ledger,
-        WaitingLimits(100),
-        teaches=lambda rewards: True,
-        max_completions=lambda: 2,
-    )
+    selection = AnyRewards()
+    selection.max_completions = 2
+    intake = make_intake(exchange, verifier, selection, ledger)
     intake.receive(())
     assert verifier.waiting == [("honest-1", "honest")]
     assert ledger.snapshot()["dropped"] == {"too_many": 1} and exchange.reports == {("greedy", "too_many"): 1}
     assert [each.offer.content_id for each in exchange.pulled] == content_ids[:2], "smaller ones are welcome"
 
 
-class Noting:
+class Noting(Selection):
     """Chooses everything, and remembers what came of it."""
 
     def __init__(self) -> None:
@@ -182,14 +233,14 @@ class Noting:
 @pytest.mark.parametrize("author", ["honest", "thief"])
 def test_who_offers_another_s_group_earns_nothing_with_it(author: str) -> None:
     exchange, choice, verifier = FakeExchange(), Noting(), SlowVerifier()
-    intake = Intake(exchange, verifier, Ledger(), WaitingLimits(100), choice=choice)  # type: ignore[arg-type]
+    intake = make_intake(exchange, verifier, choice)
     content_id = bytes(range(16))
     offer = Offer(bytes(16), content_id, 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
     exchange.offered = [OfferedGroup("thief", offer)]
     intake.receive(())
     assert exchange.pulled == [OfferedGroup("thief", offer)] and choice.outcomes == []
     group = rollout_group(author, 1)
-    exchange.receive = lambda: ([(content_id.hex(), group)], {})  # type: ignore[method-assign]
+    exchange.receive = lambda: ([exchange.received(content_id.hex(), group)], {})  # type: ignore[method-assign]
     intake.receive(())
     assert choice.outcomes == ([(f"{content_id.hex()}/thief", False)] if author == "honest" else [])
     assert verifier.waiting == [(content_id.hex(), author)], "it is graded as its author's"
@@ -205,7 +256,7 @@ class Clock:
 def _pulling(*authors: str) -> tuple[Intake, FakeExchange, Noting, Clock]:
     """An intake that has begun to fetch one group of each."""
     exchange, choice, clock = FakeExchange(), Noting(), Clock()
-    intake = Intake(exchange, SlowVerifier(), Ledger(), WaitingLimits(100), choice=choice, clock=clock)  # type: ignore[arg-type]
+    intake = make_intake(exchange, SlowVerifier(), choice, clock=clock)
     exchange.offered = [
         OfferedGroup(author, Offer(bytes(16), _name(author), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60))
         for author in authors
@@ -226,11 +277,11 @@ def _key(author: str) -> str:
 def test_a_promise_that_is_not_kept_soon_holds_no_place_and_is_taken_all_the_same() -> None:
     intake, exchange, choice, clock = _pulling("quick", "slow", "silent")
     clock.now = PROMISE_S + 0.1
-    exchange.receive = lambda: ([(_name("quick").hex(), rollout_group("quick"))], {})  # type: ignore[method-assign]
+    exchange.receive = lambda: ([exchange.received(_name("quick").hex(), rollout_group("quick"))], {})  # type: ignore[method-assign]
     intake.receive(())
     intake.receive(())
     assert choice.late_ones == [_key("slow"), _key("silent")] and choice.outcomes == []
-    exchange.receive = lambda: ([(_name("slow").hex(), rollout_group("slow", 1))], {})  # type: ignore[method-assign]
+    exchange.receive = lambda: ([exchange.received(_name("slow").hex(), rollout_group("slow", 1))], {})  # type: ignore[method-assign]
     clock.now = PULL_PATIENCE_S + 0.1
     intake.receive(())
     assert choice.arrived == [_name("quick").hex(), _name("slow").hex()]
@@ -255,13 +306,13 @@ def test_what_a_banned_author_offered_is_neither_fetched_nor_waited_for() -> Non
 def test_another_s_content_on_offer_under_many_names_keeps_nobody_from_its_author_s_offer() -> None:
     """Whoever hears of an offer may say the same sooner than its author is heard, and give nothing."""
     exchange, choice, verifier, clock = FakeExchange(), Noting(), SlowVerifier(), Clock()
-    intake = Intake(exchange, verifier, Ledger(), WaitingLimits(100), choice=choice, clock=clock)  # type: ignore[arg-type]
+    intake = make_intake(exchange, verifier, choice, clock=clock)
     offer = Offer(bytes(16), _name("honest"), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
     exchange.offered = [OfferedGroup(author, offer) for author in ("thief", "other thief", "honest", "late thief")]
     intake.receive(())
     assert [each.peer_id for each in exchange.pulled] == ["thief", "other thief", "honest", "late thief"]
     clock.now = 1.0
-    exchange.receive = lambda: ([(_name("honest").hex(), rollout_group("honest"))], {})  # type: ignore[method-assign]
+    exchange.receive = lambda: ([exchange.received(_name("honest").hex(), rollout_group("honest"))], {})  # type: ignore[method-assign]
     intake.receive(())
     assert verifier.waiting == [(_name("honest").hex(), "honest")] and choice.arrived == [_name("honest").hex()]
     assert len(choice.outcomes) == 3 and not any(usable for _, usable in choice.outcomes)
@@ -273,17 +324,24 @@ def test_another_s_content_on_offer_under_many_names_keeps_nobody_from_its_autho
 
 def test_commitments_are_known_before_groups_are_looked_at_and_no_larger_than_groups_may_be() -> None:
     exchange, told = FakeExchange(), list[str]()
+
+    class Listening(Selection):
+        max_completions = 2
+
+        def skip_reason(self, group: RolloutGroup) -> Reason | None:
+            told.append(f"group of {group.peer_id}")
+            return None
+
+    class Heard(Copies):
+        def note(self, heard: Commitment, account: str = "") -> None:
+            told.append(f"{heard.peer_id} on the account {account}")
+
+        def judge(self, group: RolloutGroup, now: float) -> Reason | None:
+            return None
+
     exchange.inbox = [rollout_group("author", 1)]
     small, large = rollout_group("small", 1, ("1", "2")), rollout_group("large", 1, ("1", "2", "3"))
     exchange.committed = [Commitment(group.peer_id, commitment(group), 1.0) for group in (small, large)]
-    intake = Intake(
-        exchange,  # type: ignore[arg-type]
-        SlowVerifier(),  # type: ignore[arg-type]
-        Ledger(),
-        WaitingLimits(100),
-        lambda group: told.append(f"group of {group.peer_id}"),  # type: ignore[func-returns-value]
-        max_completions=lambda: 2,
-        committed=lambda heard, account: told.append(f"{heard.peer_id} on the account {account}"),
-    )
+    intake = make_intake(exchange, SlowVerifier(), Listening(), copies=Heard())
     intake.receive(())
     assert told == ["small on the account small", "group of author"]

@@ -1,47 +1,66 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.reasons import Reason
+from swarm.received.authors import AuthorOf, itself
 from swarm.received.pool import Pool, PoolSettings
+from swarm.types import GradedGroup, ReceivedGroup
 from tests.example_groups import graded
+
+
+def put(pool: Pool, name: str, group: GradedGroup, now: float, author_of: AuthorOf = itself) -> Counter[Reason]:
+    return pool.admit(ReceivedGroup(name, group, arrived_at=now), author_of)
+
+
+def held(pool: Pool) -> list[str]:
+    return [each.content_id for each in pool]
+
+
+def named(pool: Pool, names: Sequence[str]) -> list[ReceivedGroup]:
+    return [each for each in pool if each.content_id in names]
+
+
+def use(pool: Pool, names: Sequence[str]) -> int:
+    return pool.use(named(pool, names))
 
 
 def test_groups_leave_when_used_up() -> None:
     pool = Pool(PoolSettings(max_uses=2))
-    pool.add("a", graded(), now=0)
-    assert pool.use(["a"]) == 1
-    assert pool.use(["a"]) == 0, "the second use is not a new group"
+    put(pool, "a", graded(), 0)
+    assert use(pool, ["a"]) == 1
+    assert use(pool, ["a"]) == 0, "the second use is not a new group"
     assert len(pool) == 0
 
 
 def test_the_oldest_makes_room_and_is_reported() -> None:
     pool = Pool(PoolSettings(max_groups=2, max_share_per_peer=1.0))
-    left = [pool.add(name, graded(name), now=0) for name in "abc"]
+    left = [put(pool, name, graded(name), 0) for name in "abc"]
     assert left == [Counter(), Counter(), Counter(pool_full=1)]
-    assert [content_id for content_id, _ in pool.candidates()] == ["b", "c"]
+    assert held(pool) == ["b", "c"]
 
 
 def test_one_peer_cannot_fill_the_pool() -> None:
     pool = Pool(PoolSettings(max_groups=10, max_share_per_peer=0.3))
-    pool.add("friend", graded("friend"), now=0)
-    left = sum((pool.add(f"flood-{k}", graded("flooder", k), now=0) for k in range(20)), Counter())
+    put(pool, "friend", graded("friend"), 0)
+    left = sum((put(pool, f"flood-{k}", graded("flooder", k), 0) for k in range(20)), Counter())
     assert left == Counter(peer_quota=17)
     assert "friend" in pool and len(pool) == 4
 
 
 def test_groups_expire_unless_they_were_used() -> None:
     pool = Pool(PoolSettings(max_age_s=10, max_uses=2))
-    pool.add("old", graded(), now=0)
-    pool.add("used", graded(index=1), now=1)
-    pool.add("young", graded(index=2), now=9)
-    pool.use(["used"])
+    put(pool, "old", graded(), 0)
+    put(pool, "used", graded(index=1), 1)
+    put(pool, "young", graded(index=2), 9)
+    use(pool, ["used"])
     assert pool.expire(now=11.5) == Counter(expired=1), "a used group has taught; it is not counted as lost"
-    assert [content_id for content_id, _ in pool.candidates()] == ["young"]
+    assert held(pool) == ["young"]
 
 
 @pytest.mark.parametrize(("least", "wanted"), [(None, [0, 1, 2, 4, 8]), (0.0, [1, 2, 4]), (0.35, [2, 4]), (0.45, [4])])
@@ -53,17 +72,17 @@ def test_groups_need_more_spread_than_the_filter_s(least: float | None, wanted: 
 
 def test_the_same_id_twice_is_the_callers_mistake() -> None:
     pool = Pool(PoolSettings())
-    pool.add("a", graded(), now=0)
+    put(pool, "a", graded(), 0)
     with pytest.raises(ValueError, match="already"):
-        pool.add("a", graded(), now=0)
+        put(pool, "a", graded(), 0)
 
 
 def test_a_dump_restores() -> None:
     pool, other = Pool(PoolSettings()), Pool(PoolSettings())
     for k in range(3):
-        pool.add(str(k), graded(index=k), now=k)
+        put(pool, str(k), graded(index=k), k)
     other.restore(pool.dump())
-    assert other.candidates() == pool.candidates()
+    assert other.dump() == pool.dump()
 
 
 @given(st.lists(st.tuples(st.sampled_from("pqr"), st.integers(0, 30), st.booleans()), max_size=60))
@@ -72,9 +91,9 @@ def test_every_group_is_used_dropped_or_held(steps: list[tuple[str, int, bool]])
     now, used, dropped = 0, 0, Counter[str]()
     for step, (peer, wait, use) in enumerate(steps):
         now += wait
-        dropped += pool.add(str(step), graded(peer, step), now)
+        dropped += put(pool, str(step), graded(peer, step), now)
         if use:
-            used += pool.use([content_id for content_id, _ in pool.candidates()][:1])
+            used += pool.use(list(pool)[:1])
         dropped += pool.expire(now)
         assert step + 1 == used + dropped.total() + pool.num_unused()
         assert len(pool) <= 6
@@ -87,21 +106,21 @@ def test_a_crowd_of_newcomers_does_not_wash_the_others_out() -> None:
         return "" if peer.startswith("made") else peer
 
     for k in range(4):
-        pool.add(f"friend-{k}", graded("friend", k), 0, author_of)
+        put(pool, f"friend-{k}", graded("friend", k), 0, author_of)
     for k in range(100):
-        pool.add(f"made-{k}", graded(f"made-{k}", k), 0, author_of)
-    held = [content_id for content_id, _ in pool.candidates()]
-    assert held[:4] == [f"friend-{k}" for k in range(4)] and len(held) == 10
-    assert held[4:] == [f"made-{k}" for k in range(94, 100)], "of the crowd the oldest go"
+        put(pool, f"made-{k}", graded(f"made-{k}", k), 0, author_of)
+    left = held(pool)
+    assert left[:4] == [f"friend-{k}" for k in range(4)] and len(left) == 10
+    assert left[4:] == [f"made-{k}" for k in range(94, 100)], "of the crowd the oldest go"
 
 
 def test_what_cannot_teach_after_all_leaves() -> None:
     pool = Pool(PoolSettings(max_uses=2))
     for name in ("new", "used", "stays"):
-        pool.add(name, graded(name), now=0)
-    pool.use(["used"])
-    assert pool.refuse(["new", "used"], Reason.IMPROBABLE) == 1, "a used one has taught"
-    assert [content_id for content_id, _ in pool.candidates()] == ["stays"]
+        put(pool, name, graded(name), 0)
+    use(pool, ["used"])
+    assert pool.refuse(named(pool, ["new", "used"]), Reason.IMPROBABLE) == 1, "a used one has taught"
+    assert held(pool) == ["stays"]
 
 
 def test_who_leaves_unused_is_told() -> None:
@@ -110,8 +129,8 @@ def test_who_leaves_unused_is_told() -> None:
         PoolSettings(max_groups=2, max_age_s=10, max_uses=2), lambda fate, group: left.append((fate, group.prompt))
     )
     for index in range(3):
-        pool.add(str(index), graded(f"peer-{index}", index), now=index)
-    pool.use(["1"])
-    pool.refuse(["2"], Reason.HARMFUL)
+        put(pool, str(index), graded(f"peer-{index}", index), index)
+    use(pool, ["1"])
+    pool.refuse(named(pool, ["2"]), Reason.HARMFUL)
     pool.expire(now=100)
     assert left == [("pool_full", "question 0"), ("harmful", "question 2")], "1 has been used"

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.groups import copies as copies_module
 from swarm.net.records.offers import describe
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Reason
+from swarm.received import copies as copies_module
 from swarm.received.copies import GRACE_S, MAX_PER_QUESTION, Copies
-from swarm.received.intake import Intake
-from swarm.received.waiting import WaitingLimits
+from swarm.received.intake import Intake, IntakeLimits, Selection
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Arrival,
@@ -130,14 +129,14 @@ class Victim:
         self.network = network
         self.exchange = Exchange(network, own, clock=lambda: network.now)  # type: ignore[arg-type]
         self.exchange.book.restore(seen)
-        copies = Copies("victim")
         self.intake = Intake(
             self.exchange,
             grading,  # type: ignore[arg-type]
             Ledger(),
-            WaitingLimits(1_000),
-            lambda group: copies.judge(group, network.now),
-            committed=copies.note,
+            Selection(),
+            IntakeLimits(1_000),
+            Copies("victim"),
+            keep=lambda fate, group: None,
             clock=lambda: network.now,
         )
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from swarm.reasons import Reason
-from swarm.received.waiting import Received, Waiting, WaitingLimits
-from swarm.types import Offer, OfferedGroup
+from swarm.received.waiting import Waiting
+from swarm.types import Offer, OfferedGroup, ReceivedGroup
 from tests.example_groups import rollout_group
 
 
-def _received(peer_id: str, number: int, num_bytes: int = 1, account: str | None = None, at: float = 0.0) -> Received:
-    return Received(
+def _received(
+    peer_id: str, number: int, num_bytes: int = 1, account: str | None = None, at: float = 0.0
+) -> ReceivedGroup:
+    return ReceivedGroup(
         f"{peer_id}-{number}", rollout_group(peer_id, number), peer_id if account is None else account, num_bytes, at
     )
 
 
-def _offered(peer_id: str, number: int) -> Received:
+def _offered(peer_id: str, number: int) -> ReceivedGroup:
     offer = Offer(bytes(16), number.to_bytes(16), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
-    return Received(offer.content_id.hex(), OfferedGroup(peer_id, offer), peer_id, 1)
+    return ReceivedGroup(offer.content_id.hex(), OfferedGroup(peer_id, offer), peer_id, 1)
 
 
-def _fill(waiting: Waiting, *groups: Received) -> list[tuple[str, Reason]]:
-    left = [gone for group in groups for gone in waiting.add(group, ())]
+def _fill(waiting: Waiting, *groups: ReceivedGroup) -> list[tuple[str, Reason]]:
+    left = [gone for group in groups for gone in waiting.enter(group, ())]
     return [(group.content_id, reason) for group, reason in left]
 
 
@@ -29,7 +31,7 @@ def _ids(waiting: Waiting) -> list[str]:
 
 
 def test_an_offer_is_no_group_by_whatever_key() -> None:
-    waiting = Waiting(WaitingLimits(100))
+    waiting = Waiting(100)
     offered, group = _offered("author", 1), _received("author", 2)
     assert _fill(waiting, offered, group) == []
     assert offered.key in waiting and not waiting.has_group(offered.key) and not waiting.has_group(offered.content_id)
@@ -37,7 +39,7 @@ def test_an_offer_is_no_group_by_whatever_key() -> None:
 
 
 def test_a_flood_displaces_itself() -> None:
-    waiting = Waiting(WaitingLimits(100, max_groups=4))
+    waiting = Waiting(100, max_groups=4)
     honest = [_received("honest", k) for k in range(2)]
     flood = [_received("flood", k) for k in range(9)]
     left = _fill(waiting, *honest, *flood)
@@ -46,7 +48,7 @@ def test_a_flood_displaces_itself() -> None:
 
 
 def test_the_newest_of_one_peer_stay() -> None:
-    waiting = Waiting(WaitingLimits(2))
+    waiting = Waiting(2)
     assert _fill(waiting, *(_received("peer", k) for k in range(4))) == [
         ("peer-0", Reason.PEER_QUOTA),
         ("peer-1", Reason.PEER_QUOTA),
@@ -54,15 +56,15 @@ def test_the_newest_of_one_peer_stay() -> None:
 
 
 def test_what_is_being_graded_counts_and_cannot_be_displaced() -> None:
-    waiting = Waiting(WaitingLimits(2))
+    waiting = Waiting(2)
     grading = [_received("peer", 0), _received("peer", 1)]
     new = _received("peer", 2)
-    assert waiting.add(new, grading) == [(new, Reason.PEER_QUOTA)]
+    assert waiting.enter(new, grading) == [(new, Reason.PEER_QUOTA)]
     assert len(waiting) == 0
 
 
 def test_those_that_waited_too_long_leave() -> None:
-    waiting = Waiting(WaitingLimits(9, max_age_s=10.0))
+    waiting = Waiting(9, max_age_s=10.0)
     _fill(waiting, _received("peer", 0, at=0.0), _received("peer", 1, at=5.0))
     assert [(gone.content_id, reason) for gone, reason in waiting.expire(12.0)] == [("peer-0", Reason.EXPIRED)]
     assert _ids(waiting) == ["peer-1"]

@@ -42,6 +42,11 @@ class Candidate(Struct, frozen=True):
         return self.received.uses
 
     @property
+    def is_graded(self) -> bool:
+        """Whether this node has graded the group; before that, its rewards are its author's claims."""
+        return isinstance(self.received.content, GradedGroup)
+
+    @property
     def graded(self) -> GradedGroup:
         """The group with this node's rewards. Raises `TypeError` for one that is not graded."""
         return self.received.graded

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from swarm.central.evaluated import EvaluationWatch
 
-from swarm.sapo.watch import WatchSettings
+from swarm.sapo.watch import EvaluationWatch, WatchSettings
 
 
 def _alarms(accuracies: list[float], num_questions: int, **settings: float) -> list[int]:
