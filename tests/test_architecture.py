@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -220,15 +219,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     while leaves := {module for module, imports in graph.items() if not imports & graph.keys()}:
         graph = {module: imports for module, imports in graph.items() if module not in leaves}
     assert not graph
-
-
-MAX_FILES = 15
-
-
-@pytest.mark.parametrize("part", ["swarm", "nodes", "benchmarks"])
-def test_no_folder_has_more_files_than_a_reader_takes_in(part: str) -> None:
-    sizes = Counter(path.parent for path in _modules(part) if path.name != "__init__.py")
-    assert {str(folder): size for folder, size in sizes.items() if size > MAX_FILES} == {}
 
 
 @pytest.mark.parametrize("part", ["swarm", "nodes", "benchmarks"])

@@ -177,7 +177,7 @@ def test_a_sender_that_asks_for_too_much_must_wait_and_nobody_else() -> None:
     allowances.admit("greedy")
     for index in range(2 * MAX_SENDERS):
         allowances.charge(f"sender {index}", 1)
-    assert len(allowances._settled_at) == MAX_SENDERS
+    assert len(allowances._rates) == MAX_SENDERS
 
 
 def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None:

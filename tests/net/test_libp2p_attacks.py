@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from swarm.errors import PeerUnreachable
-from swarm.net.bandwidth import Rates
+from swarm.net.bandwidth import RatePerName
 from swarm.net.libp2p.places import MAX_PLACES
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.framing import encode_request, read_answer
@@ -79,7 +79,7 @@ def test_a_flood_of_requests_is_refused_and_others_are_answered(start: Start) ->
     b = start("b", a.multiaddrs())
     meets(a, b)
     # As many as this network cannot send faster.
-    a._session._host.admission._peers = Rates(1.0, 20.0)  # type: ignore[union-attr]
+    a._session._host.admission._peers = RatePerName(1.0, 20.0)  # type: ignore[union-attr]
 
     async def flood(host: Any, peer: Any) -> None:
         answers = [await ask(host, peer) for _ in range(60)]

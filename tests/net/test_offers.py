@@ -384,7 +384,7 @@ def test_a_false_offer_costs_its_author_and_brings_the_group_of_another(
     ]
     assert swarm.member.complaints.take() == [(thief.peer_id, Reason.FALSE_OFFER)]
     store = swarm.member.records.store
-    assert store.get(record_id(group.record)) == group.record and set(store._by_owner) == {author.peer_id}
+    assert store.get(record_id(group.record)) == group.record and set(store._entries._levels[0]) == {author.peer_id}
 
 
 @pytest.mark.parametrize(

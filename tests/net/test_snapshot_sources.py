@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, LinkLimit
 from swarm.net.counters import Counters
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
@@ -59,7 +59,7 @@ class Peers:
             stall_s=16.0,  # all answer at once; nothing is to depend on when
             direct=None,
             bytes_per_s=None,
-            bucket=TokenBucket(None),
+            bucket=LinkLimit(None),
             askers=self.askers,
             counters=Counters(),
             complaints=deque(),

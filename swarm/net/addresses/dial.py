@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
 
 from swarm.errors import ConfigError, IdentityError
+from swarm.lru import LruDict
 from swarm.net.records.identity import public_key_of
 
 PROBE_TIMEOUT_S = 5.0
 MAX_PAUSE_S = 60.0
 MAX_PAUSES = 4_096
-"""Names may be invented by strangers, so the number of pauses is bounded; the oldest is forgotten first."""
+"""Untrusted peers may invent names, so their number is bounded."""
 TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -117,16 +118,13 @@ class Backoff:
         """The first pause is `first_s` even if `longest_s` is shorter."""
         self._first_s = first_s
         self._longest_s = max(first_s, longest_s)
-        self._pauses: dict[str, tuple[float, float]] = {}
+        self._pauses = LruDict[str, tuple[float, float]](MAX_PAUSES)
 
     def failed(self, name: str, now: float) -> None:
         """Record a failure."""
         pause_s, _ = self._pauses.get(name, (self._first_s / 2, 0.0))
         pause_s = min(2 * pause_s, self._longest_s)
-        self._pauses.pop(name, None)
         self._pauses[name] = (pause_s, now + pause_s)
-        if len(self._pauses) > MAX_PAUSES:
-            del self._pauses[next(iter(self._pauses))]
 
     def succeeded(self, name: str) -> None:
         """Reset the back-off."""

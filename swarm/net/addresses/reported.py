@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import islice
 
 from swarm.net.addresses.dial import Backoff, host_of
-from swarm.net.bandwidth import MAX_COUNTED, Rates
+from swarm.net.bandwidth import MAX_COUNTED, RatePerName
 
 MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
 """Per peer: TCP and QUIC at a few interfaces."""
@@ -31,8 +31,8 @@ class ReportedAddresses:
 
     def __init__(self) -> None:
         """No dials yet."""
-        self._all = Rates(DIALS_PER_S, DIALS_AT_ONCE)
-        self._reporters = Rates(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
+        self._all = RatePerName(DIALS_PER_S, DIALS_AT_ONCE)
+        self._reporters = RatePerName(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
         self._failures: Counter[str] = Counter()
         self._pauses = Backoff(HOST_PAUSE_S, MAX_HOST_PAUSE_S)
 

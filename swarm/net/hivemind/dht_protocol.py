@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 
 from google.protobuf.message import Message
 
 from swarm.errors import Refusal
+from swarm.net.bandwidth import RatePerName
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.dht_entries import MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker
 
@@ -63,20 +63,16 @@ class Allowances:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """All allowances are full."""
         self._clock = clock
-        self._settled_at: OrderedDict[PeerID, float] = OrderedDict()
-        """When everything that a sender received is paid for; the most recent askers come last."""
+        self._rates = RatePerName(ALLOWANCE_BYTES_PER_S, ALLOWANCE_BYTES, MAX_SENDERS)
 
     def admit(self, sender: PeerID) -> None:
         """Raises `Refused` for a sender that has used up its allowance."""
-        if self._settled_at.get(sender, 0.0) > self._clock():
+        if self._rates.bucket(sender).left(self._clock()) < 0:
             raise Refused("the rate limit is exceeded, ask later")
 
     def charge(self, sender: PeerID, num_bytes: int) -> None:
         """Charge a sender."""
-        began = max(self._settled_at.pop(sender, 0.0), self._clock() - ALLOWANCE_BYTES / ALLOWANCE_BYTES_PER_S)
-        self._settled_at[sender] = began + num_bytes / ALLOWANCE_BYTES_PER_S
-        if len(self._settled_at) > MAX_SENDERS:
-            self._settled_at.popitem(last=False)
+        self._rates.bucket(sender).spend(num_bytes, self._clock())
 
 
 class BoundedP2P(P2P):  # type: ignore[misc]

@@ -8,7 +8,6 @@ connection and is charged. Frames beyond a rate are read later, so that the peer
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,6 +22,7 @@ from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.counters import Counters
 from swarm.reasons import Reason
 
@@ -200,16 +200,14 @@ class Pace:
 
     def __init__(self, per_s: float) -> None:
         """No step was taken yet."""
-        self._per_s = per_s
-        self._within_at = -math.inf
-        """When the steps so far are within the rate."""
+        self._bucket = TokenBucket(per_s, BURST_S * per_s)
 
     async def wait(self) -> None:
         """Take one step."""
         now = trio.current_time()
-        self._within_at = max(self._within_at, now - BURST_S) + 1 / self._per_s
-        if self._within_at > now:
-            await trio.sleep(self._within_at - now)
+        self._bucket.spend(1, now)
+        if wait_s := self._bucket.wait_s(now):
+            await trio.sleep(wait_s)
 
     def applied(self, read: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
         """`read`, one step each time."""

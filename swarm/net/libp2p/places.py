@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from swarm.net.bandwidth import Rates
+from swarm.net.bandwidth import RatePerName
 from swarm.net.services.stream_admission import FAIR_LEAD
 
 MAX_PLACES = 128
@@ -47,7 +47,7 @@ class Places:
         """Whether a peer takes part in this node's run."""
         self._clock = clock
         self._taken: list[Place] = []
-        self._handshakes = Rates(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        self._handshakes = RatePerName(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
 
     def __len__(self) -> int:
         """Places that are taken."""

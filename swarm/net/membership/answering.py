@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from swarm.net.bandwidth import TokenBucket
+from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
 from swarm.net.counters import Counters
 from swarm.net.membership.current_run import CurrentRun
@@ -46,7 +46,7 @@ class Answering:
         self._feed = feed
         self._guard = guard
         self._counters = counters
-        self.uploads = TokenBucket(settings.upload_bytes_per_s)
+        self.uploads = LinkLimit(settings.upload_bytes_per_s)
         """Pacing of all answers."""
         referrals = Referrals(peers.is_record_of)
         self.on_banned: Callable[[], None] = lambda: None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from swarm.errors import NoConnection, PeerUnreachable
+from swarm.lru import LruDict
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.nat import relay_of
 from swarm.net.addresses.reported import ReportedAddresses, is_name, with_ips
-from swarm.net.bandwidth import Rates
+from swarm.net.bandwidth import RatePerName
 from swarm.net.membership.crowded import CrowdedBootstraps, does_without
 from swarm.net.membership.member import Member
 from swarm.net.runtime import AsyncRuntime
@@ -71,9 +71,9 @@ class Dialling:
         self._crowded = CrowdedBootstraps()
         self._chosen: frozenset[str] = frozenset()
         """Connected peers that this node has dialled."""
-        self._met: OrderedDict[str, None] = OrderedDict()
+        self._met = LruDict[str, None](MAX_MET)
         """Peers that were connected in this session."""
-        self._again = Rates(AGAIN_PER_S, AGAIN_AT_ONCE)
+        self._again = RatePerName(AGAIN_PER_S, AGAIN_AT_ONCE)
         self._under_way: set[str] = set()
         """Peers that are being dialled."""
         self._dialled: dict[str, float] = {}
@@ -247,9 +247,6 @@ class Dialling:
         self._chosen &= connected | self._under_way
         for peer_id in connected:
             self._met[peer_id] = None
-            self._met.move_to_end(peer_id)
-        while len(self._met) > MAX_MET:
-            self._met.popitem(last=False)
         relays = frozenset(relay for address in self._member.own.addresses if (relay := relay_of(address)))
         self._crowded.judge(self._peers.bootstrap, connected, relays, now)
         for peer_id, since in list(self._dialled.items()):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
+from swarm.lru import LruDict
 from swarm.net.addresses.dial import Backoff
 from swarm.net.membership.current_run import CurrentRun
 from swarm.net.records.feed import Hello, decode_hello, encode
@@ -33,7 +33,7 @@ class Greetings:
         self._run = run
         self._takes_part = takes_part
         self._clock = clock
-        self._greeted: OrderedDict[str, _Greeted] = OrderedDict()
+        self._greeted = LruDict[str, _Greeted](MAX_GREETED)
         self._failed = Backoff(RETRY_S)
         self.on_change: Callable[[], None] = lambda: None
         """Called when a peer turns out to take part in the run, or not to."""
@@ -62,8 +62,6 @@ class Greetings:
         greeted.knows_us = greeted.knows_us or knows_us
         greeted.seen_at = self._clock()
         self._failed.succeeded(peer_id)
-        if len(self._greeted) > MAX_GREETED:
-            self._greeted.popitem(last=False)
         if greeted.takes_part != takes_part:
             greeted.takes_part = takes_part
             self.on_change()

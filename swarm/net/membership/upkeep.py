@@ -23,7 +23,7 @@ from typing import Protocol
 
 from swarm.errors import NoConnection, PeerUnreachable
 from swarm.net.addresses.dial import Backoff
-from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
+from swarm.net.bandwidth import LinkLimit, SlowHolder, paced
 from swarm.net.membership.member import Member
 from swarm.net.records.large import Download, DownloadQueue, holders
 from swarm.net.records.referrals import SENT_ITSELF
@@ -96,7 +96,7 @@ class Upkeep:
             backfill_s=member.settings.backfill_s,
         )
         self._unhelpful = Backoff(member.settings.repair_every_s)
-        self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), runtime)
+        self._fetch_paced = paced(self._fetch, LinkLimit(member.settings.download_bytes_per_s), runtime)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         self._misleading = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         """Authors who named members that did not give the record: asked for the record itself for a while."""

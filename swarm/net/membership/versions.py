@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 
 from swarm.errors import Refusal
+from swarm.lru import LruDict
 from swarm.reasons import Reason
 
 HEARD_FOR_S = 600.0
@@ -21,7 +22,7 @@ class Versions:
         """No peers heard yet."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._heard: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._heard = LruDict[str, tuple[float, str]](MAX_PEERS)
         """By peer: when it was last heard, and the version problem; empty if its record could be read."""
 
     def understood(self, peer_id: str) -> None:
@@ -47,6 +48,3 @@ class Versions:
     def _note(self, peer_id: str, problem: str) -> None:
         with self._lock:
             self._heard[peer_id] = (self._clock(), problem)
-            self._heard.move_to_end(peer_id)
-            if len(self._heard) > MAX_PEERS:
-                self._heard.popitem(last=False)

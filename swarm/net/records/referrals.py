@@ -11,7 +11,7 @@ on. A referral is a hint. Who is named has signed that it is a member, is asked 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Annotated
 
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from swarm.errors import PeerUnreachable
+from swarm.lru import LruDict
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES
 
 MARK = b"\xc1"
@@ -64,7 +65,7 @@ class Referrals:
         """`is_record_of(peer_id, sealed)`: whether these bytes are this member's signed record. May raise `Refusal`."""
         self._is_record_of = is_record_of
         self._clock = clock
-        self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
+        self._asked = LruDict[bytes, _Asked](MAX_RECORDS)
 
     def instead(self, record_id: bytes, num_bytes: int, asker: str, sealed: bytes) -> bytes | None:
         """The referral that `asker` gets instead of a record of this size; None if it gets the record.
@@ -72,9 +73,6 @@ class Referrals:
         `sealed`: the asker's own record, by which it will be named. Raises `Refusal` if it is nobody's or another's.
         """
         asked = self._asked.setdefault(record_id, _Asked())
-        self._asked.move_to_end(record_id)
-        if len(self._asked) > MAX_RECORDS:
-            self._asked.popitem(last=False)
         self._enter(asked, asker, sealed)
         named = self._next(asked, asker) if asked.num_sent >= SENT_ITSELF else ()
         referral = MARK + msgspec.msgpack.encode(tuple(each.sealed for each in named)) if named else None

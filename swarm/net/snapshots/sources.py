@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import Refusal, TransportError
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, LinkLimit
 from swarm.net.counters import Counters
 from swarm.net.direct.client import DirectClient
 from swarm.net.records.framing import MAX_CHUNK_BYTES
@@ -51,7 +51,7 @@ class Downloads:
     """None with a rate limit, which the network library's streams reach."""
     bytes_per_s: float | None
     """Limit of this node's download rate; None: unlimited."""
-    bucket: TokenBucket
+    bucket: LinkLimit
     """For this limit."""
     askers: Executor
     counters: Counters

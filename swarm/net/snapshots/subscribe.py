@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from swarm.errors import Refusal, SnapshotError, TransportError
-from swarm.net.bandwidth import TokenBucket
+from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
 from swarm.net.direct.client import DirectClient
 from swarm.net.snapshot_progress import Progress
@@ -72,7 +72,7 @@ class Subscriber:
             stall_s=settings.snapshots.stall_s,
             direct=self._direct(settings),
             bytes_per_s=settings.download_bytes_per_s,
-            bucket=TokenBucket(settings.download_bytes_per_s, burst_s=CATCH_UP_S),
+            bucket=LinkLimit(settings.download_bytes_per_s, burst_s=CATCH_UP_S),
             askers=ThreadPoolExecutor(NUM_ASKERS, "swarm-snapshots-ask"),
             counters=self._serving.counters,
             complaints=deque(maxlen=MAX_COMPLAINTS),
