@@ -32,11 +32,7 @@ PURE = {
     "swarm.torchao",
 }
 LEDGER = {"swarm.telemetry.ledger"}
-NET = (
-    PURE
-    | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
-    | {"swarm.net.snapshot_progress"}
-)
+NET = PURE | {f"swarm.net.{name}" for name in ("bandwidth", "config", "guard", "roster", "runtime")}
 DIRECT = {"swarm.net.direct"}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
@@ -70,9 +66,7 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/schedule": PURE | {"swarm.schedule"},
-    "swarm/page": PURE
-    | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"}
-    | {"swarm.net.snapshot_progress"},
+    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}
@@ -130,7 +124,7 @@ ALLOWED = {
     "swarm/net/snapshots": NET | RECORDS | ADDRESSES | DIRECT | SNAPSHOTS,
     "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
-    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind", "swarm.net.socket_folders"},
+    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
     "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
     "nodes/commands": {"swarm", "nodes"},
     "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.neighbours", "nodes.stop"},
@@ -239,7 +233,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.sapo.round",
         "import swarm.judging.opening, swarm.judging.endpoint",
         "import swarm.net.hivemind.transport",
-        "import swarm.net.hivemind.session, swarm.net.hivemind.daemon.relay, swarm.net.hivemind.dht",
+        "import swarm.net.hivemind.session, swarm.net.hivemind.daemon, swarm.net.hivemind.dht",
         "import swarm.net.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
         "import nodes.commands.running.demo, nodes.commands.running.sweep",

@@ -17,8 +17,8 @@ from benchmarks.scale.crowd import Spec as CrowdSpec
 from benchmarks.scale.real import usage
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import by_peer
-from swarm.net.hivemind.manifest import fetch
-from swarm.net.membership.crowded import CrowdedBootstraps
+from swarm.net.hivemind.transport import fetch
+from swarm.net.membership.dialling import CrowdedBootstraps
 
 LOOK_EVERY_S = 1.0
 ASK_EVERY_S = 20.0

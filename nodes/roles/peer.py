@@ -19,7 +19,7 @@ from swarm.foreign import clean
 from swarm.groups.playing.flow import BATCHES_A_CALL
 from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
-from swarm.net.trust.roster import build_roster, write_roster
+from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport, Verifier

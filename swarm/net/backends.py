@@ -12,7 +12,7 @@ from swarm.net.addresses.dial import by_peer
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.libp2p.transport import Libp2pTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.types import RunManifest
 
@@ -45,7 +45,7 @@ def fetch_manifest(
     if transport == "libp2p":
         from swarm.net.libp2p.manifest import fetch
     else:
-        from swarm.net.hivemind.manifest import fetch
+        from swarm.net.hivemind.transport import fetch
     return _with_a_loop_of_its_own(partial(fetch, peers, timeout_s, run_id))
 
 

@@ -21,7 +21,7 @@ import pytest
 from swarm.net.backends import NetworkTransport
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.libp2p.transport import Libp2pTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from tests.nodes.processes import command_of, is_daemon
 
 from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest

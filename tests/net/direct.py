@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.transport import MemberTransport
-from swarm.net.records.framing import (
+from swarm.net.records.envelope import (
     LOOK_AGAIN_S,
     MAX_REPLY_BYTES,
     NOT_YET_S,
@@ -22,7 +21,7 @@ from swarm.net.records.framing import (
     encode_request,
     read_answer,
 )
-from swarm.net.runtime import until
+from swarm.net.runtime import AsyncioRuntime, until
 from swarm.protocols import StreamHandler
 
 

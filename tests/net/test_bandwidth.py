@@ -20,7 +20,7 @@ from swarm.net.bandwidth import (
     TokenBucket,
     paced,
 )
-from swarm.net.hivemind.runtime import AsyncioSignal
+from swarm.net.runtime import AsyncioSignal
 
 CHUNK = 2**18
 

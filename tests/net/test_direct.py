@@ -16,12 +16,12 @@ import pytest
 
 import swarm.net.direct.server as server_module
 from swarm.errors import PeerUnreachable
-from swarm.net.counters import Counters
 from swarm.net.direct.certificate import asking_context
 from swarm.net.direct.client import FIRST_PAUSE_S, DirectClient
 from swarm.net.direct.places import MAX_LINKS
 from swarm.net.direct.server import DirectServer
 from swarm.net.direct.tickets import LEAST_PORT, LIFE_S, MAX_TICKETS, Secrets, Ticket
+from swarm.net.guard import Counters
 from swarm.protocols import StreamHandler, Transport
 
 from .records import until

@@ -15,11 +15,11 @@ import pytest
 
 import swarm.net.direct.server as server_module
 from swarm.errors import PeerUnreachable
-from swarm.net.counters import Counters
 from swarm.net.direct.client import FIRST_PAUSE_S
 from swarm.net.direct.places import MAX_LINKS, Places
 from swarm.net.direct.server import DirectServer
 from swarm.net.direct.tickets import LIFE_S
+from swarm.net.guard import Counters
 
 from .records import until
 from .test_direct import CONTENT, Network, answer_of, client_of, connected, content, never, said, serving, ticket_of

@@ -11,16 +11,15 @@ from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import following as following_module
 from swarm.net.membership.following import PROVEN_FIRST, Following
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.feed import FEED_PROTOCOL, FOLLOWED_AT_ONCE, HELLO_PROTOCOL, Feed, FeedPart, Named, encode
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, answer_give
+from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import make_run_id, seal
+from swarm.net.runtime import AsyncioRuntime
 from swarm.reasons import Reason
 
 from .records import drained, make_group, sealed_manifest

@@ -10,20 +10,17 @@ import msgspec
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net import guard as guard_module
 from swarm.net.backends import NetworkTransport
-from swarm.net.counters import Counters
-from swarm.net.hivemind.discovery import Discovery
-from swarm.net.hivemind.runtime import AsyncioRuntime
-from swarm.net.hivemind.session import Session
+from swarm.net.guard import Counters, Guard
+from swarm.net.hivemind.session import Discovery, Session
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.following import Following
 from swarm.net.membership.upkeep import Upkeep
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
-from swarm.net.trust import guard as guard_module
-from swarm.net.trust.guard import Guard
+from swarm.net.runtime import AsyncioRuntime
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 
 from .records import drained, signed, until
 

@@ -18,12 +18,11 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
 from swarm.net.libp2p.transport import Libp2pTransport
+from swarm.net.records.envelope import encode_request, read_answer
 from swarm.net.records.feed import FEED_PROTOCOL
-from swarm.net.records.framing import encode_request, read_answer
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
 
 from .records import drained, fast_settings, make_identity, make_manifest, signed, until
@@ -111,7 +110,7 @@ def attack(target: Libp2pTransport, assault: Callable[..., Awaitable[None]]) -> 
     import trio
     from libp2p.peer.id import ID
 
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
@@ -177,7 +176,7 @@ def test_a_banned_peer_is_cut_off_until_the_ban_ends(start: Start) -> None:
 @asynccontextmanager
 async def two_hosts() -> AsyncIterator[tuple[Host, Host]]:
     """Listening on loopback, and not connected."""
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import open_host
 
     listen = ("/ip4/127.0.0.1/tcp/0",)
@@ -352,7 +351,7 @@ def test_peers_that_stay_in_a_state_are_told_once_each_time() -> None:
 
 def test_the_settings_that_matter_are_in_force() -> None:
     """The names patched are private to py-libp2p 0.8.1: on another version check `libp2p_host`, then this."""
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import _make_host
     from swarm.net.libp2p.muxer import Holdings
 

@@ -19,10 +19,9 @@ from swarm.errors import PeerUnreachable
 from swarm.net.bandwidth import RatePerName
 from swarm.net.libp2p.places import MAX_PLACES
 from swarm.net.libp2p.transport import Libp2pTransport
-from swarm.net.records.framing import encode_request, read_answer
+from swarm.net.records.envelope import encode_request, read_answer
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from tests.nodes import processes
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm
 
@@ -422,7 +421,7 @@ def test_what_all_streams_of_a_connection_hold_is_bounded(start: Start, monkeypa
 def test_of_all_connections_the_one_that_holds_most_is_closed() -> None:
     import trio
 
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
@@ -495,7 +494,7 @@ def test_what_strangers_say_of_themselves_is_neither_kept_nor_dialled(start: Sta
     import trio
     from libp2p.host.exceptions import StreamFailure
 
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import open_host
 
     a = start("founder")
@@ -659,7 +658,7 @@ def test_a_newcomer_gets_the_place_of_an_idle_stranger_and_a_member_keeps_its_ow
 def test_a_peer_with_ipv6_has_an_address_of_its_own() -> None:
     import trio
 
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
@@ -702,7 +701,7 @@ def test_a_live_node_keeps_its_memory_and_lets_newcomers_in_after_any_number_of_
     """Real processes: what one connection can send in some seconds, a hundred visits, and a real `swarm join`."""
     import trio
 
-    from swarm.net.counters import Counters
+    from swarm.net.guard import Counters
     from swarm.net.libp2p.host import open_host
     from swarm.policy.tiny import ensure_tiny
 

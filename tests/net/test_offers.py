@@ -28,12 +28,12 @@ from swarm.net.records.offers import (
     pulling_is_cheaper,
     seal_offers,
 )
-from swarm.net.records.record_store import Held, RecordStore, record_id
 from swarm.net.records.repair import answer_have
+from swarm.net.records.stores import Held, RecordStore, record_id
 from swarm.net.records.wire import check_seal, make_run_id, seal
 from swarm.net.trust.accounts import SafetySettings
-from swarm.net.trust.demand import MIN_HEARD, Demand
 from swarm.net.trust.exchange import Exchange
+from swarm.net.trust.sharing import MIN_HEARD, Demand
 from swarm.reasons import Reason
 from swarm.types import Offer, OfferedGroup, OfferedGroups, RolloutGroup, VerifiedGroup
 from swarm.types.commitments import commitment

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.net.backends import NetworkTransport
+from swarm.net.records.large import SENT_ITSELF, SETTLED_S
 from swarm.net.records.offers import describe
-from swarm.net.records.record_store import record_id
-from swarm.net.records.referrals import SENT_ITSELF, SETTLED_S
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import seal
 from swarm.types import Completion, OfferedGroup, VerifiedGroup
 

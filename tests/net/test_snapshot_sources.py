@@ -14,16 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, LinkLimit
-from swarm.net.counters import Counters
+from swarm.net.guard import Counters
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, seal_snapshot
-from swarm.net.snapshots.chunks import describe
-from swarm.net.snapshots.fetching import STUCK_AFTER_STALLS, Fetching
+from swarm.net.snapshots.fetching import MAX_POOR_TURNS, STUCK_AFTER_STALLS, Downloads, Fetching, Pace, Source, Sources
 from swarm.net.snapshots.messages import ASK_PROTOCOL, StatusReply, StatusRequest
 from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.sources import MAX_POOR_TURNS, Downloads, Pace, Source, Sources
-from swarm.net.snapshots.store import SnapshotStore
+from swarm.net.snapshots.store import SnapshotStore, describe
 
 from .records import sealed_manifest
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from swarm.net.backends import NetworkTransport
-from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.config import SnapshotSettings
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.subscribe import Subscriber
 

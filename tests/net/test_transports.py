@@ -19,10 +19,10 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.traffic import OUTBOX_RECORDS
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import describe, seal_offers
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import Limits, seal
 from swarm.types import Arrival, OfferedGroup, OfferedGroups, RefusedRecord
 

@@ -15,9 +15,9 @@ import msgspec
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.nat import relay_of
-from swarm.net.counters import Counters
 from swarm.net.direct.certificate import asking_context, digest_of
 from swarm.net.direct.tickets import Ticket
+from swarm.net.guard import Counters
 from swarm.protocols import Transport
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from contextlib import suppress
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import bound
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
-from swarm.net.counters import Counters
 from swarm.net.direct.certificate import serving_context
 from swarm.net.direct.places import Places
 from swarm.net.direct.tickets import SECRET_BYTES, Secrets, Ticket
+from swarm.net.guard import Counters
 from swarm.protocols import StreamHandler
 
 logger = logging.getLogger(__name__)

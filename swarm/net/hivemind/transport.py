@@ -2,7 +2,10 @@
 
 All asynchronous code runs on one network thread; two mailboxes connect it to the node's thread. This module can be
 imported without hivemind: `start` imports it.
-"""
+
+----
+
+Fetching a run's manifest with hivemind's daemon; see `backends`."""
 
 from __future__ import annotations
 
@@ -10,23 +13,30 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarm.errors import PeerUnreachable, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
+from swarm.net.addresses.dial import probe
 from swarm.net.addresses.listening import check_free, with_port
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import Identity
+from swarm.net.records.wire import open_manifest
+from swarm.net.services.requests import MANIFEST_PROTOCOL, no_manifest
 from swarm.protocols import StreamHandler
+from swarm.types import RunManifest
 
 if TYPE_CHECKING:
-    from swarm.net.hivemind.daemon.process import Daemon
+    from swarm.net.hivemind.daemon import Daemon
     from swarm.net.hivemind.session import Session
+if TYPE_CHECKING:
+    from swarm.net.hivemind.daemon import Daemon
+
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +81,7 @@ class HivemindTransport(MemberTransport):
         for address in self._settings.listen:
             check_free(address)
         # Imported on the caller's thread: a racing import can fail on half-initialised modules.
-        from swarm.net.hivemind.daemon.process import quiet_hivemind
+        from swarm.net.hivemind.daemon import quiet_hivemind
 
         quiet_hivemind()
         self._thread = threading.Thread(target=self._run_loop, name="swarm-network", daemon=True)
@@ -183,8 +193,7 @@ class HivemindTransport(MemberTransport):
 
     async def _live_once(self, timeout_s: float) -> str:
         """Run one daemon from start to end; returns why it ended."""
-        from swarm.net.hivemind.daemon.process import Daemon, DaemonTooLarge
-        from swarm.net.hivemind.daemon.relay import start_relay
+        from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge, start_relay
         from swarm.net.hivemind.session import Session
 
         try:
@@ -269,3 +278,52 @@ async def _end_strays() -> None:
     for stray in strays:
         stray.cancel()
     await asyncio.gather(*strays, return_exceptions=True)
+
+
+Peers = Mapping[str, tuple[str, ...]]
+"""Multiaddrs by peer id."""
+
+
+def fetch(peers: Peers, timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
+    """The first manifest that a peer has, decoded and as its founder sealed it. Raises `PeerUnreachable`."""
+    return asyncio.run(_fetch(peers, timeout_s, run_id))
+
+
+async def _fetch(
+    peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
+) -> tuple[RunManifest, bytes]:
+    addresses = [address for group in peers.values() for address in group]
+    problems = await asyncio.gather(*map(probe, addresses))
+    if all(problems):
+        # Checked before hivemind is imported: wrong addresses are common, and this finds them without the slow import.
+        raise no_manifest([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
+    from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
+
+    quiet_hivemind()
+    daemon = await Daemon.start(listen=())
+    failures: list[str] = []
+    refusals: list[Refusal] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            for peer_id, group in peers.items():
+                try:
+                    sealed = await _ask(daemon, peer_id, group, timeout_s)
+                    return open_manifest(sealed, run_id), sealed
+                except PeerUnreachable as error:
+                    failures.append(str(error))
+                except Refusal as refusal:
+                    refusals.append(refusal)
+                    failures.append(f"{', '.join(group)}: its manifest was refused: {refusal}")
+    except TimeoutError:
+        failures.append(f"no answer within {timeout_s:g} s")
+    finally:
+        await daemon.stop()
+    raise no_manifest(failures, refusals)
+
+
+async def _ask(daemon: Daemon, peer_id: str, addresses: Sequence[str], timeout_s: float) -> bytes:
+    await daemon.connect(peer_id, addresses)
+    sealed = await daemon.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s)
+    if not sealed:
+        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
+    return sealed

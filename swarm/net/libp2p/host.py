@@ -49,12 +49,12 @@ from multiaddr import Multiaddr
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
-from swarm.net.counters import Counters
+from swarm.net.guard import Counters
 from swarm.net.libp2p.muxer import BoundedMuxers, Holdings
 from swarm.net.libp2p.places import MAX_PLACES, Places
 from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership import dialling
-from swarm.net.records.framing import (
+from swarm.net.records.envelope import (
     LOOK_AGAIN_S,
     MAX_REPLY_BYTES,
     NOT_YET_S,

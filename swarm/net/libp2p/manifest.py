@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import trio
 
 from swarm.errors import PeerUnreachable, Refusal, TransportError
-from swarm.net.counters import Counters
+from swarm.net.guard import Counters
 from swarm.net.libp2p.host import Host, open_host
 from swarm.net.records.identity import KEY_BYTES
 from swarm.net.records.wire import MAX_MANIFEST_BYTES, open_manifest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL, no_manifest
+from swarm.net.services.requests import MANIFEST_PROTOCOL, no_manifest
 from swarm.types import RunManifest
 
 

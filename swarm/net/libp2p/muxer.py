@@ -23,7 +23,7 @@ from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 
 from swarm.net.bandwidth import TokenBucket
-from swarm.net.counters import Counters
+from swarm.net.guard import Counters
 from swarm.reasons import Reason
 
 WINDOW_BYTES = 2**20

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
 from swarm.protocols import StreamHandler

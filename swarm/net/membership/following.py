@@ -37,8 +37,8 @@ from swarm.net.records.feed import (
     decode_part,
     encode,
 )
-from swarm.net.records.record_store import record_id
 from swarm.net.records.repair import MAX_GIVEN, ask_records
+from swarm.net.records.stores import record_id
 from swarm.net.runtime import AsyncRuntime
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection
 
 from swarm.errors import Refusal, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler

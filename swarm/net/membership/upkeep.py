@@ -25,11 +25,10 @@ from swarm.errors import NoConnection, PeerUnreachable
 from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import LinkLimit, SlowHolder, paced
 from swarm.net.membership.member import Member
-from swarm.net.records.large import Download, DownloadQueue, holders
-from swarm.net.records.referrals import SENT_ITSELF
+from swarm.net.records.large import SENT_ITSELF, Download, DownloadQueue, holders
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.runtime import AsyncRuntime
-from swarm.net.services.peer_exchange import ask_peers
+from swarm.net.services.requests import ask_peers
 from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)

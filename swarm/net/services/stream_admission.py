@@ -21,9 +21,7 @@ from swarm.net.addresses.dial import host_of
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, RatePerName
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
 from swarm.net.records.large import LARGE_PROTOCOL
-from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 from swarm.reasons import Reason
 

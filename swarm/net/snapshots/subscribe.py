@@ -22,16 +22,19 @@ from swarm.errors import Refusal, SnapshotError, TransportError
 from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
 from swarm.net.direct.client import DirectClient
-from swarm.net.snapshot_progress import Progress
-from swarm.net.snapshots.delta import apply_delta, digest
-from swarm.net.snapshots.fetching import Fetching
-from swarm.net.snapshots.manifests import Signed, next_version
-from swarm.net.snapshots.messages import DIRECT_PROTOCOL, SnapshotAnnouncement, StatusRequest, request_status
+from swarm.net.roster import Progress
+from swarm.net.snapshots.fetching import Downloads, Fetching
+from swarm.net.snapshots.messages import (
+    DIRECT_PROTOCOL,
+    Signed,
+    SnapshotAnnouncement,
+    StatusRequest,
+    next_version,
+    request_status,
+)
 from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import Serving
-from swarm.net.snapshots.sources import Downloads
-from swarm.net.snapshots.store import PartName, Stored
-from swarm.net.snapshots.thread import RETRY_S, SnapshotThread
+from swarm.net.snapshots.serving import RETRY_S, Serving, SnapshotThread
+from swarm.net.snapshots.store import PartName, Stored, apply_delta, digest
 from swarm.protocols import Transport
 from swarm.reasons import Reason
 

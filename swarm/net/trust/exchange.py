@@ -17,9 +17,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.offers import in_records, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.net.trust.demand import Demand
-from swarm.net.trust.offer_rate import Usefulness
-from swarm.net.trust.sharing import Sharing
+from swarm.net.trust.sharing import Demand, Sharing, Usefulness
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (

@@ -1,18 +1,31 @@
 """Heartbeats: workers report to their learner and receive orders, with one small request per second.
 
 Both ends are authenticated: the transport names the asker, and the learner is addressed by its peer id.
-"""
+
+----
+
+Distribution of a run's manifest: any member answers with it, as the founder sealed it.
+
+----
+
+Peer exchange: any member of the run passes on signed records of peers' addresses."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from swarm.errors import TransportError
+from swarm.errors import OtherRun, PeerUnreachable, Refusal, TransportError
+from swarm.net.records.large import Fetch
+from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_peer_record
 from swarm.protocols import RequestTransport
-from swarm.types import Heartbeat, Orders
+from swarm.reasons import Reason
+from swarm.types import Heartbeat, Orders, PeerRecord
 
 HEARTBEAT_PROTOCOL = "/swarm/heartbeat/1"
 TIMEOUT_S = 5.0
@@ -89,3 +102,53 @@ class Heartbeats:
             self._failures += 1
             if self.away:
                 self._orders = None
+
+
+MANIFEST_PROTOCOL = "/swarm/manifest/1"
+
+
+def no_manifest(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:
+    """The error that lists every address with its failure; `refusals` are those of received manifests."""
+    if refusals and len(refusals) == len(failures) and all(each.reason == Reason.WRONG_RUN for each in refusals):
+        return OtherRun(f"the members asked are in another run: {'; '.join(failures)}")
+    split = next((refusal.detail for refusal in refusals if refusal.reason == Reason.SCHEMA_VERSION), None)
+    what = (
+        f"this run cannot be joined: {split}"
+        if split
+        else "no peer sent the manifest of its run; check the addresses, and that one of the peers is up"
+    )
+    return PeerUnreachable(f"{what}: {'; '.join(failures)}")
+
+
+PEERS_PROTOCOL = "/swarm/peers/1"
+MAX_PEERS = 64
+MAX_ANSWER_BYTES = MAX_PEERS * (MAX_PEER_RECORD_BYTES + 8)
+
+SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]], Meta(max_length=MAX_PEERS)]
+
+
+def answer_peers(sealed_records: Sequence[bytes]) -> bytes:
+    """The first records, up to the limit of an answer."""
+    return msgspec.msgpack.encode(sealed_records[:MAX_PEERS])
+
+
+async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list[tuple[PeerRecord, bytes]]:
+    """Records of peers that a peer knows, decoded and as signed; expired or forged ones are dropped.
+
+    Raises `PeerUnreachable`.
+    """
+    answer = bytearray()
+    async with aclosing(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES)) as chunks:
+        async for chunk in chunks:
+            answer += chunk
+    try:
+        sealed_records = msgspec.msgpack.decode(answer, type=SealedRecords)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PeerUnreachable(f"its list of peers cannot be read: {error}") from error
+    found = []
+    for sealed in sealed_records:
+        try:
+            found.append((open_peer_record(sealed, run_id, now=now), sealed))
+        except Refusal:
+            continue
+    return found
