@@ -234,7 +234,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.judging.opening, swarm.judging.endpoint",
         "import swarm.net.hivemind.transport",
         "import swarm.net.hivemind.session, swarm.net.hivemind.daemon, swarm.net.hivemind.dht",
-        "import swarm.net.libp2p.transport, swarm.net.backends",
+        "import swarm.extras.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
         "import nodes.commands.running.demo, nodes.commands.running.sweep",
         "import nodes.commands.doctor.command",

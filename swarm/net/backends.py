@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, TypeVar
 
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.addresses.dial import by_peer
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.types import RunManifest
@@ -43,7 +43,7 @@ def fetch_manifest(
     peers = by_peer(multiaddrs)
     # A process can import only one of the two libraries.
     if transport == "libp2p":
-        from swarm.net.libp2p.manifest import fetch
+        from swarm.extras.libp2p.transport import fetch
     else:
         from swarm.net.hivemind.transport import fetch
     return _with_a_loop_of_its_own(partial(fetch, peers, timeout_s, run_id))

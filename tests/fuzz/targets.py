@@ -45,11 +45,11 @@ from swarm.errors import (
     TaskError,
     WeightsRefused,
 )
+from swarm.extras.direct.client import DirectClient
+from swarm.extras.direct.tickets import Ticket
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
-from swarm.net.direct.client import DirectClient
-from swarm.net.direct.tickets import Ticket
 from swarm.net.guard import Counters
 from swarm.net.hivemind.control import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of

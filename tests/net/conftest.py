@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.backends import NetworkTransport
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.member import Profile
 from tests.nodes.processes import command_of, is_daemon
 

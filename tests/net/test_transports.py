@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.traffic import OUTBOX_RECORDS
 from swarm.net.records.envelope import MAX_CHUNK_BYTES

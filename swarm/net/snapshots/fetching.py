@@ -37,8 +37,8 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import CorruptChunk, PeerUnreachable, Refusal, TransportError
+from swarm.extras.direct.client import DirectClient
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, LinkLimit
-from swarm.net.direct.client import DirectClient
 from swarm.net.guard import Counters
 from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.snapshots.messages import (

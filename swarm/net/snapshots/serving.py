@@ -25,9 +25,9 @@ from pathlib import Path
 import msgspec
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.extras.direct.server import DirectServer
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
-from swarm.net.direct.server import DirectServer
 from swarm.net.guard import Counters
 from swarm.net.roster import Progress
 from swarm.net.snapshots.messages import (

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.extras.direct.client import DirectClient
 from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
-from swarm.net.direct.client import DirectClient
 from swarm.net.roster import Progress
 from swarm.net.snapshots.fetching import Downloads, Fetching
 from swarm.net.snapshots.messages import (

@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
-from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.envelope import encode_request, read_answer
 from swarm.net.records.feed import FEED_PROTOCOL
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
-
-from .records import drained, fast_settings, make_identity, make_manifest, signed, until
+from tests.net.records import drained, fast_settings, make_identity, make_manifest, signed, until
 
 if TYPE_CHECKING:  # libp2p, which only some processes may import
-    from swarm.net.libp2p.host import Host
+    from swarm.extras.libp2p.host import Host
 
 pytestmark = [
     pytest.mark.network,
@@ -110,8 +109,8 @@ def attack(target: Libp2pTransport, assault: Callable[..., Awaitable[None]]) -> 
     import trio
     from libp2p.peer.id import ID
 
+    from swarm.extras.libp2p.host import open_host
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
         with trio.fail_after(120):
@@ -176,8 +175,8 @@ def test_a_banned_peer_is_cut_off_until_the_ban_ends(start: Start) -> None:
 @asynccontextmanager
 async def two_hosts() -> AsyncIterator[tuple[Host, Host]]:
     """Listening on loopback, and not connected."""
+    from swarm.extras.libp2p.host import open_host
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import open_host
 
     listen = ("/ip4/127.0.0.1/tcp/0",)
     async with (
@@ -239,7 +238,7 @@ def test_a_peer_is_served_so_many_streams_at_once_and_told_when_it_asks_for_more
 
     import trio
 
-    from swarm.net.libp2p.host import _read_exactly
+    from swarm.extras.libp2p.host import _read_exactly
 
     attack(a, crowd)
     assert replies == ["it answered with an error: busy, ask later", str(len(a.sealed_manifest() or b""))]
@@ -270,8 +269,8 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
 
 
 def test_a_network_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p import host as libp2p_host
-    from swarm.net.libp2p import transport as module
+    from swarm.extras.libp2p import host as libp2p_host
+    from swarm.extras.libp2p import transport as module
 
     a = start("founder")
     monkeypatch.setattr(module, "MAX_RESTARTS_IN_A_ROW", 2)
@@ -322,7 +321,7 @@ def test_a_wildcard_is_told_as_the_addresses_of_this_machine(start: Start) -> No
 
 
 def test_other_addresses_of_this_machine_are_noticed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p import host as libp2p_host
+    from swarm.extras.libp2p import host as libp2p_host
 
     a = start("founder", listen=("/ip4/0.0.0.0/tcp/0",))
     for lease in ("192.168.1.5", "10.7.0.9"):
@@ -340,7 +339,7 @@ def test_a_closed_node_leaves_no_thread(start: Start) -> None:
 
 
 def test_peers_that_stay_in_a_state_are_told_once_each_time() -> None:
-    from swarm.net.libp2p.session import Lasting
+    from swarm.extras.libp2p.session import Lasting
 
     lasting = Lasting()
     assert lasting.longer_than(5.0, {"a", "b"}, 0.0) == lasting.longer_than(5.0, {"a", "b"}, 5.0) == frozenset()
@@ -351,9 +350,9 @@ def test_peers_that_stay_in_a_state_are_told_once_each_time() -> None:
 
 def test_the_settings_that_matter_are_in_force() -> None:
     """The names patched are private to py-libp2p 0.8.1: on another version check `libp2p_host`, then this."""
+    from swarm.extras.libp2p.host import _make_host
+    from swarm.extras.libp2p.muxer import Holdings
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import _make_host
-    from swarm.net.libp2p.muxer import Holdings
 
     network = _make_host(bytes(32), (), Holdings(2**30, Counters())).get_network()
     assert set(network.upgrader.security_multistream.transports) == {"/noise"}

@@ -21,9 +21,8 @@ from typing import TypeVar
 import trio
 
 from swarm.errors import PeerUnreachable
+from swarm.extras.libp2p.host import Host, TrioRuntime, interfaces
 from swarm.net.addresses.nat import CIRCUIT
-from swarm.net.libp2p.host import Host, interfaces
-from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession

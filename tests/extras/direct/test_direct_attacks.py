@@ -13,17 +13,26 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-import swarm.net.direct.server as server_module
+import swarm.extras.direct.server as server_module
 from swarm.errors import PeerUnreachable
-from swarm.net.direct.client import FIRST_PAUSE_S
-from swarm.net.direct.places import MAX_LINKS, Places
-from swarm.net.direct.server import DirectServer
-from swarm.net.direct.tickets import LIFE_S
+from swarm.extras.direct.client import FIRST_PAUSE_S
+from swarm.extras.direct.server import MAX_LINKS, DirectServer, Places
+from swarm.extras.direct.tickets import LIFE_S
 from swarm.net.guard import Counters
-
-from .records import until
-from .test_direct import CONTENT, Network, answer_of, client_of, connected, content, never, said, serving, ticket_of
-from .test_repair import Clock
+from tests.extras.direct.test_direct import (
+    CONTENT,
+    Network,
+    answer_of,
+    client_of,
+    connected,
+    content,
+    never,
+    said,
+    serving,
+    ticket_of,
+)
+from tests.net.records import until
+from tests.net.test_repair import Clock
 
 A_RECORD = b"\x16\x03\x01\x40\x00"
 """Header of a handshake's record of 16 KiB."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.net.libp2p import places as module
-from swarm.net.libp2p.places import HANDSHAKES_AT_ONCE, MAX_PLACES, MAX_PLACES_PER_PEER, PATIENCE_S, Place, Places
+from swarm.extras.libp2p import slots as module
+from swarm.extras.libp2p.slots import HANDSHAKES_AT_ONCE, MAX_PLACES, MAX_PLACES_PER_PEER, PATIENCE_S, Place, Places
 
 
 class World:

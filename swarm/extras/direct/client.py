@@ -13,10 +13,9 @@ from hmac import compare_digest
 import msgspec
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.extras.direct.tickets import Ticket, asking_context, digest_of
 from swarm.net.addresses.dial import Backoff
 from swarm.net.addresses.nat import relay_of
-from swarm.net.direct.certificate import asking_context, digest_of
-from swarm.net.direct.tickets import Ticket
 from swarm.net.guard import Counters
 from swarm.protocols import Transport
 

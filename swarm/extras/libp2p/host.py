@@ -1,4 +1,8 @@
-"""A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
+"""`AsyncRuntime` in trio; see `net/runtime.py`.
+
+----
+
+A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.
@@ -47,12 +51,11 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.extras.libp2p.muxer import BoundedMuxers, Holdings
+from swarm.extras.libp2p.slots import MAX_PLACES, Places
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
 from swarm.net.guard import Counters
-from swarm.net.libp2p.muxer import BoundedMuxers, Holdings
-from swarm.net.libp2p.places import MAX_PLACES, Places
-from swarm.net.libp2p.runtime import TrioRuntime
 from swarm.net.membership import dialling
 from swarm.net.records.envelope import (
     LOOK_AGAIN_S,
@@ -70,6 +73,63 @@ from swarm.net.records.envelope import (
 from swarm.net.runtime import until
 from swarm.net.services.stream_admission import Stream, StreamAdmission
 from swarm.protocols import StreamHandler, Wakeup
+
+LOOK_UP_TIMEOUT_S = 5.0
+
+
+class TrioSignal:
+    """A reusable event with a timeout."""
+
+    def __init__(self) -> None:
+        """Cleared."""
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake the waiters; later waits return at once until `clear`."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Reset: the next wait blocks until another `set`."""
+        if self._event.is_set():
+            self._event = trio.Event()
+
+    async def wait_for(self, timeout_s: float) -> bool:
+        """Wait for `set`; whether it happened in time."""
+        event = self._event
+        with trio.move_on_after(timeout_s):
+            await event.wait()
+        return bool(event.is_set())
+
+
+class TrioRuntime:
+    """`AsyncRuntime` in trio."""
+
+    def signal(self) -> TrioSignal:
+        """A new signal, cleared."""
+        return TrioSignal()
+
+    @asynccontextmanager
+    async def timeout(self, timeout_s: float) -> AsyncIterator[None]:
+        """A time limit. Raises `TimeoutError`."""
+        try:
+            with trio.fail_after(timeout_s):
+                yield
+        except trio.TooSlowError as error:
+            raise TimeoutError from error
+
+    async def sleep(self, duration_s: float) -> None:
+        """Sleep."""
+        await trio.sleep(duration_s)
+
+    async def look_up(self, host: str) -> list[str]:
+        """The IPs of a host name; empty if it cannot be resolved."""
+        try:
+            with trio.fail_after(LOOK_UP_TIMEOUT_S):
+                found = await trio.socket.getaddrinfo(host, None)
+        except (OSError, ValueError, trio.TooSlowError):
+            return []
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
 
 logger = logging.getLogger(__name__)
 

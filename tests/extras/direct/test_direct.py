@@ -14,18 +14,15 @@ from typing import cast
 import msgspec
 import pytest
 
-import swarm.net.direct.server as server_module
+import swarm.extras.direct.server as server_module
 from swarm.errors import PeerUnreachable
-from swarm.net.direct.certificate import asking_context
-from swarm.net.direct.client import FIRST_PAUSE_S, DirectClient
-from swarm.net.direct.places import MAX_LINKS
-from swarm.net.direct.server import DirectServer
-from swarm.net.direct.tickets import LEAST_PORT, LIFE_S, MAX_TICKETS, Secrets, Ticket
+from swarm.extras.direct.client import FIRST_PAUSE_S, DirectClient
+from swarm.extras.direct.server import MAX_LINKS, DirectServer
+from swarm.extras.direct.tickets import LEAST_PORT, LIFE_S, MAX_TICKETS, Secrets, Ticket, asking_context
 from swarm.net.guard import Counters
 from swarm.protocols import StreamHandler, Transport
-
-from .records import until
-from .test_repair import Clock
+from tests.net.records import until
+from tests.net.test_repair import Clock
 
 HERE = "/ip4/127.0.0.1/tcp/4001"
 PROTOCOL = "/swarm/test/direct/1"

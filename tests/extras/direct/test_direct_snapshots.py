@@ -9,17 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.net.direct.certificate import asking_context
-from swarm.net.direct.server import DirectServer
-from swarm.net.direct.tickets import Ticket
+from swarm.extras.direct.server import DirectServer
+from swarm.extras.direct.tickets import Ticket, asking_context
 from swarm.net.in_memory import MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.snapshots.messages import DIRECT_PROTOCOL, ChunksRequest
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part
-
-from .records import LOOPBACK, until
-from .test_snapshots import CHUNK, NUM_CHUNKS, Swarm, arrives, snapshot, step
+from tests.net.records import LOOPBACK, until
+from tests.net.test_snapshots import CHUNK, NUM_CHUNKS, Swarm, arrives, snapshot, step
 
 UNLIMITED = {"listen": LOOPBACK, "upload_bytes_per_s": None, "download_bytes_per_s": None}
 MORE_THAN_BUFFERS_HOLD = 1_024

@@ -16,17 +16,16 @@ import psutil
 import pytest
 
 from swarm.errors import PeerUnreachable
+from swarm.extras.libp2p.slots import MAX_PLACES
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.bandwidth import RatePerName
-from swarm.net.libp2p.places import MAX_PLACES
-from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.records.envelope import encode_request, read_answer
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
+from tests.extras.libp2p.test_libp2p import attack, two_hosts
+from tests.net.records import drained, signed, until
 from tests.nodes import processes
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm
-
-from .records import drained, signed, until
-from .test_libp2p import attack, two_hosts
 
 pytestmark = [pytest.mark.network, pytest.mark.libp2p]
 
@@ -39,7 +38,7 @@ def meets(a: Libp2pTransport, b: Libp2pTransport) -> None:
 
 async def ask(host: Any, peer: Any, protocol: str = MANIFEST_PROTOCOL) -> str:
     """How an answer begins, or why there was none."""
-    from swarm.net.libp2p.host import _read_exactly
+    from swarm.extras.libp2p.host import _read_exactly
 
     stream = await host.new_stream(peer, [protocol])
     try:
@@ -159,7 +158,7 @@ def test_a_connection_is_gone_also_when_everything_stands_still_while_it_is_clos
     """As on a starved machine, or a laptop that sleeps for a while."""
     import trio
 
-    from swarm.net.libp2p.host import CLOSE_TIMEOUT_S
+    from swarm.extras.libp2p.host import CLOSE_TIMEOUT_S
 
     async def run() -> None:
         async with two_connected_hosts() as (first, second), trio.open_nursery() as nursery:
@@ -176,7 +175,7 @@ def test_a_connection_is_gone_also_when_everything_stands_still_while_it_is_clos
 def test_an_address_is_reached_behind_others_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     import trio
 
-    from swarm.net.libp2p import host as host_module
+    from swarm.extras.libp2p import host as host_module
 
     monkeypatch.setattr(host_module, "DIAL_TIMEOUT_S", 8.0)
     monkeypatch.setattr(host_module, "DIAL_ALL_S", 8.0)
@@ -220,7 +219,7 @@ def deafen(host: Any) -> None:
 def test_a_peer_that_answers_no_ping_is_hung_up_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from libp2p.stream_muxer.yamux import yamux
 
-    from swarm.net.libp2p import session
+    from swarm.extras.libp2p import session
 
     monkeypatch.setattr(yamux, "RTT_MEASURE_INTERVAL", 0.1)
     monkeypatch.setattr(session, "UNANSWERED_AFTER_S", 2.0)
@@ -239,7 +238,7 @@ FOLLOWING = ("greet", "follow", "fetch")
 
 
 def test_every_loop_may_raise_and_the_node_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p.session import Session
+    from swarm.extras.libp2p.session import Session
     from swarm.net.membership.following import Following
     from swarm.net.membership.upkeep import Upkeep
 
@@ -399,7 +398,7 @@ async def fill(host: Any, peer: Any, num_streams: int) -> None:
 
 
 def test_what_all_streams_of_a_connection_hold_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p import muxer
+    from swarm.extras.libp2p import muxer
 
     monkeypatch.setattr(muxer, "CONNECTION_BYTES", 2**20)
     a = start("founder")
@@ -421,8 +420,8 @@ def test_what_all_streams_of_a_connection_hold_is_bounded(start: Start, monkeypa
 def test_of_all_connections_the_one_that_holds_most_is_closed() -> None:
     import trio
 
+    from swarm.extras.libp2p.host import open_host
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
         blamed: list[str] = []
@@ -473,7 +472,7 @@ def test_a_protocol_s_name_is_not_read_beyond_its_length(start: Start) -> None:
 
 
 def test_streams_that_a_peer_leaves_half_closed_are_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p import host as host_module
+    from swarm.extras.libp2p import host as host_module
 
     monkeypatch.setattr(host_module, "LINGER_S", 0.05)
     a = start("founder")
@@ -494,8 +493,8 @@ def test_what_strangers_say_of_themselves_is_neither_kept_nor_dialled(start: Sta
     import trio
     from libp2p.host.exceptions import StreamFailure
 
+    from swarm.extras.libp2p.host import open_host
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import open_host
 
     a = start("founder")
     assert a._session is not None
@@ -591,7 +590,7 @@ def test_frames_beyond_the_rate_are_read_later() -> None:
     import trio
     import trio.testing
 
-    from swarm.net.libp2p.muxer import BURST_S, Pace
+    from swarm.extras.libp2p.muxer import BURST_S, Pace
 
     async def run() -> float:
         pace, began = Pace(100.0), trio.current_time()
@@ -620,7 +619,6 @@ def test_a_frame_that_was_cut_short_ends_its_connection() -> None:
 
 
 def test_places_follow_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p import places
 
     monkeypatch.setattr(places, "MAX_PLACES", 4)
     a = start("founder")
@@ -638,7 +636,6 @@ def test_places_follow_connections(start: Start, monkeypatch: pytest.MonkeyPatch
 def test_a_newcomer_gets_the_place_of_an_idle_stranger_and_a_member_keeps_its_own(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.net.libp2p import places
 
     monkeypatch.setattr(places, "MAX_PLACES", 4)
     monkeypatch.setattr(places, "PATIENCE_S", 2.0)
@@ -658,8 +655,8 @@ def test_a_newcomer_gets_the_place_of_an_idle_stranger_and_a_member_keeps_its_ow
 def test_a_peer_with_ipv6_has_an_address_of_its_own() -> None:
     import trio
 
+    from swarm.extras.libp2p.host import open_host
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import open_host
 
     async def run() -> None:
         async with (
@@ -678,7 +675,7 @@ def test_a_peer_with_ipv6_has_an_address_of_its_own() -> None:
 
 
 def test_a_handshake_has_its_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.libp2p import host as host_module
+    from swarm.extras.libp2p import host as host_module
 
     monkeypatch.setattr(host_module, "UPGRADE_TIMEOUT_S", 0.5)
     a = start("founder")
@@ -701,8 +698,8 @@ def test_a_live_node_keeps_its_memory_and_lets_newcomers_in_after_any_number_of_
     """Real processes: what one connection can send in some seconds, a hundred visits, and a real `swarm join`."""
     import trio
 
+    from swarm.extras.libp2p.host import open_host
     from swarm.net.guard import Counters
-    from swarm.net.libp2p.host import open_host
     from swarm.policy.tiny import ensure_tiny
 
     ensure_tiny()

@@ -6,31 +6,46 @@ relays.
 
 All asynchronous code runs on one network thread, in trio; two mailboxes connect it to the node's thread. This module
 can be imported without libp2p: `start` imports it.
+
+----
+
+Fetching a run's manifest with py-libp2p; see `backends`.
+
+Importing this imports libp2p; see `host`.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from swarm.errors import PeerUnreachable, TransportError
+import trio
+
+from swarm.errors import PeerUnreachable, Refusal, TransportError
+from swarm.extras.libp2p.host import Host, open_host
 from swarm.net.config import NetworkSettings
+from swarm.net.guard import Counters
 from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
+from swarm.net.records.wire import MAX_MANIFEST_BYTES, open_manifest
+from swarm.net.services.requests import MANIFEST_PROTOCOL, no_manifest
 from swarm.protocols import StreamHandler
+from swarm.types import RunManifest
 
 if TYPE_CHECKING:
     import trio
 
-    from swarm.net.libp2p.session import Session
+    from swarm.extras.libp2p.session import Session
+
 
 logger = logging.getLogger(__name__)
 
@@ -206,8 +221,8 @@ class Libp2pTransport(MemberTransport):
     async def _host_and_session(self) -> None:
         import trio
 
-        from swarm.net.libp2p.host import open_host
-        from swarm.net.libp2p.session import Session
+        from swarm.extras.libp2p.host import open_host
+        from swarm.extras.libp2p.session import Session
 
         self._token = trio.lowlevel.current_trio_token()
         member = self._member
@@ -238,7 +253,7 @@ def _require_libp2p() -> None:
             "this process has imported hivemind, beside which libp2p cannot run: use one transport per process"
         )
     try:
-        import swarm.net.libp2p.session  # noqa: F401
+        import swarm.extras.libp2p.session  # noqa: F401
     except ImportError as error:
         raise TransportError(
             f"py-libp2p cannot be imported ({error}); install it with: pip install libp2p==0.8.1"
@@ -249,3 +264,44 @@ def _innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def fetch(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> tuple[RunManifest, bytes]:
+    """The first manifest that a peer has, decoded and as its founder sealed it. Raises `PeerUnreachable`."""
+    found: list[tuple[RunManifest, bytes]] = []
+    failures: list[str] = []
+    refusals: list[Refusal] = []
+
+    async def ask_all() -> None:
+        with trio.move_on_after(timeout_s) as limit:
+            # It does not listen, so any key will do.
+            async with open_host(secrets.token_bytes(KEY_BYTES), (), (), Counters()) as host:
+                for peer_id, addresses in peers.items():
+                    try:
+                        found.append(await _ask(host, peer_id, addresses, timeout_s, run_id))
+                        return
+                    except PeerUnreachable as error:
+                        failures.append(str(error))
+                    except Refusal as refusal:
+                        refusals.append(refusal)
+                        failures.append(f"{', '.join(addresses)}: its manifest was refused: {refusal}")
+        if limit.cancelled_caught:
+            failures.append(f"no answer within {timeout_s:g} s")
+
+    try:
+        trio.run(ask_all)
+    except ExceptionGroup as group:
+        raise TransportError(f"the network could not be started: {group.exceptions[0]!r}") from group
+    if not found:
+        raise no_manifest(failures, refusals)
+    return found[0]
+
+
+async def _ask(
+    host: Host, peer_id: str, addresses: tuple[str, ...], timeout_s: float, run_id: str | None
+) -> tuple[RunManifest, bytes]:
+    await host.connect(peer_id, addresses)
+    sealed = await host.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s, MAX_MANIFEST_BYTES)
+    if not sealed:
+        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
+    return open_manifest(sealed, run_id), sealed
