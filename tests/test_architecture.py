@@ -33,7 +33,6 @@ PURE = {
 }
 LEDGER = {"swarm.telemetry.ledger"}
 NET = PURE | {f"swarm.net.{name}" for name in ("bandwidth", "config", "guard", "roster", "runtime")}
-DIRECT = {"swarm.net.direct"}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
@@ -120,12 +119,12 @@ ALLOWED = {
     "swarm/net/records": PURE | RECORDS,
     "swarm/net/addresses": NET | RECORDS | ADDRESSES,
     "swarm/net/trust": NET | RECORDS | ADDRESSES | TRUST,
-    "swarm/net/direct": NET | RECORDS | ADDRESSES | DIRECT,
-    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | DIRECT | SNAPSHOTS,
+    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
     "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
     "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
-    "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
+    "swarm/extras/libp2p": BACKEND | {"swarm.extras.libp2p"},
+    "swarm/extras/direct": NET | RECORDS | ADDRESSES | {"swarm.extras.direct"},
     "nodes/commands": {"swarm", "nodes"},
     "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.neighbours", "nodes.stop"},
     "nodes/simulation": {"swarm", "nodes.roles", "nodes.simulation", "nodes.exits", "nodes.stop"},
@@ -145,6 +144,8 @@ FORBIDDEN = {
     "swarm": {"nodes", "tests", "benchmarks"},
 }
 
+
+EXTRAS = "swarm/extras"
 
 ENTRY = ROOT / "swarm" / "__main__.py"
 """`python -m swarm`, which is nothing but the command of `nodes`."""
@@ -194,6 +195,13 @@ def test_a_part_imports_only_what_it_may(part: str) -> None:
 def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
     for path in [path for path in _modules(part) if path != PUBLIC]:
         bad = {module for module in _imports(path) if _under(module, FORBIDDEN[part])}
+        assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
+
+
+def test_the_core_never_imports_extras() -> None:
+    core = [path for part in ("swarm", "nodes") for path in _modules(part) if not path.is_relative_to(ROOT / EXTRAS)]
+    for path in core:
+        bad = {module for module in _imports(path) if _under(module, {"swarm.extras"})}
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
 

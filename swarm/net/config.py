@@ -11,12 +11,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from swarm.extras.direct.tickets import LEAST_PORT
 from swarm.net.addresses.dial import address_problem
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.sharing import OFFERS_PER_S
 from swarm.settings import Settings
+
+LEAST_PORT = 1_024
+"""Ports below belong to the system's services; no peer is sent there."""
 
 
 class SnapshotSettings(Settings):

@@ -11,11 +11,11 @@ import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net import guard as guard_module
-from swarm.net.backends import NetworkTransport
 from swarm.net.guard import Counters, Guard
 from swarm.net.hivemind.session import Discovery, Session
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.following import Following
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.membership.upkeep import Upkeep
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
@@ -83,10 +83,10 @@ FOLLOWING_LOOPS = ("greet", "follow", "fetch")
 
 @pytest.mark.network
 def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
-    start: Callable[..., NetworkTransport], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., MemberTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each loop of the first node raises at its first turn, and each handler at its first request."""
-    victim: list[NetworkTransport] = []
+    victim: list[MemberTransport] = []
     raised: list[str] = []
 
     def failing(owner: type, name: str) -> None:
@@ -108,7 +108,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
         failing(Following, name)
     failing(Discovery, "discover")
 
-    def deaf_at_first(node: NetworkTransport) -> None:
+    def deaf_at_first(node: MemberTransport) -> None:
         victim.append(node)
         real = node._member.records.receive_gossip
 

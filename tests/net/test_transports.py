@@ -26,7 +26,7 @@ from swarm.net.records.stores import record_id
 from swarm.net.records.wire import Limits, seal
 from swarm.types import Arrival, OfferedGroup, OfferedGroups, RefusedRecord
 
-from .direct import DirectHub, DirectTransport
+from .hub import DirectHub, DirectTransport
 from .records import (
     IDENTITIES,
     drained,

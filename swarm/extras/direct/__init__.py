@@ -5,3 +5,8 @@ peer A ◀── ticket ─── peer B    port, digest of B's certificate, a s
 peer A ══ secret ═══▶ peer B    TLS, to the address at which A sees B
 peer A ◀══ bytes ════ peer B
 """
+
+from swarm.extras.direct.client import DirectClient
+from swarm.extras.direct.server import DirectServer
+
+__all__ = ["DirectClient", "DirectServer"]

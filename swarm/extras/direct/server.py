@@ -1,6 +1,6 @@
-"""Who has the places for links, and who makes room when none is free. Pure.
+"""Who has the slots for links, and who makes room when none is free. Pure.
 
-a connection ──▶ a place, as a stranger ──secret──▶ a place, as a peer ──▶ answered
+a connection ──▶ a slot, as a stranger ──secret──▶ a slot, as a peer ──▶ answered
                       │ ends when others need it         │ ends when the same peer opens another
 
 ----
@@ -34,8 +34,8 @@ MAX_LINKS = 16
 """At a time, with those that have not said who they are. Nobody is let in while as many are about to end."""
 
 
-class Places(Generic[L]):
-    """The links that have a place. Not thread-safe."""
+class LinkSlots(Generic[L]):
+    """The links that have a slot. Not thread-safe."""
 
     def __init__(self, end: Callable[[L], None]) -> None:
         """`end` makes the thread of a link stop, which then calls `release`."""
@@ -47,7 +47,7 @@ class Places(Generic[L]):
         self._ending: set[L] = set()
 
     def admit(self, link: L, host: str) -> bool:
-        """Whether a stranger's link has a place. The host with the most strangers loses its oldest for it."""
+        """Whether a stranger's link has a slot. The host with the most strangers loses its oldest for it."""
         if len(self._ending) >= MAX_LINKS:
             return False
         if len(self._strangers) + len(self._peers) >= MAX_LINKS:
@@ -59,7 +59,7 @@ class Places(Generic[L]):
         return True
 
     def introduce(self, link: L, peer_id: str) -> bool:
-        """Whether the link, which has shown the secret of this peer, still has its place. The peer's earlier one ends:
+        """Whether the link, which has shown the secret of this peer, still has its slot. The peer's earlier one ends:
         no peer needs two."""
         if self._strangers.pop(link, None) is None:
             return False
@@ -120,7 +120,7 @@ class DirectServer:
         self._secrets = Secrets(clock)
         self._lock = threading.Lock()
         """Guards all below."""
-        self._places: Places[ssl.SSLSocket] = Places(_shut)
+        self._slots: LinkSlots[ssl.SSLSocket] = LinkSlots(_shut)
         self._listening: socket.socket | None = None
         self._certificate = b""
         self._closed = False
@@ -137,7 +137,7 @@ class DirectServer:
         """Close the socket and all links; their threads end by themselves."""
         with self._lock:
             self._closed = True
-            self._places.end_all()
+            self._slots.end_all()
             if self._listening is not None:
                 _shut(self._listening)
 
@@ -186,7 +186,7 @@ class DirectServer:
         return True
 
     def _admit(self, plain: socket.socket, host: str, context: ssl.SSLContext) -> ssl.SSLSocket | None:
-        """The link of a new connection; None while no ticket is out, or without a place."""
+        """The link of a new connection; None while no ticket is out, or without a slot."""
         with self._lock:
             if self._closed or not self._secrets.any():
                 return None
@@ -194,7 +194,7 @@ class DirectServer:
                 link = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
             except OSError:
                 return None
-            if self._places.admit(link, host_of(f"/ip/{host}")):
+            if self._slots.admit(link, host_of(f"/ip/{host}")):
                 return link
         link.close()
         return None
@@ -211,7 +211,7 @@ class DirectServer:
 
     def _release(self, link: ssl.SSLSocket) -> None:
         with self._lock:
-            self._places.release(link)
+            self._slots.release(link)
         link.close()
 
     def _answer(self, link: ssl.SSLSocket) -> None:
@@ -223,8 +223,8 @@ class DirectServer:
         if errand is None:
             raise LookupError("this secret is not valid, or not any more")
         with self._lock:
-            if not self._places.introduce(link, errand.peer_id):
-                raise LookupError("others needed the place meanwhile")
+            if not self._slots.introduce(link, errand.peer_id):
+                raise LookupError("others needed the slot meanwhile")
         self._counters.add("direct_links")
         for chunk in self._handler(errand.peer_id, errand.request):
             if isinstance(chunk, bytes):

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPri
 from cryptography.x509.oid import NameOID
 from msgspec import Meta, Struct
 
+from swarm.net.config import LEAST_PORT
 from swarm.types import complete
 
 VALID = timedelta(days=3650)
@@ -82,8 +83,6 @@ DIGEST_BYTES = 32
 LIFE_S = 10.0
 """From the ticket's issue to the secret's arrival."""
 MAX_TICKETS = 64
-LEAST_PORT = 1_024
-"""Ports below belong to the system's services; nobody is sent there."""
 
 
 class Ticket(Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ Defaults of py-libp2p that are disabled here: it offers connections without auth
 its own, and ends the process when a peer sends bytes that a parser does not expect. It reads protocol names of any
 length, also before any handshake; asks every peer for a description of up to a megabyte, keeps it, and dials what it
 says; counts a connection as open after it has ended; and forgets no stream that the peer leaves half closed. `muxer`
-has the limits of a connection, `places` those of their number; docs/protocol.md lists what each default costs.
+has the limits of a connection, `slots` those of their number; docs/protocol.md lists what each default costs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.extras.libp2p.muxer import BoundedMuxers, Holdings
-from swarm.extras.libp2p.slots import MAX_PLACES, Places
+from swarm.extras.libp2p.slots import MAX_SLOTS, ConnectionSlots
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
 from swarm.net.guard import Counters
@@ -133,7 +133,7 @@ class TrioRuntime:
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 2 * MAX_PLACES
+MAX_CONNECTIONS = 2 * MAX_SLOTS
 """Incoming ones and those that this node dials, which are fewer."""
 UPGRADE_TIMEOUT_S = 10.0
 """For encryption and multiplexing of a new connection."""
@@ -157,14 +157,14 @@ RawHandler = Callable[[NetStream], Awaitable[None]]
 class Host:
     """A running host; create it with `open_host`."""
 
-    def __init__(self, host: BasicHost, counters: Counters, holdings: Holdings, places: Places) -> None:
+    def __init__(self, host: BasicHost, counters: Counters, holdings: Holdings, slots: ConnectionSlots) -> None:
         """Wrap a running host; use `open_host` instead."""
         self._host = host
         self._runtime = TrioRuntime()
         self._counters = counters
         self.holdings = holdings
         """What the connections hold in memory."""
-        self.places = places
+        self.slots = slots
         """The incoming connections."""
         self.admission = StreamAdmission()
         """Decides which streams are served."""
@@ -358,16 +358,16 @@ async def open_host(
     for address in listen:
         _check_form(address)
         check_free(address)
-    holdings, places = Holdings(max_bytes, counters), Places()
+    holdings, slots = Holdings(max_bytes, counters), ConnectionSlots()
     host = _make_host(seed, announce, holdings)
-    host.get_network()._handle_inbound_connection = _let_in(host.get_network(), places, counters)
+    host.get_network()._handle_inbound_connection = _let_in(host.get_network(), slots, counters)
     # All stream handlers run inside this guard, including py-libp2p's own: an error in one would end the host.
     host.get_network().set_stream_handler(_guarded(host._swarm_stream_handler, counters))
     async with host.run(listen_addrs=[Multiaddr(address) for address in listen]):
         try:
             if len(host.get_transport_addrs()) < len(listen):
                 raise TransportError(f"cannot listen on all of {', '.join(listen)}; choose addresses of this machine")
-            yield Host(host, counters, holdings, places)
+            yield Host(host, counters, holdings, slots)
         finally:
             # Leaving `run` alone lets connections linger, so that peers think this node is still there.
             with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
@@ -446,25 +446,25 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
 InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
-def _let_in(network: Swarm, places: Places, counters: Counters) -> InboundHandler:
+def _let_in(network: Swarm, slots: ConnectionSlots, counters: Counters) -> InboundHandler:
     """Handles an incoming connection from its first byte to its end.
 
-    py-libp2p's handler ends with the host, and holds a place of its limiter until then.
+    py-libp2p's handler ends with the host, and holds a slot of its limiter until then.
     """
 
     async def handle(stream: TrioTCPStream, listener: Multiaddr) -> None:
         # The socket is closed when this returns; then the task that reads it ends the rest.
         with trio.CancelScope() as scope:
-            place = places.take(_address_of(stream), scope.cancel)
-            if place is None:
+            slot = slots.take(_address_of(stream), scope.cancel)
+            if slot is None:
                 counters.add("crowded_connections")
                 return
             try:
                 connection = await network.upgrade_inbound_raw_conn(RawConnection(stream, False), listener)
-                places.name(place, str(connection.peer_id))
+                slots.name(slot, str(connection.peer_id))
                 await connection.event_closed.wait()
             finally:
-                places.release(place)
+                slots.release(slot)
 
     return handle
 

@@ -54,12 +54,12 @@ class Session(MemberSession):
         """Run all loops until cancelled; calls `started` when others can reach this node."""
         self._host.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
         self._host.holdings.blame = self._member.complaints.add
-        self._host.places.is_member = lambda peer_id: peer_id in self._member.peers.in_run
+        self._host.slots.is_member = lambda peer_id: peer_id in self._member.peers.in_run
         answering = self._member.answering
         self._host.admits = answering.admits
         self._host.pace = answering.uploads.spend
         answering.on_banned = self._member.greetings.on_change = self.refresh_soon
-        self.serve()
+        await self.serve()
         self._locate()
         started()
         try:
@@ -71,8 +71,8 @@ class Session(MemberSession):
         finally:
             self._loops = None
 
-    def serve(self) -> None:
-        """Register handlers added since the last call. Call on the network thread, like all methods here."""
+    async def serve(self) -> None:
+        """See `MemberSession`. Call on the network thread, like all methods here."""
         answering = self._member.answering
         for protocol in answering.handlers.keys() - self._serving:
             self._serving.add(protocol)

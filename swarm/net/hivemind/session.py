@@ -93,7 +93,7 @@ class Session(MemberSession):
         return "; ".join(reasons)
 
     async def serve(self) -> None:
-        """Register handlers added since the last call."""
+        """See `MemberSession`."""
         answering = self._member.answering
         for protocol in answering.handlers:
             if protocol in self._serving:

@@ -89,6 +89,10 @@ class MemberSession:
             async for chunk in chunks:
                 yield chunk
 
+    async def serve(self) -> None:
+        """Register handlers that were added since the last call."""
+        raise NotImplementedError
+
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
         """Connect to a peer. Returns the seconds that are left. Raises `PeerUnreachable`."""
         raise NotImplementedError

@@ -13,7 +13,7 @@ Peer exchange: any member of the run passes on signed records of peers' addresse
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated
 
@@ -22,10 +22,11 @@ from msgspec import Meta
 
 from swarm.errors import OtherRun, PeerUnreachable, Refusal, TransportError
 from swarm.net.records.large import Fetch
-from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_peer_record
+from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_manifest, open_peer_record
+from swarm.net.runtime import AsyncRuntime
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
-from swarm.types import Heartbeat, Orders, PeerRecord
+from swarm.types import Heartbeat, Orders, PeerRecord, RunManifest
 
 HEARTBEAT_PROTOCOL = "/swarm/heartbeat/1"
 TIMEOUT_S = 5.0
@@ -105,6 +106,36 @@ class Heartbeats:
 
 
 MANIFEST_PROTOCOL = "/swarm/manifest/1"
+
+
+async def ask_for_manifest(
+    peers: Mapping[str, tuple[str, ...]],
+    ask: Callable[[str, tuple[str, ...]], Awaitable[bytes]],
+    run_id: str | None,
+    timeout_s: float,
+    runtime: AsyncRuntime,
+) -> tuple[RunManifest, bytes]:
+    """The first manifest of `peers`, asked in order, decoded and sealed; `ask(peer_id, addresses)` gets it sealed.
+
+    Raises `PeerUnreachable` with every address and its failure.
+    """
+    failures: list[str] = []
+    refusals: list[Refusal] = []
+    try:
+        async with runtime.timeout(timeout_s):
+            for peer_id, addresses in peers.items():
+                try:
+                    if not (sealed := await ask(peer_id, addresses)):
+                        raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
+                    return open_manifest(sealed, run_id), sealed
+                except PeerUnreachable as error:
+                    failures.append(str(error))
+                except Refusal as refusal:
+                    refusals.append(refusal)
+                    failures.append(f"{', '.join(addresses)}: its manifest was refused: {refusal}")
+    except TimeoutError:
+        failures.append(f"no answer within {timeout_s:g} s")
+    raise no_manifest(failures, refusals)
 
 
 def no_manifest(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> PeerUnreachable:

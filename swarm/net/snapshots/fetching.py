@@ -37,7 +37,6 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import CorruptChunk, PeerUnreachable, Refusal, TransportError
-from swarm.extras.direct.client import DirectClient
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, LinkLimit
 from swarm.net.guard import Counters
 from swarm.net.records.envelope import MAX_CHUNK_BYTES
@@ -49,6 +48,7 @@ from swarm.net.snapshots.messages import (
     request_status,
 )
 from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.serving import DirectClient
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.protocols import Transport
 from swarm.reasons import Reason

@@ -20,12 +20,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from swarm.errors import Refusal, SnapshotError, TransportError
-from swarm.extras.direct.server import DirectServer
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -45,6 +47,40 @@ from swarm.net.snapshots.messages import (
 from swarm.net.snapshots.plan import Place
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 from swarm.protocols import Transport
+
+DIRECT_LINKS = "swarm.extras.direct"
+
+
+class DirectServer(Protocol):
+    """Serves peers over sockets of their own."""
+
+    def ticket(self, peer_id: str, request: bytes) -> Struct:
+        """What a peer needs to open a link for its request. Raises `LookupError` if there are none."""
+        ...
+
+    def close(self) -> None:
+        """End all links."""
+        ...
+
+
+class DirectClient(Protocol):
+    """Opens links to peers that offer them."""
+
+    def stream(
+        self, peer_id: str, request: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None] | None:
+        """The bytes of a peer's answer; None if there is no direct link to it now. Raises `PeerUnreachable`."""
+        ...
+
+
+def direct_links() -> Any:
+    """The extra with `DirectServer` and `DirectClient`; None if it is not installed."""
+    try:
+        return import_module(DIRECT_LINKS)
+    except ModuleNotFoundError as error:
+        if error.name is None or not DIRECT_LINKS.startswith(error.name):
+            raise
+        return None
 
 
 class Serving:
@@ -74,8 +110,8 @@ class Serving:
         self.uploads = Uploads(self.store, self.counters, settings.snapshots.fan_out)
         self._transport = transport
         self._direct: DirectServer | None = None
-        if settings.upload_bytes_per_s is None and settings.snapshots.direct:
-            self._direct = DirectServer(
+        if settings.upload_bytes_per_s is None and settings.snapshots.direct and (links := direct_links()) is not None:
+            self._direct = links.DirectServer(
                 self._send_chunks_directly, settings.listen, settings.snapshots.direct_port or 0, self.counters
             )
         self._closed = False

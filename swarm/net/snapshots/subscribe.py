@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from swarm.errors import Refusal, SnapshotError, TransportError
-from swarm.extras.direct.client import DirectClient
 from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
 from swarm.net.roster import Progress
@@ -33,7 +32,7 @@ from swarm.net.snapshots.messages import (
     request_status,
 )
 from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import RETRY_S, Serving, SnapshotThread
+from swarm.net.snapshots.serving import RETRY_S, DirectClient, Serving, SnapshotThread, direct_links
 from swarm.net.snapshots.store import PartName, Stored, apply_delta, digest
 from swarm.protocols import Transport
 from swarm.reasons import Reason
@@ -137,7 +136,10 @@ class Subscriber:
     def _direct(self, settings: NetworkSettings) -> DirectClient | None:
         if settings.download_bytes_per_s is not None or not settings.snapshots.direct:
             return None
-        return DirectClient(self._transport, DIRECT_PROTOCOL, self._serving.counters)
+        if (links := direct_links()) is None:
+            return None
+        client: DirectClient = links.DirectClient(self._transport, DIRECT_PROTOCOL, self._serving.counters)
+        return client
 
     # -- on the network thread
 

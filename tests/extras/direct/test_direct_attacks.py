@@ -16,7 +16,7 @@ import pytest
 import swarm.extras.direct.server as server_module
 from swarm.errors import PeerUnreachable
 from swarm.extras.direct.client import FIRST_PAUSE_S
-from swarm.extras.direct.server import MAX_LINKS, DirectServer, Places
+from swarm.extras.direct.server import MAX_LINKS, DirectServer, LinkSlots
 from swarm.extras.direct.tickets import LIFE_S
 from swarm.net.guard import Counters
 from tests.extras.direct.test_direct import (
@@ -277,16 +277,16 @@ class Links:
 
     def __init__(self) -> None:
         self.ended: list[int] = []
-        self.places: Places[int] = Places(self.ended.append)
+        self.slots: LinkSlots[int] = LinkSlots(self.ended.append)
 
     def crowd(self, first: int, count: int, host: str) -> None:
         for link in range(first, first + count):
-            assert self.places.admit(link, host)
+            assert self.slots.admit(link, host)
 
     def end(self) -> None:
         """The threads of ended links notice."""
         for link in self.ended:
-            self.places.release(link)
+            self.slots.release(link)
 
 
 def test_the_host_with_most_strangers_makes_room() -> None:
@@ -301,24 +301,24 @@ def test_who_has_shown_a_ticket_makes_no_room_for_strangers() -> None:
     links = Links()
     links.crowd(0, MAX_LINKS, "host")
     for link in range(MAX_LINKS):
-        links.places.introduce(link, f"peer-{link}")
-    assert not links.places.admit(100, "elsewhere")
-    links.places.release(3)
-    assert links.places.admit(100, "elsewhere")
+        links.slots.introduce(link, f"peer-{link}")
+    assert not links.slots.admit(100, "elsewhere")
+    links.slots.release(3)
+    assert links.slots.admit(100, "elsewhere")
     assert links.ended == []
 
 
 def test_threads_are_bounded_even_when_the_ended_are_slow_to_notice() -> None:
     links = Links()
     links.crowd(0, 2 * MAX_LINKS, "host")
-    assert not links.places.admit(100, "host")
+    assert not links.slots.admit(100, "host")
     links.end()
-    assert links.places.admit(101, "host")
+    assert links.slots.admit(101, "host")
 
 
 def test_who_was_ended_is_not_introduced() -> None:
     links = Links()
     links.crowd(0, MAX_LINKS + 1, "host")
     assert links.ended == [0]
-    assert not links.places.introduce(0, "late")
-    assert links.places.introduce(1, "peer")
+    assert not links.slots.introduce(0, "late")
+    assert links.slots.introduce(1, "peer")

@@ -13,6 +13,7 @@ from swarm.extras.direct.server import DirectServer
 from swarm.extras.direct.tickets import Ticket, asking_context
 from swarm.net.in_memory import MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.snapshots import serving as serving_module
 from swarm.net.snapshots.messages import DIRECT_PROTOCOL, ChunksRequest
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part
@@ -114,3 +115,9 @@ def test_nothing_more_is_kept_of_a_request_than_it_says(swarm: Swarm, monkeypatc
     stranger = swarm._enter(Identity.generate(), Seen)
     stranger.request(learner._transport.peer_id, DIRECT_PROTOCOL, padded, 5.0)
     assert kept == [msgspec.msgpack.encode(ChunksRequest(1, "whole", NUM_CHUNKS))]
+
+
+def test_without_the_extra_chunks_go_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serving_module.direct_links() is not None
+    monkeypatch.setattr(serving_module, "DIRECT_LINKS", "swarm.extras.removed")
+    assert serving_module.direct_links() is None

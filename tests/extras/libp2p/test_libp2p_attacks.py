@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from swarm.errors import PeerUnreachable
-from swarm.extras.libp2p.slots import MAX_PLACES
+from swarm.extras.libp2p import slots
+from swarm.extras.libp2p.slots import MAX_SLOTS
 from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.bandwidth import RatePerName
 from swarm.net.records.envelope import encode_request, read_answer
@@ -281,7 +282,7 @@ PIECE = bytes(2**15)
 
 
 def frame(kind: int, flags: int, stream_id: int, body: bytes | int = b"", version: int = 0) -> bytes:
-    """A frame of the muxer; `body` may be the number in its place."""
+    """A frame of the muxer; `body` may be the number in its slot."""
     length, content = (body, b"") if isinstance(body, int) else (len(body), body)
     return struct.pack("!BBHII", version, kind, flags, stream_id, length) + content
 
@@ -618,9 +619,9 @@ def test_a_frame_that_was_cut_short_ends_its_connection() -> None:
     trio.run(run)
 
 
-def test_places_follow_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_follow_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(places, "MAX_PLACES", 4)
+    monkeypatch.setattr(slots, "MAX_SLOTS", 4)
     a = start("founder")
 
     async def leave(host: Any, peer: Any) -> None:
@@ -637,8 +638,8 @@ def test_a_newcomer_gets_the_place_of_an_idle_stranger_and_a_member_keeps_its_ow
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(places, "MAX_PLACES", 4)
-    monkeypatch.setattr(places, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(slots, "MAX_SLOTS", 4)
+    monkeypatch.setattr(slots, "PATIENCE_S", 2.0)
     a = start("founder")
     b = start("b", a.multiaddrs())
     until(lambda: b.peer_id in a._member.peers.in_run, "it is a member")
@@ -646,7 +647,7 @@ def test_a_newcomer_gets_the_place_of_an_idle_stranger_and_a_member_keeps_its_ow
     with ExitStack() as stack:
         # A handshake that never goes on.
         mute = [stack.enter_context(socket.create_connection((address, int(port)))) for _ in range(6)]
-        until(lambda: a.counters().get("crowded_connections") == 3, "all places are taken")
+        until(lambda: a.counters().get("crowded_connections") == 3, "all slots are taken")
         c = start("c", a.multiaddrs())
         until(lambda: c.peer_id in a.status().connected, "a newcomer is let in")
         assert b.peer_id in a.status().connected and len(mute) == 6
@@ -683,10 +684,10 @@ def test_a_handshake_has_its_time(start: Start, monkeypatch: pytest.MonkeyPatch)
     _, _, address, _, port = a.multiaddrs()[0].split("/")[:5]
     with socket.create_connection((address, int(port))) as mute:
         mute.settimeout(10.0)
-        until(lambda: len(a._session._host.places) == 1, "it has a place")  # type: ignore[union-attr]
+        until(lambda: len(a._session._host.slots) == 1, "it has a slot")  # type: ignore[union-attr]
         while mute.recv(1_024):
             pass
-    until(lambda: len(a._session._host.places) == 0, "it has none")  # type: ignore[union-attr]
+    until(lambda: len(a._session._host.slots) == 0, "it has none")  # type: ignore[union-attr]
 
 
 def resident(process: psutil.Process) -> int:
@@ -734,7 +735,7 @@ def test_a_live_node_keeps_its_memory_and_lets_newcomers_in_after_any_number_of_
                 await pour()
                 async with trio.open_nursery() as visitors:
                     for _ in range(8):
-                        visitors.start_soon(come_and_go, MAX_PLACES // 8 + 2)
+                        visitors.start_soon(come_and_go, MAX_SLOTS // 8 + 2)
 
         trio.run(besiege)
         assert resident(psutil.Process(founder.process.pid)) - before < 32 * 2**20

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.membership.dialling import Dialling
@@ -22,7 +23,9 @@ from swarm.net.records.envelope import (
     read_answer,
 )
 from swarm.net.runtime import AsyncioRuntime, until
-from swarm.protocols import StreamHandler
+from swarm.types import RunManifest
+
+T = TypeVar("T")
 
 
 class DirectHub:
@@ -111,6 +114,9 @@ class DirectSession(MemberSession):
     async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         raise PeerUnreachable(f"{peer_id} is not on this hub")
 
+    async def serve(self) -> None:
+        """The network calls the handlers themselves."""
+
     async def _reach(self, peer_id: str, timeout_s: float) -> float:
         return timeout_s
 
@@ -130,39 +136,39 @@ class DirectTransport(MemberTransport):
     def __init__(self, hub: DirectHub, *node: Any) -> None:
         super().__init__(*node)
         self._hub = hub
-        self._session: DirectSession | None = None
         self._member.own.locate(("/memory",))
+
+    @staticmethod
+    def fetch_manifest(
+        peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
+    ) -> tuple[RunManifest, bytes]:
+        raise NotImplementedError
 
     def start(self) -> None:
         self._session = DirectSession(self._member, self._hub)
         self._hub.members[self.peer_id] = self._member
-        self._running = asyncio.run_coroutine_threadsafe(self._session.run(), self._hub.loop)
-
-    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
-        self._member.answering.handlers[protocol] = handler
-
-    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        return self._hub.do(self._require_running().call(peer_id, protocol, payload, timeout_s), timeout_s)
-
-    def stream(
-        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
-    ) -> Generator[bytes, None, None]:
-        chunks = self._require_running().stream(peer_id, protocol, payload, timeout_s, max_bytes)
-        while (chunk := self._hub.do(anext(chunks, None), timeout_s)) is not None:
-            yield chunk
-
-    def ban(self, peer_ids: Collection[str]) -> None:
-        self._member.peers.ban(peer_ids)
+        self._running = self._begin(self._session.run)
 
     def close(self) -> None:
         if self._hub.members.pop(self.peer_id, None):
             self._session = None
             self._running.cancel()
 
-    def _require_running(self) -> DirectSession:
+    def _require_running(self) -> None:
         if self._session is None:
             raise TransportError("the transport must be started before use, and not used after close")
-        return self._session
 
-    def _wake(self) -> None:
-        """The session looks often enough."""
+    def _prepare(self) -> None:
+        raise NotImplementedError
+
+    _live = _stop = _prepare
+
+    def _soon(self, action: Callable[[], object]) -> bool:
+        self._hub.loop.call_soon_threadsafe(action)
+        return True
+
+    def _begin(self, step: Callable[[], Awaitable[T]]) -> Future[T]:
+        async def stepped() -> T:
+            return await step()
+
+        return asyncio.run_coroutine_threadsafe(stepped(), self._hub.loop)
