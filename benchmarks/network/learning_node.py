@@ -23,7 +23,7 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.groups.building import Member
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
@@ -165,7 +165,7 @@ class Learner:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything and start the verification workers; no network yet."""
-        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         self._identity = Identity.load_or_create(Path(spec.folder) / f"{spec.name}.key")
         self._founder = spec.founder

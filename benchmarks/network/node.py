@@ -21,7 +21,7 @@ from benchmarks.common.faults import FaultyDaemon
 from benchmarks.common.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.accounts import SafetySettings
@@ -61,7 +61,7 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         if spec.loss or spec.delay_s:
             FaultyDaemon(spec.loss, spec.delay_s, spec.first_sequence).install()

@@ -62,7 +62,7 @@ from swarm.errors import (
 from swarm.foreign import clean, clean_lines, is_name
 from swarm.judging.opening import lacking_judge, other_judges, with_judge
 from swarm.net.backends import open_transport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.page.serving import page_of

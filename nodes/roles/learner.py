@@ -22,7 +22,7 @@ from swarm.errors import Interrupted
 from swarm.figures import finite
 from swarm.files import replace_file
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import serve_heartbeats
+from swarm.net.services.requests import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier

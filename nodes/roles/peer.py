@@ -20,7 +20,7 @@ from swarm.groups.building import Member
 from swarm.groups.flow import BATCHES_A_CALL
 from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
-from swarm.net.trust.roster import build_roster, write_roster
+from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport, Verifier

@@ -30,7 +30,7 @@ from swarm.foreign import clean
 from swarm.groups.building import Member, OwnGroups
 from swarm.groups.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import Heartbeats
+from swarm.net.services.requests import Heartbeats
 from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks

@@ -28,12 +28,12 @@ from swarm.net.records.offers import (
     pulling_is_cheaper,
     seal_offers,
 )
-from swarm.net.records.record_store import Held, RecordStore, record_id
 from swarm.net.records.repair import answer_have
+from swarm.net.records.stores import Held, RecordStore, record_id
 from swarm.net.records.wire import check_seal, make_run_id, seal
 from swarm.net.trust.accounts import SafetySettings
-from swarm.net.trust.demand import MIN_HEARD, Demand
 from swarm.net.trust.exchange import Exchange
+from swarm.net.trust.sharing import MIN_HEARD, Demand
 from swarm.reasons import Reason
 from swarm.types import Offer, OfferedGroup, OfferedGroups, RolloutGroup, VerifiedGroup
 from swarm.types.commitments import commitment
@@ -384,7 +384,7 @@ def test_a_false_offer_costs_its_author_and_brings_the_group_of_another(
     ]
     assert swarm.member.complaints.take() == [(thief.peer_id, Reason.FALSE_OFFER)]
     store = swarm.member.records.store
-    assert store.get(record_id(group.record)) == group.record and set(store._by_owner) == {author.peer_id}
+    assert store.get(record_id(group.record)) == group.record and set(store._entries._levels[0]) == {author.peer_id}
 
 
 @pytest.mark.parametrize(

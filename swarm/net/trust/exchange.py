@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
 from swarm.errors import Refusal
+from swarm.lru import LruDict
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import in_records, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.net.trust.demand import Demand
-from swarm.net.trust.offer_rate import Usefulness
-from swarm.net.trust.sharing import Sharing
+from swarm.net.trust.sharing import Demand, Sharing, Usefulness
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
@@ -71,10 +70,10 @@ class Exchange:
         self._identity = identity
         self._limits = limits or Limits()
         self._clock = clock
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = LruDict[str, None](SEEN_GROUPS)
         self._demand = Demand()
         self._sharing = Sharing(self._demand, offer_life_s, identity.peer_id, clock)
-        self._pulled: OrderedDict[str, str] = OrderedDict()
+        self._pulled = LruDict[str, str](SEEN_GROUPS)
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
         self._offers: list[OfferedGroup] = []
         self._commitments: list[Commitment] = []
@@ -185,8 +184,6 @@ class Exchange:
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a group on offer; a later `receive` returns it."""
         self._pulled[offered.offer.content_id.hex()] = offered.peer_id
-        if len(self._pulled) > SEEN_GROUPS:
-            self._pulled.popitem(last=False)
         self._transport.pull(offered, patience_s)
 
     def judge(self, complaints: Iterable[tuple[str, Reason]] = ()) -> None:
@@ -283,7 +280,4 @@ class Exchange:
     def _seen_before(self, content_id: str) -> bool:
         seen = content_id in self._seen
         self._seen[content_id] = None
-        self._seen.move_to_end(content_id)
-        if len(self._seen) > SEEN_GROUPS:
-            self._seen.popitem(last=False)
         return seen
