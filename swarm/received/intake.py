@@ -115,12 +115,10 @@ class Intake:
         """Offers by key."""
         self._late: set[str] = set()
         """Those of `_pulling` that nothing waits for."""
-        self._grading: dict[str, ReceivedGroup] = {}
-        """By content id."""
 
     def __len__(self) -> int:
         """Groups that wait for grading or are being graded; those on offer are not here yet."""
-        return self._waiting.num_here() + len(self._grading)
+        return len(self._waiting)
 
     def receive(self, held: Container[str]) -> list[ReceivedGroup]:
         """The groups graded since the last call that can teach.
@@ -142,8 +140,8 @@ class Intake:
         self._drop_banned()
         self._give_up_late()
         for key in self._selection.choose(self._waiting):
-            self._begin(self._waiting.pop(key))
-        settled = [self._graded(self._grading.pop(key), verdict) for key, verdict in self._verifier.collect()]
+            self._begin(key)
+        settled = [self._graded(self._waiting.remove(key), verdict) for key, verdict in self._verifier.collect()]
         return [admitted for admitted in settled if admitted is not None]
 
     def settle(self, groups: Sequence[GradedGroup], first: int, skipped: bool) -> None:
@@ -168,17 +166,17 @@ class Intake:
                     # Who offered it earns nothing with another's group, which then waits like any other.
                     self._selection.checked(key, usable=False)
         # The exchange forgets old groups and those from before a restart; the ids held here detect such duplicates.
-        if self._waiting.has_group(content_id) or content_id in self._grading or content_id in held:
+        if content_id in self._waiting or content_id in held:
             self._drop(Reason.DUPLICATE, group)
         elif reason := self._skip_reason(group):
             self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
-        elif chosen:
-            self._selection.came(chosen, content_id)
-            self._begin(received)
-            return
         else:
             self._wait(received)
+            if chosen and content_id in self._waiting:
+                self._selection.came(chosen, content_id)
+                self._begin(content_id)
+                return
         if chosen:
             self._selection.checked(chosen, usable=False)
 
@@ -196,34 +194,30 @@ class Intake:
         offer = offered.offer
         content_id, account = offer.content_id.hex(), self._exchange.account(offered.peer_id)
         received = ReceivedGroup(content_id, offered, account, OFFER_BYTES, self._clock())
-        known = (
-            self._waiting.has_group(content_id)
-            or received.key in self._waiting
-            or received.key in self._pulling
-            or content_id in self._grading
-            or content_id in held
-        )
+        known = content_id in held or any(key in self._waiting for key in (content_id, received.key))
+        known = known or received.key in self._pulling
         unwanted = offer.task in self._limits.unreadable or offer.num_completions > self._selection.max_completions
         if not known and not unwanted and self._selection.wants(offer.rewards):
             self._ledger.offered(1)
             self._wait(received)
 
     def _wait(self, received: ReceivedGroup) -> None:
-        self._leave(self._waiting.enter(received, self._grading.values()))
+        self._leave(self._waiting.enter(received))
 
     def _leave(self, left: Iterable[tuple[ReceivedGroup, Reason]]) -> None:
         for received, reason in left:
             if received.is_here:  # an offer costs nothing
                 self._drop(reason, received.group)
 
-    def _begin(self, received: ReceivedGroup) -> None:
+    def _begin(self, key: str) -> None:
         """Grade a chosen group, or fetch it if it is on offer."""
+        received = self._waiting.grade(key)
         if isinstance(received.content, OfferedGroup):
+            self._waiting.remove(key)
             received.arrived_at = self._clock()
-            self._pulling[received.key] = received
+            self._pulling[key] = received
             self._exchange.pull(received.content, PULL_PATIENCE_S)
             return
-        self._grading[received.content_id] = received
         self._ledger.checked(1)
         actions = [completion.actions for completion in received.group.completions]
         self._verifier.submit(received.content_id, received.group.question, actions, received.account)
@@ -238,7 +232,7 @@ class Intake:
             return
         for received in self._waiting:
             if received.peer_id in banned and not received.is_here:
-                self._waiting.pop(received.key)
+                self._waiting.remove(received.key)
         for key, received in list(self._pulling.items()):
             if received.peer_id in banned:
                 self._stop_pulling(key)

@@ -3,6 +3,7 @@ maximum age."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import pstdev
@@ -10,6 +11,7 @@ from statistics import pstdev
 from msgspec import Struct
 from pydantic import Field
 
+from swarm.fair_store import FairStore, Share
 from swarm.groups.credit import has_signal
 from swarm.protocols import KeepSample
 from swarm.reasons import Reason
@@ -60,7 +62,10 @@ class Pool:
         """An empty pool; `keep` is called with each unused group that leaves, and why."""
         self._settings = settings
         self._keep = keep
-        self._groups: dict[str, ReceivedGroup] = {}
+        quota = max(1, int(settings.max_groups * settings.max_share_per_peer))
+        self._groups = FairStore[str, ReceivedGroup](
+            settings.max_groups, math.inf, Share(max_items=quota), prefers_new=True
+        )
 
     def __len__(self) -> int:
         """Groups available, used ones included."""
@@ -72,7 +77,7 @@ class Pool:
 
     def __iter__(self) -> Iterator[ReceivedGroup]:
         """Every available group, oldest first."""
-        return iter(list(self._groups.values()))
+        return iter(self._groups.values())
 
     @property
     def max_groups(self) -> int:
@@ -97,19 +102,10 @@ class Pool:
         """
         if received.content_id in self._groups:
             raise ValueError(f"group {received.content_id} is already in the pool")
-        self._groups[received.content_id] = received
+        self._groups.charge(lambda each: (author_of(each.peer_id),))
         left: Counter[Reason] = Counter()
-        author = author_of(received.peer_id)
-        own = [each for each in self if author_of(each.peer_id) == author]
-        quota = max(1, int(self._settings.max_groups * self._settings.max_share_per_peer))
-        # More than one leaves only after a restart with smaller settings.
-        for each in own[: max(0, len(own) - quota)]:
-            self._drop(each, Reason.PEER_QUOTA, left)
-        while len(self._groups) > self._settings.max_groups:
-            authors = {each.content_id: author_of(each.peer_id) for each in self}
-            ((most, _),) = Counter(authors.values()).most_common(1)
-            oldest = next(content_id for content_id, each in authors.items() if each == most)
-            self._drop(self._groups[oldest], Reason.POOL_FULL, left)
+        for each, limit in self._groups.add(received.content_id, received, author_of(received.peer_id)):
+            self._left(each, Reason.POOL_FULL if limit == "items" else Reason.PEER_QUOTA, left)
         return left
 
     def expire(self, now: float) -> Counter[Reason]:
@@ -118,7 +114,7 @@ class Pool:
         for each in self:
             if now - each.arrived_at <= self._settings.max_age_s:
                 break
-            self._drop(each, Reason.EXPIRED, left)
+            self._left(self._groups.pop(each.content_id), Reason.EXPIRED, left)
         return left
 
     def use(self, groups: Iterable[ReceivedGroup]) -> int:
@@ -129,14 +125,14 @@ class Pool:
             first += received.uses == 0
             received.uses += 1
             if received.uses >= self._settings.max_uses:
-                del self._groups[received.content_id]
+                self._groups.pop(received.content_id)
         return first
 
     def refuse(self, groups: Iterable[ReceivedGroup], reason: Reason) -> int:
         """Drop groups that proved unusable. Returns how many had never been used."""
         left: Counter[Reason] = Counter()
         for received in groups:
-            self._drop(received, reason, left)
+            self._left(self._groups.pop(received.content_id), reason, left)
         return left[reason]
 
     def num_unused(self) -> int:
@@ -149,11 +145,12 @@ class Pool:
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
         """Restore what `dump` returned."""
-        self._groups = {saved.content_id: saved.received() for saved in groups}
+        self._groups.clear()
+        for saved in groups:
+            self._groups.add(saved.content_id, saved.received(), saved.graded.group.peer_id)
 
-    def _drop(self, received: ReceivedGroup, reason: Reason, left: Counter[Reason]) -> None:
-        """Remove a group; one that an update used counts as used, whatever removes it."""
-        del self._groups[received.content_id]
+    def _left(self, received: ReceivedGroup, reason: Reason, left: Counter[Reason]) -> None:
+        """Count a group that left; one that an update used counts as used, whatever removed it."""
         if received.uses == 0:
             left[reason] += 1
             self._keep(reason, received.graded)

@@ -22,7 +22,7 @@ def _offered(peer_id: str, number: int) -> ReceivedGroup:
 
 
 def _fill(waiting: Waiting, *groups: ReceivedGroup) -> list[tuple[str, Reason]]:
-    left = [gone for group in groups for gone in waiting.enter(group, ())]
+    left = [gone for group in groups for gone in waiting.enter(group)]
     return [(group.content_id, reason) for group, reason in left]
 
 
@@ -34,8 +34,8 @@ def test_an_offer_is_no_group_by_whatever_key() -> None:
     waiting = Waiting(100)
     offered, group = _offered("author", 1), _received("author", 2)
     assert _fill(waiting, offered, group) == []
-    assert offered.key in waiting and not waiting.has_group(offered.key) and not waiting.has_group(offered.content_id)
-    assert waiting.has_group(group.key)
+    assert offered.key in waiting and offered.content_id not in waiting
+    assert group.key in waiting and len(waiting) == 1, "the offer is not here"
 
 
 def test_a_flood_displaces_itself() -> None:
@@ -58,9 +58,14 @@ def test_the_newest_of_one_peer_stay() -> None:
 def test_what_is_being_graded_counts_and_cannot_be_displaced() -> None:
     waiting = Waiting(2)
     grading = [_received("peer", 0), _received("peer", 1)]
+    assert _fill(waiting, *grading) == []
+    for each in grading:
+        waiting.grade(each.key)
     new = _received("peer", 2)
-    assert waiting.enter(new, grading) == [(new, Reason.PEER_QUOTA)]
-    assert len(waiting) == 0
+    assert waiting.enter(new) == [(new, Reason.PEER_QUOTA)]
+    assert _ids(waiting) == [] and len(waiting) == 2
+    waiting.remove(grading[0].key)
+    assert waiting.enter(new) == [] and _ids(waiting) == ["peer-2"]
 
 
 def test_those_that_waited_too_long_leave() -> None:

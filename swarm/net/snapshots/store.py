@@ -18,8 +18,9 @@ A snapshot as its learner signs it: split into chunks, whole and as a delta from
 
 Lossless delta between two snapshots.
 
-A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two snapshots
-is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal significance."""
+A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two
+snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal
+significance."""
 
 from __future__ import annotations
 
