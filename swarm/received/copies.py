@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from swarm.lru import LruDict
 from swarm.reasons import Reason
 from swarm.types import Commitment, DatasetRef, RolloutGroup
 from swarm.types.commitments import bound, commitment, digests_of, keys, num_digests, tag_of
@@ -91,7 +92,7 @@ class Copies:
         """In the same order."""
         self._sizes: Counter[str] = Counter()
         """Completions by account."""
-        self._streams: OrderedDict[int, str] = OrderedDict()
+        self._streams = LruDict[int, str](MAX_STREAMS)
         """Peers by the seeds of their questions, the latest heard last."""
 
     @property
@@ -142,11 +143,7 @@ class Copies:
         return Reason.COPIED if len(copied) > REPEATED * len(wanted) else Reason.REPEATED
 
     def _know(self, peer_id: str) -> None:
-        seed = stream_seed(peer_id)
-        self._streams[seed] = peer_id
-        self._streams.move_to_end(seed)
-        if len(self._streams) > MAX_STREAMS:
-            self._streams.popitem(last=False)
+        self._streams[stream_seed(peer_id)] = peer_id
 
     def _asker(self, group: RolloutGroup) -> str:
         """The peer from whose stream a group's question is; empty if none is known."""
