@@ -202,7 +202,7 @@ class PeerNode:
         self._open.close()
 
     def _rest(self) -> None:
-        self._node.rest()
+        self._node.pause()
         self.save()
 
     def _tell_unasked(self, count: int) -> None:

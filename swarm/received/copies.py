@@ -78,8 +78,8 @@ class _Claims:
 class Copies:
     """Who was first to commit to each completion.
 
-    Only a group that its author made later by its own word counts as copied, and only long texts do: whoever delays
-    another's records, or foresees a question and its short answers, gets nobody blamed.
+    Only a group whose author dates it later counts as copied, and only long texts do: a peer that delays another's
+    records, or foresees a question and its short answers, can get no other peer blamed.
     """
 
     def __init__(self, own: str = "", max_remembered: int = MAX_REMEMBERED) -> None:
@@ -177,21 +177,21 @@ class Copies:
 
 
 def _first_of(author: str, claims: Sequence[_Claim], content: bytes) -> int:
-    """Place of the author's first claim to most of these completions that is not another group's; else the end."""
+    """Index of the author's first claim to most of these completions that is not another group's; else the end."""
     digests = digests_of(content)
-    for place, claim in enumerate(claims):
+    for index, claim in enumerate(claims):
         if claim.author == author and not claim.opened:
             common = digests & digests_of(claim.content)
             if len(common) > REPEATED * len(digests):
-                return place
+                return index
     return len(claims)
 
 
 def _known(wanted: Mapping[bytes, bool], claims: Sequence[_Claim], first: int, author: str) -> dict[bytes, _Claim]:
     """The completions to which others had committed before the author did, at `first`, or the author with a group."""
     known: dict[bytes, _Claim] = {}
-    for place, claim in enumerate(claims):
-        if claim.opened if claim.author == author else place < first:
+    for index, claim in enumerate(claims):
+        if claim.opened if claim.author == author else index < first:
             digests = digests_of(claim.content)
             for key in wanted:
                 if bound(claim.author, key) in digests:

@@ -77,7 +77,7 @@ class Mixer:
     def wishes(self, candidates: Sequence[Candidate], appraiser: Appraiser) -> Wishes:
         """What the next updates want of these candidates, by the rounds so far.
 
-        The rewards of candidates that nobody has graded are those that their authors claim. Raises `ConfigError` for a
+        Ungraded candidates have the rewards that their authors claim. Raises `ConfigError` for a
         decision that cannot be used.
         """
         policy = self._settings.settings
