@@ -59,8 +59,8 @@ from swarm.environments.verification.messages import (
     prompt_problem,
 )
 from swarm.errors import TaskError
+from swarm.kinds import file_of
 from swarm.reasons import Reason
-from swarm.settings import file_of
 from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from swarm.sapo.mixing.base import MixPolicy
 from swarm.sapo.mixing.policies import POLICIES
 from swarm.sapo.mixing.policies.fixed import Fixed
-from swarm.settings import Settings, find_settings
+from swarm.settings import Settings
 
 
 def find_policy(name: str) -> type[MixPolicy]:
     """The policy that `mix.policy` names. Raises `ValueError`."""
-    return find_settings(name, POLICIES, MixPolicy, "swarm.sapo.mixing")  # type: ignore[type-abstract]
+    return POLICIES.find(name)
 
 
 class MixSettings(Settings):

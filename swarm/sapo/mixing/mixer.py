@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean
+from swarm.kinds import own_code
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.config import MixSettings
 from swarm.sapo.mixing.draw import AuthorOf, Mix, mix, some
-from swarm.settings import own_code
 from swarm.types import GradedGroup
 
 MAX_REASON_CHARS = 160
