@@ -35,7 +35,7 @@ from swarm.settings import nearest
 T = TypeVar("T")
 
 FOREIGN = "foreign"
-"""The validation context for values of another peer: these name what is built in or offered, never code by its place."""
+"""Validation context for values of another peer: they may name what is built in or offered, no code by its place."""
 
 
 class Kinds(Mapping[str, T]):
@@ -53,6 +53,12 @@ class Kinds(Mapping[str, T]):
         self.group = group
         self._base = base
         self._built_in = built_in
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """By identity, as an annotation must."""
+        return self is other
 
     def __getitem__(self, name: str) -> T:
         """What is built in under this name. Raises `KeyError`."""
@@ -76,6 +82,10 @@ class Kinds(Mapping[str, T]):
         """Whether the name is one of swarm's own, be the extra installed or not."""
         return name in self._built_in
 
+    def resolved(self, name: str) -> str:
+        """The place in code of a name that is not built in, for a process in another directory. Raises `ValueError`."""
+        return resolved(name, self.group)
+
     def find(self, name: str) -> T:
         """What a name stands for. Raises `ValueError`, also when it has the wrong shape."""
         found: T
@@ -98,10 +108,11 @@ class Kinds(Mapping[str, T]):
         base: Any = _attribute(self._base)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ValueError(f"{name} must be a subclass of {self._base.replace(':', '.')}, got {found!r}")
+        unfinished: Any = found
         if isabstract(found):
             methods = (
                 f"{method}({', '.join(signature(getattr(found, method)).parameters)})"
-                for method in sorted(found.__abstractmethods__)
+                for method in sorted(unfinished.__abstractmethods__)
             )
             raise ValueError(f"{name} must define {', '.join(methods)}")
 
@@ -114,18 +125,22 @@ class Kinds(Mapping[str, T]):
         built_in: Any = Union[tuple(self.values())]  # noqa: UP007
         return handler(TypeAdapter(Annotated[built_in, Field(discriminator="kind")]).core_schema)
 
+    def parse(self, values: Mapping[str, object], context: object = None) -> Any:
+        """Settings of the kind that they name. Raises `ValueError`, its subclass `ValidationError` for their fields."""
+        kind = str(values["kind"])
+        model: Any = self.find(kind)
+        return _validator(model, kind).validate_python(values, context=context)
+
     def _validate(self, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, BaseModel) and isinstance(value, _attribute(self._base)):  # type: ignore[arg-type]
+        if isinstance(value, BaseModel) and isinstance(value, _attribute(self._base)):
             return value
         if not isinstance(value, Mapping):
             raise ValueError(f"a {self._what} must be a mapping with a `kind`")
         if (kind := value.get("kind")) is None:
             raise ValueError(f"a {self._what} needs a `kind`, one of {', '.join(self)}")
-        kind = str(kind)
-        if info.context == FOREIGN and ":" in kind:
-            raise ValueError(f"a {self._what} of another peer must not name code by its place, got {clean(kind)}")
-        model: Any = self.find(kind)
-        return _validator(model, kind).validate_python(value, context=info.context)
+        if info.context == FOREIGN and ":" in str(kind):
+            raise ValueError(f"a {self._what} of another peer must not name code by its place, got {clean(str(kind))}")
+        return self.parse(value, info.context)
 
 
 @lru_cache

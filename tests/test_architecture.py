@@ -72,7 +72,7 @@ ALLOWED = {
     | {"swarm.net.snapshot_progress"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
-    | {"swarm.judging", "swarm.environments"}
+    | {"swarm.extras.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
     "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
@@ -243,7 +243,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm; swarm.frame; swarm.NodeConfig; swarm.Task; swarm.MixPolicy",
         "import swarm.config",
         "import swarm.sapo.round",
-        "import swarm.judging.opening, swarm.judging.endpoint",
+        "import swarm.extras.judging.opening, swarm.extras.judging.endpoint",
         "import swarm.net.hivemind.transport",
         "import swarm.net.hivemind.session, swarm.net.hivemind.daemon.relay, swarm.net.hivemind.dht",
         "import swarm.net.libp2p.transport, swarm.net.backends",

@@ -16,15 +16,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from swarm.environments.config import DatasetTask, VerificationSettings
-from swarm.environments.decoding.clips import read_clip
+from swarm.environments.config import VerificationSettings
 from swarm.environments.decoding.files import Undecodable
 from swarm.environments.decoding.pictures import read_picture
-from swarm.environments.decoding.scaling import new_size, scaled
+from swarm.environments.decoding.pixels import new_size, scaled
 from swarm.environments.decoding.settings import MediaSettings
-from swarm.environments.decoding.sounds import read_sound, resampled
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
+from swarm.extras.audio_video.clips import read_clip
+from swarm.extras.audio_video.sounds import read_sound, resampled
 from swarm.types import Rejection
 from swarm.types.media import MAX_SIDE, Image
 from tests.environments.altered import alter_workers

@@ -7,7 +7,7 @@ import sys
 
 PROBE = """
 import sys
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.worker import _import_libraries
 _import_libraries((ReasoningGymTask(name="game_of_life"),))
 from reasoning_gym import create_dataset

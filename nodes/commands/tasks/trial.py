@@ -17,15 +17,15 @@ from nodes.commands.watching.samples import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
+from swarm.environments.judge import with_judge
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.foreign import clean_lines
 from swarm.groups.episodes import Played, by_generate
 from swarm.groups.playing import play as playing
-from swarm.judging.opening import with_judge
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples.records import why
@@ -97,7 +97,7 @@ def try_tasks(
 def _open_verifier(config: NodeConfig) -> TaskVerifier:
     pool = VerificationPool(config.tasks, config.verification)
     try:
-        return with_judge(with_own_tools(pool, config.tasks), config.tasks, config.judge)
+        return with_judge(with_custom_tools(pool, config.tasks), config.tasks, config.judge)
     except (ConfigError, TaskError):
         pool.close()
         raise
