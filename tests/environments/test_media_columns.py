@@ -267,7 +267,7 @@ def test_what_is_shown_is_part_of_the_options_and_nothing_else_is(tmp_path: Path
 def test_text_alone_imports_no_library_for_media(tmp_path: Path) -> None:
     path = jsonl(tmp_path, [{"question": "?", "answer": "1"}] * 3)
     code = (
-        "import sys\nfrom swarm.environments.config import DatasetTask\n"
+        "import sys\nfrom swarm.environments.sources.dataset import DatasetTask\n"
         "from swarm.environments.mixture import TaskMixture\n"
         f"rows = DatasetTask(kind='dataset', name='rows', path={str(path)!r})\n"
         "mixture = TaskMixture([rows])\n"
@@ -283,7 +283,11 @@ def test_text_alone_imports_no_library_for_media(tmp_path: Path) -> None:
 def test_a_missing_library_is_named_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pets(tmp_path / "pets")
     for setting, library in (("images", "PIL"), ("audios", "soundfile"), ("videos", "av")):
-        for name in [name for name in sys.modules if name.startswith("swarm.environments.decoding.")]:
+        for name in [
+            name
+            for name in sys.modules
+            if name.startswith(("swarm.environments.decoding.", "swarm.extras.audio_video."))
+        ]:
             if name.endswith(("pictures", "sounds", "clips", "colours")):
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, library, None)

@@ -46,19 +46,14 @@ class ClipTask(GeneratedTask):
         return self
 
     def make(self, chance: Chance) -> Made:
-        """See `GeneratedTask`."""
-        return make_clip(self, chance)
-
-
-def make_clip(task: ClipTask, chance: Chance) -> Made:
-    """A clip and a question about it."""
-    match chance.one_of(task.questions, "question"):
-        case "direction":
-            return _direction(task, chance)
-        case "which":
-            return _which(task, chance)
-        case "bounces":
-            return _bounces(task, chance)
+        """A clip and a question about it."""
+        match chance.one_of(self.questions, "question"):
+            case "direction":
+                return _direction(self, chance)
+            case "which":
+                return _which(self, chance)
+            case "bounces":
+                return _bounces(self, chance)
 
 
 def _direction(task: ClipTask, chance: Chance) -> Made:

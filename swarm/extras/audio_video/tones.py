@@ -65,19 +65,14 @@ class TonesTask(GeneratedTask):
         return int(self.rate * self.beat_s)
 
     def make(self, chance: Chance) -> Made:
-        """See `GeneratedTask`."""
-        return make_tones(self, chance)
-
-
-def make_tones(task: TonesTask, chance: Chance) -> Made:
-    """A sound and a question about it."""
-    match chance.one_of(task.questions, "question"):
-        case "highest":
-            return _highest(task, chance)
-        case "beeps":
-            return _beeps(task, chance)
-        case "rhythm":
-            return _rhythm(task, chance)
+        """A sound and a question about it."""
+        match chance.one_of(self.questions, "question"):
+            case "highest":
+                return _highest(self, chance)
+            case "beeps":
+                return _beeps(self, chance)
+            case "rhythm":
+                return _rhythm(self, chance)
 
 
 def _highest(task: TonesTask, chance: Chance) -> Made:

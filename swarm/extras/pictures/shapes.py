@@ -54,31 +54,26 @@ class ShapesTask(GeneratedTask):
         return self
 
     def make(self, chance: Chance) -> Made:
-        """See `GeneratedTask`."""
-        return make_shapes(self, chance)
-
-
-def make_shapes(task: ShapesTask, chance: Chance) -> Made:
-    """A picture and a question about it."""
-    asked = chance.one_of(task.questions, "question")
-    everything: list[Drawn] = list(product(task.shapes, task.colours))
-    if asked == "compare":
-        return _compared(task, chance, everything)
-    shape, colour = chance.one_of(task.shapes, "shape"), chance.one_of(task.colours, "colour")
-    match asked:
-        case "count":
-            wanted, what = everything, "shapes"
-        case "shape":
-            wanted, what = [each for each in everything if each[0] == shape], f"{shape}s"
-        case "colour":
-            wanted, what = [each for each in everything if each[1] == colour], f"{colour} shapes"
-        case "both":
-            wanted, what = [(shape, colour)], f"{colour} {shape}s"
-    others = [each for each in everything if each not in wanted]
-    count = chance.number(0, task.max_shapes, "count")
-    num_others = chance.number(0, task.max_shapes - count, "others") if others else 0
-    shown = [*_some(chance, wanted, count, "wanted"), *_some(chance, others, num_others, "other")]
-    return Made((_picture(task, chance, shown),), f"How many {what}?", str(count))
+        """A picture and a question about it."""
+        asked = chance.one_of(self.questions, "question")
+        everything: list[Drawn] = list(product(self.shapes, self.colours))
+        if asked == "compare":
+            return _compared(self, chance, everything)
+        shape, colour = chance.one_of(self.shapes, "shape"), chance.one_of(self.colours, "colour")
+        match asked:
+            case "count":
+                wanted, what = everything, "shapes"
+            case "shape":
+                wanted, what = [each for each in everything if each[0] == shape], f"{shape}s"
+            case "colour":
+                wanted, what = [each for each in everything if each[1] == colour], f"{colour} shapes"
+            case "both":
+                wanted, what = [(shape, colour)], f"{colour} {shape}s"
+        others = [each for each in everything if each not in wanted]
+        count = chance.number(0, self.max_shapes, "count")
+        num_others = chance.number(0, self.max_shapes - count, "others") if others else 0
+        shown = [*_some(chance, wanted, count, "wanted"), *_some(chance, others, num_others, "other")]
+        return Made((_picture(self, chance, shown),), f"How many {what}?", str(count))
 
 
 def _compared(task: ShapesTask, chance: Chance, everything: Sequence[Drawn]) -> Made:
