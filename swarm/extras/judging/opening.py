@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.judging.config import JudgeSettings
-from swarm.judging.service import JudgeService
-from swarm.judging.verifier import JudgingVerifier
-
 from swarm.environments.config import TaskConfig, judge_of
 from swarm.errors import ConfigError
 from swarm.foreign import clean
+from swarm.judging.config import JudgeSettings
+from swarm.judging.service import JudgeService
+from swarm.judging.verifier import JudgingVerifier
 from swarm.protocols import TaskVerifier, Verifier
 
 MAX_SHOWN_CHARS = 100

@@ -25,7 +25,6 @@ from swarm.types import End, Observation, Text
 if find_spec("verifiers") is None:
     raise TaskError(f"verifiers is not installed: {how_to_install('verifiers')}")
 
-from swarm.extras.verifiers.seat import Seat
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.env import Env
 from verifiers.v1.episode import EnvInfo, Episode
@@ -35,6 +34,8 @@ from verifiers.v1.taskset import Taskset
 from verifiers.v1.trace import Trace, TraceTask
 from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config, taskset_class
+
+from swarm.extras.verifiers.seat import Seat
 
 _SEEDS = 2**32
 _TALK_ONLY = frozenset({"bash", "null"})
