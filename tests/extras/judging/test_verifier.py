@@ -133,7 +133,7 @@ def test_evaluations_ask_no_judge() -> None:
     with verifier(fives) as (made, (process, *_)):
         (grade,) = unjudged(made).grade([(question(made).ref, ["x"])])
         assert isinstance(grade, Grade) and grade.parts.keys() == {"answer"} and process.asked == []
-        assert unjudged(made.inner) is made.inner
+        assert unjudged(made.without_judge) is made.without_judge
 
 
 def test_a_node_says_which_judge_it_lacks_and_which_differs() -> None:

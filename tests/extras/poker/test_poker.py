@@ -18,7 +18,7 @@ from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
 from swarm.extras.poker.heads_up import HeadsUp, Menu, Move, net_chips, reward
-from swarm.extras.poker.holdem import PLAYERS, Holdem, chen_points, strength
+from swarm.extras.poker.holdem import PLAYERS, Holdem, chen_points, looks
 from swarm.extras.poker.kuhn import STACK, Kuhn
 from swarm.extras.poker.tasks import SITUATIONS, STRATEGIES, HoldemTask, KuhnTask
 from swarm.types import End, Grade, observation_text
@@ -216,7 +216,7 @@ def test_a_raise_that_covers_the_opponent_leaves_only_a_call() -> None:
 
 def test_who_has_no_decision_is_dealt_another_hand() -> None:
     game = Holdem(["tight"], CHIPS)
-    dealt_again = [game.chance.deal for index in range(30) if game.reset(9, index)]
+    dealt_again = [game.chance.key[-1] for index in range(30) if game.reset(9, index)]
     assert max(dealt_again) > 0 and min(dealt_again) == 0
 
 
@@ -256,7 +256,7 @@ def test_rewards_are_chips_in_the_unit_interval() -> None:
     ],
 )  # fmt: skip
 def test_strength_is_a_rule_of_thumb(hole: str, board: str, expected: int) -> None:
-    assert strength(list(Card.parse(hole)), list(Card.parse(board))) == expected
+    assert looks(list(Card.parse(hole)), list(Card.parse(board))) == expected
 
 
 def test_chens_points_are_as_published() -> None:

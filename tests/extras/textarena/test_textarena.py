@@ -13,14 +13,14 @@ from pydantic import JsonValue, ValidationError
 if find_spec("textarena") is None:
     pytest.skip("TextArena is not installed: make install-textarena", allow_module_level=True)
 
-from swarm.environments.config import VerificationSettings
+from swarm.environments.config import Context, VerificationSettings
 from swarm.environments.episodes.replay import Replay
 from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
-from swarm.extras.textarena.games import TextArenaGame, textarena_games
+from swarm.extras.textarena.games import TextArenaGame
 from swarm.extras.textarena.task import TextArenaTask
 from swarm.types import End, EpisodeRef, Grade, Rejection, observation_text
 
@@ -105,7 +105,7 @@ def test_a_confined_worker_replays_what_was_played_here() -> None:
 
 def test_members_need_the_same_version() -> None:
     def source(library: str) -> EnvironmentSource:
-        return EnvironmentSource(HANOI, textarena_games(HANOI), Counter(), library)
+        return EnvironmentSource(HANOI, HANOI.environments(Context()), Counter(), library)
 
     ref = source("textarena==0.7.4").question(0, 0).ref
     mixture = TaskMixture([HANOI], make=lambda config, counts: source("textarena==0.7.5"))
