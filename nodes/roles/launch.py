@@ -44,10 +44,10 @@ from nodes.roles.versions import versions
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
-from swarm.environments.modalities import modalities
+from swarm.environments.judge import lacking_judge, other_judges, with_judge
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.specs import left_out
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import (
     ConfigError,
@@ -60,7 +60,6 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.foreign import clean, clean_lines, is_name
-from swarm.judging.opening import lacking_judge, other_judges, with_judge
 from swarm.net.backends import open_transport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
@@ -307,7 +306,7 @@ def _judgeable(config: NodeConfig, tasks_of_the_run: bool, console: Console) -> 
 
 def _unreadable(config: NodeConfig) -> dict[str, str]:
     """By name: which tasks this node's policy cannot read. Raises `PolicyError`."""
-    needed = {task.name: needs for task in config.tasks if (needs := modalities(task))}
+    needed = {task.name: needs for task in config.tasks if (needs := task.media)}
     if not needed:
         return {}
     readable = modalities_of(config.policy)
@@ -350,7 +349,7 @@ def _open(
     stack.callback(pool.close)
     for name, reason in pool.wait_until_ready().items():
         warn(f"omitting the run's task {name}: {reason}", console)
-    graders = with_own_tools(pool, config.tasks)
+    graders = with_custom_tools(pool, config.tasks)
     stack.callback(graders.close)
     verifier = with_judge(graders, config.tasks, config.judge)
     stack.callback(verifier.close)

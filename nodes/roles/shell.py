@@ -14,9 +14,9 @@ from nodes.roles.run import check_group_size
 from nodes.roles.suites import NodeSuites
 from nodes.roles.versions import versions
 from swarm.config import NodeConfig
+from swarm.environments.judge import unjudged
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
-from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
