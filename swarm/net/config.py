@@ -1,8 +1,4 @@
-"""Settings for the distribution of a learner's snapshots.
-
-----
-
-Settings of the network."""
+"""Settings of the network and of its snapshots."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""The one place that catches errors which peers provoke: counts them, blames the sender, and continues.
-
-----
-
-Cumulative counters, written from the network thread and the round's thread.
-
-----
-
-Misbehaviour of peers that the network observed."""
+"""Errors and misbehaviour of peers: counters, complaints, and the guard that catches what peers provoke."""
 
 from __future__ import annotations
 

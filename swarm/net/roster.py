@@ -1,8 +1,8 @@
-"""The peers in the run and how useful they were to this node: `OUT/peers.json`, written by a running node.
+"""Files that a running node writes about its network for people: `OUT/peers.json` and `OUT/snapshot.json`.
 
-----
-
-How far a node's newest snapshot is, for people: `OUT/snapshot.json`, written while the node runs."""
+The roster lists the peers in the run and how useful they were to this node; the other file says how far its newest
+snapshot is.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""Who has the slots for links, and who makes room when none is free. Pure.
+"""Serves direct links: a socket that listens from the first ticket on, and a thread for each link.
 
-a connection ──▶ a slot, as a stranger ──secret──▶ a slot, as a peer ──▶ answered
+a connection ──▶ a slot, without a name ──secret──▶ a slot, as a peer ──▶ answered
                       │ ends when others need it         │ ends when the same peer opens another
-
-----
-
-Serves direct links: a socket that listens from the first ticket on, and a thread for each link.
 """
 
 from __future__ import annotations

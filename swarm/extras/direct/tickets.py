@@ -1,8 +1,6 @@
-"""The certificate of a node's direct links: made anew by each process, and known by its digest.
+"""Tickets for direct links: where to connect, which certificate to expect, and a secret.
 
-----
-
-Tickets: what a peer needs to open one direct link.
+Each process generates a certificate, which peers know by its digest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`AsyncRuntime` in trio; see `net/runtime.py`.
-
-----
-
-A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
+"""A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.

@@ -1,15 +1,8 @@
-"""Dialling: multiaddrs, a cheap TCP probe before the daemon dials, and back-off.
-
-----
-
-Filter and rate limit for addresses that strangers report.
+"""Multiaddrs: parsing, validation, a TCP probe, back-off, and a filter for those that untrusted peers report.
 
 A record costs its author nothing and may name any machine, so a node must not become a tool for attacking others. In a
-private run, on this machine or local network, all reported addresses are used. Pure but for the clock.
-
-----
-
-Whether an address that a person has written is one at which a node can listen, or be reached."""
+private run, on this machine or local network, all reported addresses are used. Pure but for the clock and `probe`.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""The daemon's control protocol: a request and its answer, in protobuf, on a connection to its control socket.
+"""The daemon's sockets: its control protocol, in protobuf, and the streams that peers open.
 
-----
-
-The streams that peers open: which are served, and their answers.
-
-----
-
-Two messages of libp2p's circuit relay protocol: a reservation request, and the relay's answer with its limits."""
+The control protocol is a request and its answer on a connection to the control socket. A relay reservation takes two
+messages of libp2p's circuit relay protocol: a request, and the relay's answer with its limits.
+"""
 
 from __future__ import annotations
 

@@ -1,20 +1,9 @@
-"""The daemon's process, and what a node does with it.
+"""The daemon's process, the node's client of it, and daemons that relay.
 
 The daemon runs in its own session, so Ctrl-C in a terminal reaches only the node, which then stops the daemon. The
 daemon watches the connection made by `P2P.replicate` and exits when it closes, so a node killed with -9 leaves none
-behind.
-
-----
-
-A child process on an asyncio loop that any thread may have started; asyncio's own are started by the loop's.
-
-----
-
-Starting a relay daemon and checking that it applies the configured limits.
-
-----
-
-Folders for the sockets between a node and its daemon, among the temporary files."""
+behind. The sockets between the two are in a folder among the temporary files.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""hivemind's DHT protocol with limits; all uses of its private interfaces for the directory.
-
-Requests are limited in size and charged to their sender before protobuf decodes them. The number of items in requests
-and answers is checked before they are processed. hivemind's own handlers do neither: one request could name a key
-twenty thousand times, or nest extensions until the decoder's stack overflows.
-
-Importing this imports hivemind's DHT.
-
-----
-
-The run's peer directory: one signed, short-lived record per peer in hivemind's DHT.
+"""The run's peer directory in hivemind's DHT: one signed, short-lived record per peer.
 
 It is split into parts with separate keys, and so on separate nodes, because a node that stores a record receives all
-records under its key. Importing this imports hivemind's DHT; nodes run it in a separate process, see `directory`."""
+records under its key. Nodes run it in a separate process, see `directory`.
+
+hivemind's protocol gets limits here. Requests are limited in size and charged to their sender before protobuf decodes
+them. The number of items in requests and answers is checked before they are processed. hivemind's own handlers do
+neither: one request could name a key twenty thousand times, or nest extensions until the decoder's stack overflows.
+
+Importing this imports hivemind's DHT. All uses of its private interfaces are here.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """Dialling: which peers a session dials, at which addresses and when, and how it reports progress.
 
-----
-
-Crowded bootstraps: when to leave a bootstrap alone that has hung up.
-
-A daemon with more than 512 connections closes all but 256 of those that are older than two minutes. Whoever dials again
-at once is safe for two minutes, so if all do, a bootstrap of thousands is connected with all of them and shakes hands
-all the time. A node that does without it leaves its place to newcomers."""
+Bootstraps that hung up are left alone for a while. A daemon with more than 512 connections closes all but 256 of those
+that are older than two minutes. A node that dials again at once is safe for two minutes, so if all do, a bootstrap of
+thousands is connected with all of them and shakes hands all the time. A node that does without it leaves its
+connection to newcomers.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Other peers: those connected, known, remembered from earlier, and banned.
+"""What a node knows of its swarm: the run that it is in, and other peers.
 
-----
-
-The run that a node is in: the founder's sealed manifest and values derived from it."""
+The run is the founder's sealed manifest. Peers are connected, known, remembered from earlier, or banned.
+"""
 
 from __future__ import annotations
 

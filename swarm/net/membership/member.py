@@ -1,4 +1,4 @@
-"""A node as a member of its run: the state that survives sessions, for both network libraries.
+"""A node as a member of its run: the state that survives sessions, for all network libraries.
 
 Each part depends only on those above it:
 
@@ -6,22 +6,11 @@ run         which run this is               manifest
 peers       the other nodes                 connected, known, remembered, banned
 own         this node's own entry           addresses, profile, signed record
 records     incoming and outgoing records   inbox, outbox, record store, announced large records, budgets
-greetings   who takes part in the run       what peers said of themselves
+greetings   who takes part in the run       hellos of peers
 answering   peers' requests                 handlers by protocol
 
 Written on the network thread, readable on any.
-
-----
-
-This node's own entry: its addresses and what it does.
-
-----
-
-Who of the connected peers takes part in the run: each connection is greeted once, by an end that knows the run.
-
-----
-
-Handlers for peers' requests, and which peers they serve."""
+"""
 
 from __future__ import annotations
 

@@ -8,11 +8,9 @@ receive_repaired   others' stores      -> store, inbox    (records that gossip m
 receive_fetched    finished downloads  -> store, inbox    (announced large records, records on offer)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
-is charged. A refused record is not handed on, unless a node of a later version may understand it.
-
-----
-
-Protocol versions of other peers: a split swarm must be reported."""
+is charged. A refused record is not forwarded, unless a node of a later version may understand it. `Versions` reports a
+swarm that is split into incompatible protocol versions.
+"""
 
 from __future__ import annotations
 

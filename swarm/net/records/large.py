@@ -1,16 +1,14 @@
-"""Referrals: an author that has sent a record often enough names earlier askers, instead of sending it again.
+"""Records fetched by id: large ones, which are announced with a digest per chunk, and chosen ones on offer.
+
+Any holder can give them. An author that has sent a record often enough refers to earlier askers instead:
 
     asker    id, its own signed record ─▶ author    the record, or the signed records of a few earlier askers
     asker    id ─▶ one of these after another       the record, checked by its digest
              id ─▶ author                           the record, if none of them gave it
 
-What an author sends thus does not grow with the number of those who want it, and each of them sends about one record
-on. A referral is a hint. Who is named has signed that it is a member, is asked once, and cannot refer any further.
-
-----
-
-Records fetched by id from any peer that holds them: those too large for gossip, which are announced with a digest
-per chunk, and those on offer, which this node chose."""
+The traffic of an author thus does not grow with the number of askers, and each of them sends about one record on. A
+referral is a hint: a named member has signed that it is one, is asked once, and cannot refer any further.
+"""
 
 from __future__ import annotations
 

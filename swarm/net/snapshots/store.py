@@ -1,4 +1,4 @@
-"""Snapshots on disk, complete or in progress.
+"""Snapshots on disk, complete or in progress, and their chunks and deltas.
 
     FOLDER/VERSION/manifest    as the learner signed it
     FOLDER/VERSION/whole       verified chunks from the first one on
@@ -10,16 +10,10 @@ download was overtaken catches up.
 Chunks arrive in order, so a file's length gives its progress. After any restart every chunk is verified again; those
 from the first bad one on are fetched again.
 
-----
-
-A snapshot as its learner signs it: split into chunks, whole and as a delta from the previous one.
-
-----
-
-Lossless delta between two snapshots.
-
-A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two snapshots
-is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal significance."""
+Deltas are lossless. A step of reinforcement learning changes most weights by less than their precision, so the
+exclusive or of two snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into
+planes of equal significance.
+"""
 
 from __future__ import annotations
 

@@ -1,22 +1,15 @@
-"""How often a member may offer a group, so that what all members hear together stays the same however many they are.
+"""Which groups a node shares, and how: broadcast, or offered. All members share one rate of offers.
 
-    members  =  offers heard per second / rate at which a typical author offers, by its own word
+    members  =  offers heard per second / self-reported rate of a typical author
     rate     =  offers per second that links carry / members
 
-Each author has one word, and counts for a few members at most, however much it sends. What newcomers say and send
-counts as far as their groups were usable here: strangers that give nothing take nothing of members' rate. Who lacks
+    groups of a round ──▶ sampled at the common rate ──▶ cheaper to offer? ──▶ offers, for members that want the group
+                                                               └──▶ the group, to everybody
+
+Each author has one self-reported rate, and counts for a few members at most, however much it sends. Newcomers count in
+proportion to the usable part of their groups, so that idle identities take no share of members' rate. A node that lacks
 groups (`Appetite`) offers more: a rate that lies or floods have lowered rises again where groups are wanted.
-
-----
-
-How much of what others share a node uses: what it knows of how much of its own groups others will use.
-
-----
-
-Which of its groups a node shares, and how: sent to everybody, or offered.
-
-groups of a round ──▶ chance, at the common rate ──▶ cheaper to offer? ──▶ offers, for those who want the group
-                                                           └──▶ the group, to everybody"""
+"""
 
 from __future__ import annotations
 
