@@ -88,9 +88,9 @@ class Counters:
 
 
 MAX_PEERS = 1_024
-"""With complaints that nobody has taken yet."""
+"""Peers with complaints that have not been taken yet."""
 MAX_OF_ONE = 256
-"""Complaints about one peer, by then: far more than it takes to quarantine it."""
+"""Complaints about one peer that have not been taken yet: far more than it takes to quarantine it."""
 
 
 class Complaints:
@@ -101,7 +101,7 @@ class Complaints:
         self._counters = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, list[Reason]] = {}
-        """By peer."""
+        """Complaints by peer."""
 
     def add(self, peer_id: str, reason: Reason) -> None:
         """Record a complaint about a peer. Of too many peers, those with the fewest are forgotten."""

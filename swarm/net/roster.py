@@ -21,7 +21,7 @@ from swarm.types import MemberSummary, PeerRecord
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
 MAX_ROW_CHARS = 1_024
-"""Of the names of a peer's tasks: the peers name them, and all rows together must stay below the limit."""
+"""Length of the names of a peer's tasks: peers choose them, and all rows together must stay below the limit."""
 
 
 class PeerRow(Struct, frozen=True):

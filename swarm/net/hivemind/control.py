@@ -68,7 +68,7 @@ class Control:
             try:
                 return await _exchange(*self._looker, request)
             except BaseException:
-                # An answer that nobody waited for would be taken for the next one.
+                # An answer that no caller waited for would be taken for the next one.
                 self._looker[1].close()
                 self._looker = None
                 raise
@@ -176,7 +176,7 @@ class IncomingStreams:
     def __init__(self) -> None:
         """Serves nothing before `start`."""
         self.handlers: dict[str, StreamHandler] = {}
-        """By protocol."""
+        """Handlers by protocol."""
         self.admission = StreamAdmission()
         """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True

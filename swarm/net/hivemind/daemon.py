@@ -150,7 +150,7 @@ class Daemon:
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            # Neither -pubsub nor -dht...: they dial whom strangers name, and keep what strangers say.
+            # Neither -pubsub nor -dht...: they dial and keep whatever untrusted peers send.
             *("-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         environment = {
@@ -493,9 +493,9 @@ async def start_relay(
 
 
 async def _limits_of(daemon: Daemon, addresses: Sequence[str]) -> CircuitLimits:
-    """The limits that this relay reports to a stranger. Raises `PeerUnreachable`.
+    """The limits that this relay reports to an unknown peer. Raises `PeerUnreachable`.
 
-    A new stranger each time: a node that lost a connection to a peer waits before it dials that peer again.
+    The peer is new each time: a node that lost a connection to a peer waits before it dials that peer again.
     """
     asker = await Daemon.start(listen=())
     try:

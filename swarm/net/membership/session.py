@@ -27,7 +27,7 @@ from swarm.net.runtime import AsyncRuntime, Signal
 from swarm.net.services.requests import MANIFEST_PROTOCOL
 
 RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
-"""Of own records, so that a burst does not displace what followers have not read."""
+"""Rates of own records, so that a burst does not displace what followers have not read."""
 
 
 class Network(Protocol):

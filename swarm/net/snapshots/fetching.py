@@ -145,7 +145,7 @@ class Sources:
         self._overdue: set[str] = set()
         """Peers that sent a part of a chunk, and did not send the rest in time."""
         self._poor_turns: Counter[str] = Counter()
-        """By source: failures in a row, each after too few chunks."""
+        """Failures in a row, each after too few chunks, by source."""
         self._num_from: Counter[str] = Counter()
         """Chunks received, by source."""
 
@@ -248,9 +248,9 @@ class Sources:
     def _candidates(self) -> list[str]:
         transport = self._downloads.transport
         others = {*transport.status().connected, *(peer.peer_id for peer in transport.peers())}
-        strangers = sorted(others - {*self._slot.sources, transport.peer_id})
-        random.shuffle(strangers)
-        return list(dict.fromkeys([*filter(None, [self.current]), *self._slot.sources, *strangers]))
+        unplanned = sorted(others - {*self._slot.sources, transport.peer_id})
+        random.shuffle(unplanned)
+        return list(dict.fromkeys([*filter(None, [self.current]), *self._slot.sources, *unplanned]))
 
     def _ask(self, peer_id: str) -> StatusReply | None:
         try:

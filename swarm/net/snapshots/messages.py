@@ -106,7 +106,7 @@ class Manifests:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._known: dict[int, Signed] = {}
-        """By version, oldest first."""
+        """Manifests by version, oldest first."""
         self._newest: int | None = None
 
     @property
@@ -146,7 +146,7 @@ class Manifests:
             self._known = {each: self._known[each] for each in self._known if each >= version}
 
     def known(self) -> dict[int, Signed]:
-        """By version, oldest first."""
+        """Manifests by version, oldest first."""
         with self._lock:
             return dict(self._known)
 

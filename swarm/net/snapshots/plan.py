@@ -42,7 +42,7 @@ MAX_BYTES_PER_S = 1e15
 
 PeerId = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
-"""Link rates that a stranger may claim. The minimum is that of the settings: a lower one would slow down everybody."""
+"""Link rates that a peer may claim. The minimum is that of the settings: a lower one would slow down everybody."""
 
 
 class LinkLimits(Struct, frozen=True, array_like=True):
@@ -83,8 +83,8 @@ class RelayPlan:
         """Assign slots to all workers; `fan_out` is the number of children for nodes with unknown links.
 
         Claimed links are unverified. Workers that were `tried` come first and determine the rate if there are any.
-        Those that may have fed nobody, `suspected`, come after others with as many children; `idle` ones come last and
-        feed nobody. `apart`: (worker, source) pairs that are not to be.
+        Those that may have fed no one, `suspected`, come after others with as many children; `idle` ones come last and
+        feed no one. `apart`: (worker, source) pairs to avoid.
         """
         self._fan_out = fan_out
         self._idle = idle
@@ -137,7 +137,7 @@ class RelayPlan:
 def stream_rate(learner: LinkLimits, workers: Sequence[LinkLimits], fan_out: int) -> float | None:
     """Largest rate in bytes/s at which all can receive at the same time, within the limits; None without limits."""
     downlinks = sorted(math.inf if limits.down is None else limits.down for limits in workers)
-    # Up to half of the workers may be slower than the rest; they come last and feed nobody.
+    # Up to half of the workers may be slower than the rest; they come last and feed no one.
     most = min(learner.up or math.inf, downlinks[len(downlinks) // 2] if downlinks else math.inf)
     uplinks = [limits.up for limits in (learner, *workers)]
     shares = {up / k for up in set(uplinks) if up is not None for k in range(1, MAX_CHILDREN + 1)}
@@ -168,7 +168,7 @@ NUM_REPORTERS = 2
 REPORT_S = 600.0
 """For this time a report counts, and who made it gets another source."""
 MAX_REPORTS = 3
-"""A worker with this many reports is not believed, and feeds nobody, until they no longer count."""
+"""A worker with this many reports is not believed, and feeds no one, until they no longer count."""
 MAX_KEPT = 4_096
 """Reports in all: identities are free."""
 

@@ -64,7 +64,7 @@ class Publisher:
     def start(self) -> None:
         """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
         # What others announce says nothing new about one's own snapshots, and may be a manifest of an earlier life of
-        # this key that nobody here remembers: its higher number would end the run.
+        # this key that is unknown here: its higher number would end the run.
         self._serving.start(self._slot_for, lambda peer, announcement: None)
         self._thread.start()
 
@@ -105,7 +105,7 @@ class Publisher:
         return self._serving.progress()
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: snapshots published, chunks given, workers that fed nobody."""
+        """Cumulative counts: snapshots published, chunks given, workers that fed no one."""
         return self._serving.counters.snapshot()
 
     # -- on the network thread
@@ -119,7 +119,7 @@ class Publisher:
             return slot
 
     def _follow_plan(self) -> None:
-        # Workers in the plan come before strangers.
+        # Workers in the plan come before other peers.
         self._serving.uploads.follow(self._placement.root, self._placement.plan.slots.keys())
 
     # -- on the thread of snapshots
@@ -177,7 +177,7 @@ class _Announcer:
         self._on_unheard = on_unheard
         self._pool = ThreadPoolExecutor(NUM_ANNOUNCERS, "swarm-snapshots-announce")
         self._announced: dict[str, Future[None]] = {}
-        """By worker."""
+        """Announcements under way, by worker."""
         self._lock = threading.Lock()
         """Guards `_unheard`."""
         self._unheard = Backoff(UNHEARD_S, MAX_UNHEARD_S)
@@ -213,7 +213,7 @@ class _Announcer:
                 self._unheard.failed(worker, time.monotonic())
             self._on_unheard(worker)
         except Exception:
-            # Nobody takes this result, so that an error of this node itself would not be seen.
+            # No one reads this result, so that an error of this node itself would not be seen.
             logger.exception("announcing a snapshot to %s failed", worker)
         else:
             with self._lock:

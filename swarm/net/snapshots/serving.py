@@ -183,7 +183,7 @@ class Serving:
         return self.uploads.send_chunks(remote, request)
 
     def _send_chunks_directly(self, remote: str, request: bytes) -> Iterator[bytes | None]:
-        """As over the network, which closes the connections of peers that are banned, but not these."""
+        """Like `_send_chunks`, but ends for a banned peer: the network closes its own connections only."""
         for chunk in self._send_chunks(remote, request):
             if self._transport.is_banned(remote):
                 raise LookupError("this node has banned you")
@@ -287,7 +287,7 @@ class Uploads:
         return part
 
     def _admit(self, remote: str) -> _Upload:
-        """A slot for a peer. Raises `LookupError` if none is free and nobody can be displaced."""
+        """A slot for a peer. Raises `LookupError` if none is free and no peer can be displaced."""
         with self._lock:
             if remote not in self._fed and self.num_free <= -SPARE:
                 now, rank = self._clock(), self._rank(remote)
@@ -356,7 +356,7 @@ def _is_coming(stored: Stored, name: PartName) -> bool:
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 8
-"""Consecutive failures of any kind after which the thread fails permanently and the node must be told."""
+"""Consecutive failures of any kind after which the thread fails permanently, and so does the node."""
 RETRY_S = 0.5
 
 
@@ -403,7 +403,7 @@ class SnapshotThread:
                 self._wake.clear()
                 self._wake.wait(self._work_or_rest())
         except Exception as error:
-            # Last resort: the node must be told, and stop.
+            # Last resort: the node reads the failure and stops.
             logger.exception("the snapshot thread failed")
             self.failure = f"the snapshot thread failed: {error!r}"
 

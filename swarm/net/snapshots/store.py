@@ -59,7 +59,7 @@ class Part:
         finalize(self, os.close, self._file)
         self._hash = blake3()
         self._digest: bytes | None = None
-        """Of the whole content where it was given; otherwise `_hash` has it."""
+        """Digest of the whole content where it was given; otherwise `_hash` has it."""
 
     @property
     def complete(self) -> bool:
@@ -255,7 +255,7 @@ class SnapshotStore:
         return bool(dropped)
 
     def collect(self) -> None:
-        """Of the versions below the newest complete one keep the newest complete ones, and the deltas of the latest.
+        """Below the newest complete version, keep the newest complete ones and the latest deltas.
 
         Raises `OSError`.
         """
@@ -267,7 +267,7 @@ class SnapshotStore:
         self._keep_only(self._complete()[-1:], [])
 
     def _keep_only(self, kept: Sequence[Stored], deltas: Collection[Stored]) -> None:
-        """Of the versions below the last of `kept`, keep these, and of `deltas` no more than the delta."""
+        """Below the last of `kept`, keep these versions, and no more than the delta of `deltas`."""
         for stored in self._all():
             if not kept or stored.manifest.version >= kept[-1].manifest.version or stored in kept:
                 continue
