@@ -118,8 +118,8 @@ class NetworkSettings(Settings):
     daemon uses one."""
     daemon_bytes: int = Field(2**30, ge=2**27)
     """Memory at which the network daemon is restarted: untrusted peers can open any number of streams on it. From half
-    of it on, the daemon collects garbage harder. With `libp2p`: what all connections may hold unread; beyond it, the one
-    that holds most is closed."""
+    of it on, the daemon collects garbage harder. With `libp2p`: unread bytes of all connections; beyond it, the
+    one with most is closed."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; it doubles up to a minute."""
 
