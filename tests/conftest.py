@@ -6,7 +6,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from swarm import torchao
 from swarm.machine import num_cores
+
+torchao.hide()  # as the command does
 
 MAX_ID_CHARS = 80
 

@@ -13,6 +13,7 @@ from nodes.cli import measuring, reference, running, watching
 from nodes.cli.arguments import rewrite
 from nodes.cli.unknown import Command, check_known
 from nodes.console import literal_console, open_streams
+from swarm import torchao
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
@@ -54,6 +55,7 @@ def swarm(
 
 def main() -> None:
     """Entry point: turns typed errors into one message and an exit code."""
+    torchao.hide()  # before transformers is imported, which would import it
     open_streams()
     spare_loopback()
     if logging.lastResort is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from swarm import torchao
 from swarm.errors import SwarmError
 from swarm.judging.config import JudgeSettings
 from swarm.judging.messages import MAX_ERROR_CHARS, Broken, Query, Ready, Told, decode_queries, decode_setup, encode
@@ -50,6 +51,7 @@ def serve(connection: Connection) -> None:
 
 def main() -> None:
     """Serve the node at the other end of the descriptor in the argument."""
+    torchao.hide()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(Connection(int(sys.argv[1])))
