@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
-from nodes.roles.coordinator import RankCoordinator
+from nodes.roles.ranks import PeerRanks
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.groups.playing.flow import BATCHES_A_CALL
@@ -225,7 +225,7 @@ class Training:
             }
         )
         self._load, self._sampling = load, config.generation.sampling()
-        self._coordinator = RankCoordinator(config, None, Ranks(), lambda: False)
+        self._coordinator = PeerRanks(config, None, Ranks(), lambda: False)
         self._verifier = HalfRight(grading_s)
         self._node = SapoNode(
             peer_id="",
