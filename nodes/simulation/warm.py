@@ -9,7 +9,7 @@ from importlib import import_module
 from swarm import torchao
 
 torchao.hide()
-for role in ("bootstrap", "join", "learner", "worker"):
+for role in ("bootstrap", "learner", "peer", "worker"):
     import_module(f"nodes.roles.{role}")
 # A child's collector would write to what it shares with its siblings: time, and memory for a copy.
 gc.collect()

@@ -442,11 +442,8 @@ def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp
         for name, weights in load_policy(node._config.policy, good / "model").weights.items():
             torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
         assert node._updater.version == version + 1, "versions only rise"
-        until(
-            lambda: (worker.assignment.follower.snapshots.version or 0) > version,
-            "a worker has the new one",
-            PATIENCE_S,
-        )
+        snapshots = worker.assignment.follower.snapshots
+        until(lambda: (snapshots.version or 0) > version, "a worker has the new one", PATIENCE_S)
         node.step()
         node.end("interrupted")
         run.finished = False

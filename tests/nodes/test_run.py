@@ -64,9 +64,8 @@ def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path)
     with pytest.raises(ConfigError, match="at most 4 in run .*, got 8: members refuse larger groups"):
         RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, transport, verifier)
     alone = MemoryTransport(MemoryHub(), identity.peer_id)
-    assert (
-        RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier).max_group_size() == 8
-    )
+    runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier)
+    assert runtime.max_group_size() == 8
 
 
 def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tmp_path: Path) -> None:
