@@ -229,8 +229,7 @@ def test_a_paused_learner_stops_waiting_and_its_workers_sample_no_more(tmp_path:
 
 def _num_sampled(worker: WorkerNode) -> int:
     """Before the worker follows its learner there are none."""
-    follower = getattr(worker, "_follower", None)
-    return follower.groups.num_completions if follower is not None else 0
+    return worker.assignment.follower.groups.num_completions if worker._assignment is not None else 0
 
 
 def _work_on(node: LearnerNode, stop: threading.Event) -> None:
