@@ -391,7 +391,7 @@ def test_a_learner_that_died_comes_back_with_higher_versions_and_its_workers_go_
             before = node._updater.version
         # It just goes: the newest checkpoint is of step 2, and what came since is lost.
         with run.learner(rounds=6) as again:
-            assert again._resumed_from == 2
+            assert again._checkpoints.resumed_from == 2
             assert again._learner.buffer.num_unused() >= 0
             again.begin()
             while not again.done:
