@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,8 @@ PURE = {
     "swarm.protocols",
     "swarm.settings",
     "swarm.telemetry.intervals",
+    "swarm.fair_store",
+    "swarm.lru",
     "swarm.stopwatch",
     "swarm.inherited",
     "swarm.kernel",
@@ -31,12 +32,7 @@ PURE = {
     "swarm.torchao",
 }
 LEDGER = {"swarm.telemetry.ledger"}
-NET = (
-    PURE
-    | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
-    | {"swarm.net.snapshot_progress"}
-)
-DIRECT = {"swarm.net.direct"}
+NET = PURE | {f"swarm.net.{name}" for name in ("bandwidth", "config", "guard", "roster", "runtime")}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
@@ -49,6 +45,8 @@ ALLOWED = {
     "swarm/errors.py": {"swarm.foreign", "swarm.reasons"},
     "swarm/figures.py": set(),
     "swarm/settings.py": {"swarm.errors", "swarm.files"},
+    "swarm/fair_store.py": set(),
+    "swarm/lru.py": set(),
     "swarm/stopwatch.py": set(),
     "swarm/inherited.py": set(),
     "swarm/machine.py": set(),
@@ -67,27 +65,22 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/schedule": PURE | {"swarm.schedule"},
-    "swarm/page": PURE
-    | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"}
-    | {"swarm.net.snapshot_progress"},
+    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
-    "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
-    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
-    "swarm/sapo/pool.py": PURE | {"swarm.groups.signal"},
-    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
+    "swarm/groups": PURE | {"swarm.groups"},
+    "swarm/received": PURE | {"swarm.received", "swarm.groups"} | LEDGER,
+    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
+    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups", "swarm.received"} | LEDGER,
     "swarm/central/capacity.py": PURE,
-    "swarm/central": PURE
-    | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool", "swarm.sapo.appraisal"}
-    | {"swarm.sapo.watch"}
-    | LEDGER,
+    "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.received", "swarm.sapo.watch"} | LEDGER,
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny", "swarm.environments.generated"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
     | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
-    | {"swarm.sapo.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
+    | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/preflight": PURE
     | {
@@ -123,12 +116,12 @@ ALLOWED = {
     "swarm/net/records": PURE | RECORDS,
     "swarm/net/addresses": NET | RECORDS | ADDRESSES,
     "swarm/net/trust": NET | RECORDS | ADDRESSES | TRUST,
-    "swarm/net/direct": NET | RECORDS | ADDRESSES | DIRECT,
-    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | DIRECT | SNAPSHOTS,
+    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
     "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
-    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind", "swarm.net.socket_folders"},
-    "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
+    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
+    "swarm/extras/libp2p": BACKEND | {"swarm.extras.libp2p"},
+    "swarm/extras/direct": NET | RECORDS | ADDRESSES | {"swarm.extras.direct"},
     "nodes/commands": {"swarm", "nodes"},
     "nodes/boot/manifest.py": {"swarm"},
     "nodes/boot/directory.py": {"swarm", "nodes.boot.manifest"},
@@ -169,6 +162,8 @@ FORBIDDEN = {
     "swarm": {"nodes", "tests", "benchmarks"},
 }
 
+
+EXTRAS = "swarm/extras"
 
 ENTRY = ROOT / "swarm" / "__main__.py"
 """`python -m swarm`, which is nothing but the command of `nodes`."""
@@ -221,6 +216,13 @@ def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
 
+def test_the_core_never_imports_extras() -> None:
+    core = [path for part in ("swarm", "nodes") for path in _modules(part) if not path.is_relative_to(ROOT / EXTRAS)]
+    for path in core:
+        bad = {module for module in _imports(path) if _under(module, {"swarm.extras"})}
+        assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
+
+
 def _graph() -> dict[str, set[str]]:
     """What each module of this project imports of it, wherever in the file it does so."""
     paths = {
@@ -237,15 +239,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     while leaves := {module for module, imports in graph.items() if not imports & graph.keys()}:
         graph = {module: imports for module, imports in graph.items() if module not in leaves}
     assert not graph
-
-
-MAX_FILES = 15
-
-
-@pytest.mark.parametrize("part", ["swarm", "nodes", "benchmarks"])
-def test_no_folder_has_more_files_than_a_reader_takes_in(part: str) -> None:
-    sizes = Counter(path.parent for path in _modules(part) if path.name != "__init__.py")
-    assert {str(folder): size for folder, size in sizes.items() if size > MAX_FILES} == {}
 
 
 @pytest.mark.parametrize("part", ["swarm", "nodes", "benchmarks"])
@@ -266,8 +259,8 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.sapo.round",
         "import swarm.judging.opening, swarm.judging.endpoint",
         "import swarm.net.hivemind.transport",
-        "import swarm.net.hivemind.session, swarm.net.hivemind.daemon.relay, swarm.net.hivemind.dht",
-        "import swarm.net.libp2p.transport, swarm.net.backends",
+        "import swarm.net.hivemind.session, swarm.net.hivemind.daemon, swarm.net.hivemind.dht",
+        "import swarm.extras.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
         "import nodes.commands.running.demo, nodes.commands.running.sweep",
         "import nodes.commands.doctor.command",

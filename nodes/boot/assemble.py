@@ -31,14 +31,13 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable
 from swarm.foreign import clean, is_name
 from swarm.judging.opening import with_judge
-from swarm.net.addresses.bootstrap import Bootstraps
-from swarm.net.addresses.dnsaddr import DNSADDR
+from swarm.net.addresses.bootstrap import DNSADDR, Bootstraps
+from swarm.net.addresses.dial import is_name as is_host_name
+from swarm.net.addresses.dial import is_private_run
 from swarm.net.addresses.listening import keep_ports, same_ports
-from swarm.net.addresses.reported import is_name as is_host_name
-from swarm.net.addresses.reported import is_private_run
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, public_name

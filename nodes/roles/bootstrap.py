@@ -15,7 +15,7 @@ from nodes.console import warn
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.protocols import Transport
 

@@ -15,8 +15,7 @@ from nodes.boot.resolve import EndReason, Role
 from nodes.roles.ranks import LearnerRanks
 from nodes.roles.runtime import Checkpoints, RoleNode, RoleRuntime
 from nodes.roles.snapshots import open_publisher
-from swarm.central.evaluated import EvaluationWatch
-from swarm.central.learner import Learner, StepReport
+from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
 from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.config import NodeConfig
@@ -24,15 +23,16 @@ from swarm.errors import Interrupted
 from swarm.figures import finite
 from swarm.files import replace_file
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import serve_heartbeats
+from swarm.net.services.requests import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
-from swarm.sapo.watch import Alarm, Watch
-from swarm.telemetry.ledger import Ledger
+from swarm.reasons import Fate
+from swarm.sapo.watch import Alarm, EvaluationWatch, Watch
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.checkpoint import CheckpointStore
+from swarm.types import GradedGroup, RolloutGroup
 
 PUBLISHED_FILE = "published.json"
 LOOK_EVERY_S = 0.1
@@ -46,7 +46,7 @@ class Published(Struct, frozen=True):
     version: int
 
 
-class LearnerNode(RoleNode):
+class LearnerNode(RoleNode, LearnerObserver):
     """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     def __init__(
@@ -186,14 +186,30 @@ class LearnerNode(RoleNode):
                 self.note(f"worker {peer_id} samples what this learner cannot use: {'; '.join(lines)}", "warning")
         self._runtime.note_refusals(self._learner.ledger.snapshot())
 
+    def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
+        """See `LearnerObserver`."""
+        self._runtime.samples.keep(fate, group)
+
+    def delivered(self, peer_id: str, rollouts: int) -> None:
+        """See `LearnerObserver`."""
+        self._workforce.delivered(peer_id, rollouts)
+
+    def cancelled(self) -> bool:
+        """See `LearnerObserver`."""
+        self._look_at_workers()
+        return self._cancelled() or self._pausing.due
+
     def _make_learner(self) -> Learner:
         config = self._config
-
-        def looking() -> bool:
-            self._look_at_workers()
-            return self._cancelled() or self._pausing.due
-
-        publisher = _Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce)
+        terms = LearnerTerms(
+            learner=config.learner,
+            plausibility=config.plausibility,
+            corroboration=config.corroboration,
+            credit=config.update.credit,
+            max_group_size=self._runtime.max_group_size(),
+            max_pending_per_peer=self._runtime.max_pending_per_peer,
+            trusted=config.trusted,
+        )
         auditor = SnapshotAuditor(
             lambda: load_policy(config.policy),
             config.generation.sampling(),
@@ -202,24 +218,14 @@ class LearnerNode(RoleNode):
             num_kept=config.learner.max_staleness // config.learner.period + 2,
             tries=self._workforce.tries,
         )
-        return Learner(
-            settings=config.learner,
-            max_pending_per_peer=self._runtime.max_pending_per_peer,
+        parts = LearnerParts(
             updater=self._updater,
             verifier=self._verifier,
             exchange=self._runtime.exchange,
-            publisher=publisher,
+            publisher=_Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce),
             auditor=auditor,
-            ledger=Ledger(),
-            delivered=self._workforce.delivered,
-            plausibility=config.plausibility,
-            corroboration=config.corroboration,
-            credit=config.update.credit,
-            keep=self._runtime.samples.keep,
-            trusted=config.trusted,
-            cancelled=looking,
-            max_group_size=self._runtime.max_group_size,
         )
+        return Learner(terms, parts, self)
 
     def _rise(self) -> None:
         """Continue above every version that an earlier process published: a version number never has two meanings."""

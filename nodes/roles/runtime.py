@@ -28,8 +28,8 @@ from swarm.policy.config import PolicySettings, local_name
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
+from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
-from swarm.sapo.pool import PooledGroup
 from swarm.sapo.watch import Watch
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule

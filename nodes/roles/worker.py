@@ -29,10 +29,10 @@ from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.foreign import clean
-from swarm.groups.building import OwnGroups
-from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.building import Member, OwnGroups
+from swarm.groups.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import Heartbeats
+from swarm.net.services.requests import Heartbeats
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, find_device, load_policy
@@ -286,13 +286,9 @@ class Assignment:
                 f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}: the run's "
                 f"`trusted` must list {peer_id}"
             )
-        own = OwnGroups(
-            peer_id=peer_id,
-            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
-            sampling=config.generation.sampling(),
-            exchange=self._runtime.exchange,
-            token_ids=True,
-        )
+        policy_id = PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0)
+        me = Member(peer_id, policy_id, config.generation.sampling())
+        own = OwnGroups(me, self._runtime.exchange, token_ids=True)
         return WorkerGroups(own, self._policy.hides, self._has_room)
 
     def _look_at_learner(self) -> None:

@@ -19,8 +19,8 @@ from hashlib import blake2b
 from multiprocessing.connection import Connection, Pipe, wait
 
 from swarm.environments.sources.lru import LruCache
-from swarm.environments.verification.fair import FairQueue
 from swarm.errors import ConfigError, EngineCrashed
+from swarm.fair_store import FairQueue
 from swarm.judging.budget import Budget
 from swarm.judging.config import JudgeSettings
 from swarm.judging.messages import Broken, Query, Ready, Told, encode

@@ -13,7 +13,7 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
-from swarm.groups.signal import has_signal
+from swarm.groups.credit import has_signal
 from swarm.judging.config import JudgeSettings
 from swarm.judging.messages import Query, Told
 from swarm.judging.opening import lacking_judge, other_judges, unjudged, with_judge
