@@ -59,6 +59,7 @@ def serve(connection: Connection) -> None:
 
 def main() -> None:
     """Serve the node at the other end of the descriptor in the argument."""
+    torchao.hide()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(Connection(int(sys.argv[1])))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from nodes.boot.manifest import check_group_size
+from nodes.boot.resolve import EndReason
 from nodes.neighbours import Neighbours
-from nodes.roles.run import check_group_size
+from nodes.roles.ranks import RankGroup
 from nodes.roles.suites import NodeSuites
-from nodes.roles.versions import versions
 from swarm.config import NodeConfig
+from swarm.distribution import versions
 from swarm.environments.judge import unjudged
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
@@ -25,6 +29,10 @@ from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
+from swarm.sapo.mixing import MixState
+from swarm.sapo.watch import Watch
+from swarm.schedule.pausing import Pausing
+from swarm.schedule.schedule import Schedule
 from swarm.telemetry.alerts.checks import slowed
 from swarm.telemetry.alerts.refusals import RefusalWatch
 from swarm.telemetry.alerts.watch import AlertWatch
@@ -48,12 +56,13 @@ from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
 from swarm.types import MemberSummary
 
-CHECKPOINTS = "checkpoints"
-EndReason = Literal["done", "interrupted", "error"]
 
-
-class Held(Protocol):
+class ReceivedGroups(Protocol):
     """Received groups that wait for an update: a peer's pool, a learner's buffer."""
+
+    def dump(self) -> list[PooledGroup]:
+        """The groups for a checkpoint."""
+        ...
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
         """Restore a checkpoint's groups."""
@@ -64,8 +73,8 @@ class Held(Protocol):
         ...
 
 
-class Shell:
-    """Wraps a role, which provides its steps and their figures."""
+class RoleRuntime:
+    """The parts around a role, which provides its steps and their figures."""
 
     def __init__(
         self,
@@ -75,7 +84,7 @@ class Shell:
         verifier: Verifier,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A shell on an open transport.
+        """On an open transport.
 
         Raises `ConfigError` for an unavailable sink, and for larger groups than those of the run.
         """
@@ -91,7 +100,7 @@ class Shell:
         )
         self.peer_id = identity.peer_id
         self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
-        self._config = config
+        self.config = config
         self._transport = transport
         self._verifier = verifier
         self._counted = {"network": transport.counters, "verifier": verifier.counters}
@@ -104,19 +113,18 @@ class Shell:
         self._suites: NodeSuites | None = None
         self._began = time.monotonic()
         self._paused_at: float | None = None
-        self._evaluated: Evaluation | None = None
-        """The last one of this process."""
-        self._evaluated_at = 0
+        self.evaluated: tuple[int, Evaluation] | None = None
+        """The last evaluation of this process, and the rounds made before it."""
 
     @property
     def max_pending_per_peer(self) -> int:
         """Most groups of one peer in verification at a time."""
-        return max(1, int(self._config.verification.queue_groups * self._config.pool.max_share_per_peer))
+        return max(1, int(self.config.verification.queue_groups * self.config.pool.max_share_per_peer))
 
     def max_group_size(self) -> int:
         """Most completions of a received group: those of the run's groups. Nothing arrives before the run is known."""
         manifest = self._transport.manifest()
-        return manifest.group_size if manifest is not None else self._config.generation.group_size
+        return manifest.group_size if manifest is not None else self.config.generation.group_size
 
     def count_also(self, prefix: str, counters: Callable[[], dict[str, int]]) -> None:
         """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
@@ -129,9 +137,9 @@ class Shell:
                 time=time.time(),
                 peer_id=self.peer_id,
                 run_id=self._transport.status().run_id,
-                name=self._config.called(self.peer_id),
-                rounds=self._config.rounds,
-                config=self._config.model_dump(mode="json"),
+                name=self.config.called(self.peer_id),
+                rounds=self.config.rounds,
+                config=self.config.model_dump(mode="json"),
                 versions=versions(),
                 resumed_from=resumed_from,
             )
@@ -147,10 +155,10 @@ class Shell:
         if self._paused_at is not None:
             self._paused_at += seconds
 
-    def made(self, event: RoundEvent) -> None:
+    def record(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
-        self.tell_of_refusals(event.groups)
-        if self._config.share.summary:
+        self.note_refusals(event.groups)
+        if self.config.share.summary:
             self._transport.summarize(self._summary(event))
         network = self._transport.status()
         self._write(
@@ -173,17 +181,18 @@ class Shell:
 
     def _summary(self, event: RoundEvent) -> MemberSummary:
         known = event.learning or event.following
+        at, result = self.evaluated or (0, None)
         return MemberSummary(
             rounds=event.round,
             given=event.groups["shared"],
             used=event.groups["used_external"],
-            correct=self._evaluated.num_correct if self._evaluated else 0,
-            asked=self._evaluated.num_questions if self._evaluated else 0,
-            evaluated_at=self._evaluated_at,
+            correct=result.num_correct if result else 0,
+            asked=result.num_questions if result else 0,
+            evaluated_at=at,
             weights=known.version if known else None,
         )
 
-    def tell_of_refusals(self, groups: GroupCounts) -> None:
+    def note_refusals(self, groups: GroupCounts) -> None:
         """Note when many of others' groups are dropped because of a difference between the nodes, and what helps."""
         for line in self._refusals.look(groups["dropped"]):
             self.note(line, "warning")
@@ -202,7 +211,7 @@ class Shell:
             self._paused_at = time.monotonic()
         self._write(PauseEvent(time=time.time(), why=why, until=until))
 
-    def went_on(self) -> None:
+    def resumed(self) -> None:
         """Write that the pause is over; it does not count as time of training."""
         assert self._paused_at is not None  # `paused` was called
         paused_s = time.monotonic() - self._paused_at
@@ -219,7 +228,7 @@ class Shell:
 
         `between` is called now and then while training waits for a suite. Raises `ConfigError`.
         """
-        self._suites = NodeSuites(self._config, policy, self._write, cancelled, between)
+        self._suites = NodeSuites(self.config, policy, self._write, cancelled, between)
         return self._suites
 
     def evaluate_at_start(self, engine: RolloutEngine, round: int) -> None:
@@ -231,11 +240,11 @@ class Shell:
 
     def _was_evaluated(self, round: int) -> bool:
         """Whether the last evaluation, by whatever process, was after `round`."""
-        last = PeerHistory.read(self._config.out / METRICS_FILE, max_rounds=1).evaluation_after()
+        last = PeerHistory.read(self.config.out / METRICS_FILE, max_rounds=1).evaluation_after()
         return last is not None and last.round == round
 
     def _evaluate_before(self, engine: RolloutEngine) -> None:
-        if number := self._config.evaluation.num_questions:
+        if number := self.config.evaluation.num_questions:
             most = self._sampling.max_new_tokens
             self.note(
                 f"asking {number} held-out questions before the first round, at most {most} tokens each: this takes as "
@@ -247,11 +256,11 @@ class Shell:
 
     def _evaluate(self, engine: RolloutEngine, round: int) -> None:
         """Evaluate on held-out questions after `round` rounds, unless disabled."""
-        settings = self._config.evaluation
+        settings = self.config.evaluation
         if settings.num_questions == 0:
             return
         result = evaluate(engine, unjudged(self._verifier), self._sampling, settings.num_questions, settings.stream)
-        self._evaluated, self._evaluated_at = result, round
+        self.evaluated = round, result
         self._write(
             EvaluationEvent(
                 time=time.time(),
@@ -263,41 +272,23 @@ class Shell:
             )
         )
 
-    @property
-    def evaluated(self) -> tuple[int, Evaluation] | None:
-        """The last evaluation of this process, and the rounds made before it."""
-        return None if self._evaluated is None else (self._evaluated_at, self._evaluated)
-
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""
-        return self._config.rounds is not None and round >= self._config.rounds
+        return self.config.rounds is not None and round >= self.config.rounds
 
     def do_what_is_due(self, engine: RolloutEngine, round: int, save: Callable[[], None]) -> None:
         """After a step: evaluate if due, unless the final evaluation follows, and `save` a checkpoint if due."""
         if self._is_due(round):
             self._evaluate(engine, round)
-        if round % self._config.checkpoint.every_rounds == 0:
+        if round % self.config.checkpoint.every_rounds == 0:
             save()
         if self._suites is not None:  # after the checkpoint, because they may take long
             self._suites.after_round(engine, round, self.has_enough(round))
 
     def _is_due(self, round: int) -> bool:
         """Whether held-out questions are asked after `round`, which is not the last."""
-        every = self._config.evaluation.every_rounds
+        every = self.config.evaluation.every_rounds
         return every is not None and round % every == 0 and not self.has_enough(round)
-
-    def resume(
-        self, checkpoint: Path, state: TrainingState, settings: PolicySettings, held: Held, ledger: Ledger
-    ) -> None:
-        """Resume with a checkpoint's received groups. Raises `CheckpointError` for another model."""
-        check_model(checkpoint, state, settings)
-        if state.peer_id != self.peer_id:
-            self.note(f"the checkpoint belongs to {state.peer_id}; this node now has another peer id", "warning")
-        held.restore(state.pool)
-        ledger.restore(state.ledger)
-        self.exchange.book.restore(state.sequences)
-        # The checkpoint lacks groups that were being regraded when it was written.
-        ledger.dropped(Reason.LOST_IN_RESTART, ledger.unaccounted(held.num_unused(), 0))
 
     def end(
         self,
@@ -329,17 +320,136 @@ class Shell:
             raise failure
 
 
-def roll_back(store: CheckpointStore, go_back: Callable[[Path], None]) -> str:
-    """Roll back to the last good checkpoint with `go_back`, and trust the later ones no more; returns what was done."""
-    good, outcome = store.good, "there is no good checkpoint to roll back to"
-    if good is not None:
-        try:
-            go_back(good)
-            outcome = f"rolled back to the weights of {good.name}"
-        except CheckpointError as error:
-            outcome = f"no rollback: {error}"
-    store.distrust()
-    return outcome
+class Checkpoints:
+    """The checkpoints of a node that trains: saves its state, resumes and rolls back."""
+
+    def __init__(self, runtime: RoleRuntime, store: CheckpointStore, ranks: RankGroup, watch: Watch, role: str) -> None:
+        """`store` is that from which `ranks` was loaded."""
+        self._runtime = runtime
+        self._store = store
+        self._ranks = ranks
+        self._watch = watch
+        self._role = role
+        self._saved_round: int | None = None
+        self.resumed_from: int | None = None
+        """The round of the checkpoint from which this process started, if there was one."""
+
+    def resume(self, found: Path | None, groups: ReceivedGroups, ledger: Ledger) -> TrainingState | None:
+        """Restore what every training node has from the state in `found`; the role restores the rest of it.
+
+        Raises `CheckpointError` for another model.
+        """
+        state, runtime = self._ranks.resumed, self._runtime
+        if found is None or state is None:
+            return None
+        check_model(found, state, runtime.config.policy)
+        if state.peer_id != runtime.peer_id:
+            runtime.note(f"the checkpoint belongs to {state.peer_id}; this node now has another peer id", "warning")
+        groups.restore(state.pool)
+        ledger.restore(state.ledger)
+        runtime.exchange.book.restore(state.sequences)
+        # The checkpoint lacks groups that were being regraded when it was written.
+        ledger.dropped(Reason.LOST_IN_RESTART, ledger.unaccounted(groups.num_unused(), 0))
+        if state.watch is not None:
+            self._watch.restore(state.watch)
+        self._store.resume(state)
+        self._saved_round = self.resumed_from = state.round
+        return state
+
+    def save(
+        self,
+        round: int,
+        groups: ReceivedGroups,
+        ledger: Ledger,
+        *,
+        position: int = 0,
+        tokens_generated: int = 0,
+        num_passed_over: int = 0,
+        mix: MixState | None = None,
+    ) -> None:
+        """Write a checkpoint of the finished rounds, unless it exists. The last four: see `TrainingState`."""
+        if self._saved_round == round:
+            return
+        state = TrainingState(
+            peer_id=self._runtime.peer_id,
+            model=self._ranks.policy.name,
+            origin=self._ranks.policy.origin,
+            role=self._role,
+            round=round,
+            version=self._ranks.version,
+            position=position,
+            pool=groups.dump(),
+            ledger=ledger.snapshot(),
+            tokens_generated=tokens_generated,
+            sequences=self._runtime.exchange.book.highest_sequences(),
+            num_passed_over=num_passed_over,
+            mix=mix,
+            watch=self._watch.dump(),
+        )
+        config = self._runtime.config.model_dump_json(indent=1)
+        path = self._ranks.save(self._store, state, config, well=self._watch.well)
+        self._saved_round = round
+        self._runtime.saved(round, path)
+
+    def roll_back(self) -> str:
+        """Roll back to the last good checkpoint, and trust the later ones no more; returns what was done.
+
+        The role then saves at once: after a kill it would resume what others have harmed, and learn from them.
+        """
+        good, outcome = self._store.good, "there is no good checkpoint to roll back to"
+        if good is not None:
+            try:
+                self._ranks.go_back(good)
+                outcome = f"rolled back to the weights of {good.name}"
+            except CheckpointError as error:
+                outcome = f"no rollback: {error}"
+        self._store.distrust()
+        self._saved_round = None
+        return outcome
+
+
+class RoleNode(ABC):
+    """What the nodes of all roles share: steps between pauses, notes, and closing what they opened."""
+
+    def __init__(self, runtime: RoleRuntime, cancelled: Callable[[], bool]) -> None:
+        """Raises `ConfigError` for a schedule that cannot be kept here."""
+        self._runtime = runtime
+        self._config = runtime.config
+        self._cancelled = cancelled
+        self._open = ExitStack()
+        schedule = Schedule(self._config.schedule, self._config.out)
+        self._pausing = Pausing(schedule, self, runtime, cancelled)
+        self._open.callback(self._pausing.close)
+
+    def step(self) -> None:
+        """One round, step or batch; a moment of a pause instead, if there is one.
+
+        Raises `Interrupted` in a consistent state.
+        """
+        if not self._pausing.hold():
+            self._work()
+
+    @abstractmethod
+    def _work(self) -> None:
+        """What `step` does outside of pauses."""
+
+    def note(self, text: str, level: str = "info", alert: str = "") -> None:
+        """Put a line for people into the metrics file; `alert`: see `NoteEvent`."""
+        self._runtime.note(text, level, alert)
+
+    def close(self) -> None:
+        """Stop background work."""
+        self._open.close()
+
+    @abstractmethod
+    def on_pause(self) -> None:
+        """A pause begins."""
+
+    def while_paused(self) -> None:  # noqa: B027  # most roles have nothing to do
+        """Called now and then during a pause."""
+
+    def on_resume(self) -> None:  # noqa: B027
+        """A pause is over."""
 
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:
