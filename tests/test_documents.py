@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CODE = ("swarm", "nodes", "benchmarks", "tests", "examples")
 MODULES = {str(path.relative_to(ROOT)) for part in CODE for path in (ROOT / part).rglob("*.py")}
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 
 
 def _heading(line: str) -> str:
@@ -31,7 +32,7 @@ def test_every_module_that_code_names_is_there(part: str) -> None:
             assert any(f"/{module}".endswith(f"/{name}") for module in MODULES), f"{path.relative_to(ROOT)}: {name}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS], ids=lambda path: path.name)
 def test_every_link_within_the_repository_leads_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         if "://" in target:

@@ -17,7 +17,7 @@ from swarm.environments.scoring.reading.separators import decimal_points, plain_
 from swarm.environments.scoring.reading.statements import answer_in
 
 MOST_OTHERWISE = 9
-"""Of Math-Verify's 194: work left to do, rounding to two places, and conventions of their own (docs/results.md)."""
+"""Of Math-Verify's 194: work left to do, rounding to two places, and conventions of their own (benchmarks/results/learning.md)."""
 
 
 def otherwise(pairs: tuple[Pair, ...]) -> list[Pair]:
