@@ -24,7 +24,9 @@ def _table() -> dict[str, Verdict]:
 def _same_transformers() -> None:
     made_with = TABLE.read_text().split("installed transformers, here ")[1].split(",")[0]
     if made_with != transformers.__version__:
-        pytest.skip(f"benchmarks/results/families.md is of transformers {made_with}, this is {transformers.__version__}")
+        pytest.skip(
+            f"benchmarks/results/families.md is of transformers {made_with}, this is {transformers.__version__}"
+        )
 
 
 def test_the_table_has_every_family() -> None:
