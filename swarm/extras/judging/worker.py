@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from swarm import torchao
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import SwarmError
 from swarm.extras.judging.messages import (
