@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from swarm.children import inherited, user_path
 from swarm.distribution import how_to_install
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
-from swarm.inherited import inherited, user_path
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 

@@ -18,7 +18,7 @@ from swarm.environments.conversion.stated import stated_by
 from swarm.environments.sources.hf_datasets import store
 from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.pool import VerificationPool
-from swarm.environments.verification.preparation import Preparation
+from swarm.environments.verification.processes import Preparation
 from swarm.errors import TaskError
 
 from .altered import alter_workers

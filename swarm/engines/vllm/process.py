@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
-import signal
-import socket
-import subprocess
 import threading
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+from swarm.children import Child, Duplex, inherited, user_path
 from swarm.engines.vllm.messages import Answer, Beat, Broken, Request, decode_reply, encode
 from swarm.errors import EngineCrashed, EngineError
-from swarm.inherited import inherited, user_path
 
 MODULE = "swarm.engines.vllm.server"
 LOG = "log.txt"
@@ -34,7 +29,7 @@ ENVIRONMENT = {
 
 
 class VllmProcess:
-    """A server. Any thread may send requests; a separate thread reads the replies."""
+    """A server. Any thread may send requests; another delivers the replies to their callers."""
 
     def __init__(self, python: Path, work: Path, environment: Mapping[str, str]) -> None:
         """Start it without waiting; it imports vLLM until it is asked to load a model. Its log goes to `work`.
@@ -43,42 +38,30 @@ class VllmProcess:
         """
         self.beats = 0
         """Messages received so far."""
-        self._log = work / LOG
-        self._sending = threading.Lock()
         self._registry = threading.Lock()
         self._inboxes: dict[int, queue.SimpleQueue[Answer | Broken]] = {}
         self._num_calls = 0
+        self._last_problem = ""
         self._problem: str | None = None
-        self._socket, theirs = socket.socketpair()
-        self._connection = Connection(os.dup(self._socket.fileno()))
-        with theirs, self._log.open("wb") as log:
-            try:
-                self._process = subprocess.Popen(
-                    [str(python), "-P", "-m", MODULE, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={
-                        "TRITON_CACHE_DIR": str(_kernels()),
-                        **inherited("base", "home", "compute", "hub"),
-                        **ENVIRONMENT,
-                        **environment,
-                        "PYTHONPATH": os.pathsep.join((str(_path_to_swarm(work)), *user_path(python))),
-                    },
-                    start_new_session=True,  # Ctrl-C goes to the node only; killing the session ends vLLM
-                )
-            except OSError as error:
-                raise EngineError(
-                    f"generation.vllm.python: {python} cannot be run ({error.strerror}): name a Python that has vLLM"
-                ) from error
-        self._reader = threading.Thread(target=self._read, name="vllm", daemon=True)
-        self._reader.start()
+        variables = {
+            "TRITON_CACHE_DIR": str(_kernels()),
+            **inherited("base", "home", "compute", "hub"),
+            **ENVIRONMENT,
+            **environment,
+            "PYTHONPATH": os.pathsep.join((str(_path_to_swarm(work)), *user_path(python))),
+        }
+        try:
+            self._child = Child(MODULE, variables, python=python, log=work / LOG)
+        except OSError as error:
+            raise EngineError(
+                f"generation.vllm.python: {python} cannot be run ({error.strerror}): name a Python that has vLLM"
+            ) from error
+        self._messages = Duplex(self._child.socket, self._receive, self._note_end)
 
     @property
     def pid(self) -> int:
         """Process id, and id of its session."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
@@ -98,9 +81,8 @@ class VllmProcess:
         return call
 
     def tell(self, request: Request) -> None:
-        """Send a message. If the process is dead, the reading thread detects it."""
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.send_bytes(encode(request))
+        """Send a message. If the process is dead, the receiving thread detects it."""
+        self._messages.send(encode(request))
 
     def forget(self, call: int) -> None:
         """Ignore further replies to this call."""
@@ -109,41 +91,29 @@ class VllmProcess:
 
     def close(self) -> None:
         """Ask it to end, wait briefly, then kill it with its children."""
-        self._hang_up()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
+        self._child.hang_up()
+        self._child.wait(STOP_S)
         self.kill()
 
     def kill(self) -> None:
         """Kill it with its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._hang_up()
-        self._reader.join()
-        with self._sending:
-            self._connection.close()
-        self._socket.close()
+        self._child.kill()
+        self._messages.join()
 
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+    def _receive(self, message: bytes) -> None:
+        reply = decode_reply(message)
+        self.beats += 1
+        if isinstance(reply, Broken):
+            self._last_problem = reply.reason
+        elif not isinstance(reply, Beat):
+            self._deliver(reply)
 
-    def _read(self) -> None:
-        """Deliver replies to their callers until the socket closes."""
-        problem = ""
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                reply = decode_reply(self._connection.recv_bytes())
-                self.beats += 1
-                if isinstance(reply, Broken):
-                    problem = reply.reason
-                elif not isinstance(reply, Beat):
-                    self._deliver(reply)
+    def _note_end(self) -> None:
+        problem = self._last_problem or f"it ended without a message; the end of its log: {self._last_line()}"
         with self._registry:
-            self._problem = problem or f"it ended without a message; the end of its log: {self._last_line()}"
+            self._problem = problem
             for inbox in self._inboxes.values():
-                inbox.put(Broken(self._problem))
+                inbox.put(Broken(problem))
 
     def _deliver(self, reply: Answer) -> None:
         with self._registry:
@@ -152,10 +122,8 @@ class VllmProcess:
             inbox.put(reply)
 
     def _last_line(self) -> str:
-        with contextlib.suppress(OSError):
-            if lines := self._log.read_text(errors="replace").strip().splitlines():
-                return lines[-1]
-        return "there is none"
+        lines = self._child.last_words().splitlines()
+        return lines[-1] if lines else "there is none"
 
 
 class Call:
@@ -198,13 +166,12 @@ class Call:
 
 
 def _kernels() -> Path:
-    """Where Triton keeps compiled kernels by default. Without a word, vLLM puts those of a start that compiles where
-    other starts do not look."""
+    """Triton's default cache of compiled kernels; vLLM's own default differs between starts that compile and others."""
     return Path(os.environ.get("TRITON_HOME", Path.home())) / ".triton" / "cache"
 
 
 def _path_to_swarm(work: Path) -> Path:
-    """A directory from which that Python imports this package, and nothing else beside it."""
+    """A directory from which that Python imports this package and nothing else."""
     directory = work / "path"
     directory.mkdir(exist_ok=True)
     link = directory / "swarm"

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from swarm.children import Backoff
 from swarm.engines.config import GenerationSettings
 from swarm.engines.vllm import delivery
 from swarm.engines.vllm.features import reads_of
@@ -73,7 +74,7 @@ class VllmService:
         self._state: State | None = None
         """State of the policy's weights at the last push."""
         self._asleep = False
-        self._crashes = 0
+        self._crashes = Backoff(BACKOFF_S)
 
     @property
     def pid(self) -> int | None:
@@ -138,14 +139,14 @@ class VllmService:
     def crashed(self, crash: EngineCrashed) -> None:
         """Record a crash; the next start waits for the back-off. Raises `EngineError` after too many consecutive
         crashes."""
-        self._crashes += 1
+        self._crashes.note_failure(time.monotonic())
         logger.warning("%s", crash)
-        if self._crashes >= MAX_CRASHES:
-            raise EngineError(f"vLLM died {self._crashes} times in a row; last reason: {crash}") from crash
+        if self._crashes.failures >= MAX_CRASHES:
+            raise EngineError(f"vLLM died {self._crashes.failures} times in a row; last reason: {crash}") from crash
 
     def worked(self) -> None:
         """A completion arrived: reset the count of crashes."""
-        self._crashes = 0
+        self._crashes.note_success()
 
     def close(self) -> None:
         """End the process."""
@@ -159,7 +160,7 @@ class VllmService:
         if self._process is not None:
             self._process.kill()
         release_unused()  # vLLM does not start where torch still keeps what training has freed
-        _pause(BACKOFF_S * 2 ** (self._crashes - 1) if self._crashes else 0.0, cancelled)
+        _pause(self._crashes.until, cancelled)
         settings, policy = self._settings.vllm, self._policy
         python = settings.python or Path(sys.executable)
         process = self._process = VllmProcess(python, self.work, _environment(self._device, settings.gpus))
@@ -224,9 +225,8 @@ class VllmService:
             call.close()
 
 
-def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def _pause(until: float, cancelled: Callable[[], bool]) -> None:
+    while time.monotonic() < until:
         if cancelled():
             raise Interrupted("stopped before vLLM's restart")
         time.sleep(POLL_S)

@@ -32,8 +32,7 @@ from swarm.environments.verification.messages import (
     Refused,
     Reply,
 )
-from swarm.environments.verification.process import Job
-from swarm.environments.verification.starting import WorkerStarter
+from swarm.environments.verification.processes import Job, WorkerStarter
 from swarm.errors import TaskError
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, TaskRef

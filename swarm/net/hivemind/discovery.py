@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from swarm.children import Backoff
 from swarm.errors import DirectoryError, DirectoryLost
 from swarm.net.hivemind.directory import Directory
 from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
@@ -55,7 +56,7 @@ class Discovery:
 
     async def discover(self) -> None:
         """Run forever; restarts the directory process when it fails."""
-        pause_s = FIRST_RESTART_PAUSE_S
+        restarts = Backoff(FIRST_RESTART_PAUSE_S, MAX_RESTART_PAUSE_S)
         while True:
             born = time.monotonic()
             try:
@@ -63,10 +64,11 @@ class Discovery:
             except DirectoryError as loss:
                 self._member.counters.add("directory_restarts")
                 logger.warning("restarting the process of the peer directory: %s", loss)
-            if time.monotonic() - born > STEADY_AFTER_S:
-                pause_s = FIRST_RESTART_PAUSE_S
-            await asyncio.sleep(pause_s * random.uniform(*APART))
-            pause_s = min(2 * pause_s, MAX_RESTART_PAUSE_S)
+            now = time.monotonic()
+            if now - born > STEADY_AFTER_S:
+                restarts.note_success()
+            restarts.note_failure(now)
+            await asyncio.sleep((restarts.until - now) * random.uniform(*APART))
 
     async def _live_once(self) -> None:
         # Started before the run is known, so that it is ready by then.

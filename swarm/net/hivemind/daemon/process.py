@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from swarm.children import inherited
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.inherited import inherited
 from swarm.net.addresses.dial import is_quic, probe, tcp_end
 from swarm.net.addresses.reported import is_name, with_ips
 from swarm.net.hivemind import light_import
