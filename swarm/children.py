@@ -117,7 +117,7 @@ class Child:
         module: str,
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
-        python: Path | str = sys.executable,
+        python: Path | None = None,
         directory: Path | None = None,
         log: Path | None = None,
     ) -> None:
@@ -134,7 +134,7 @@ class Child:
             self._errors = undone.enter_context(output)
             given = (theirs.fileno(), *descriptors)
             self._process = subprocess.Popen(
-                [str(python), "-P", "-m", module, *map(str, given)],
+                [str(python or sys.executable), "-P", "-m", module, *map(str, given)],
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors if log else subprocess.DEVNULL,

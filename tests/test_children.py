@@ -398,7 +398,7 @@ def test_a_child_is_killed_with_its_children_even_if_it_died_before(dead: bool, 
 
 def test_a_child_that_cannot_be_started_leaves_nothing_open() -> None:
     before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
-    for python in ("/nowhere/python", "/"):
+    for python in (Path("/nowhere/python"), Path("/")):
         with pytest.raises(OSError, match="python|denied"):
             Child("a_child", {}, python=python)
     if sys.platform == "linux":
