@@ -7,23 +7,74 @@ next turn of an episode begins with the keys and values that its last one left, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swarm.engines.stopping import Stops
+from swarm.engines.base import Stops
 from swarm.engines.transformers.decoder import Decoder
-from swarm.engines.transformers.kept import KeptPrefixes
 from swarm.engines.transformers.layout import READ_TOKENS, Draws, Unread
-from swarm.engines.transformers.scheduler import Draft, Room, Scheduler
+from swarm.engines.transformers.scheduler import Room, Scheduler, SequenceState
 from swarm.engines.transformers.slots import Prefix
 from swarm.errors import EngineError, OutOfMemory
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import is_out_of_memory, release_unused
 from swarm.types import Sampling
+
+
+@dataclass(frozen=True)
+class _Entry:
+    ids: list[int]
+    prefix: Prefix
+
+
+class PrefixCache:
+    """Prefixes by episode; the oldest is dropped first."""
+
+    def __init__(self) -> None:
+        """Nothing is kept."""
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self.num_tokens = 0
+        """Of all prefixes."""
+
+    def __contains__(self, episode: object) -> bool:
+        """Whether there is an entry."""
+        return episode in self._entries
+
+    def put(self, episode: int, ids: list[int], prefix: Prefix) -> None:
+        """Keep the prefix of the tokens `ids`."""
+        self.take(episode, ())
+        self._entries[episode] = _Entry(ids, prefix)
+        self.num_tokens += prefix.length
+
+    def take(self, episode: int, ids: Sequence[int]) -> Prefix | None:
+        """Remove an episode's entry; returns it if `ids` continue its tokens."""
+        entry = self._entries.pop(episode, None)
+        if entry is None:
+            return None
+        self.num_tokens -= entry.prefix.length
+        return entry.prefix if list(ids[: len(entry.ids)]) == entry.ids else None
+
+    def retain(self, episodes: Collection[int]) -> None:
+        """Drop all other episodes' entries."""
+        for episode in [episode for episode in self._entries if episode not in episodes]:
+            self.take(episode, ())
+
+    def shrink(self, max_tokens: int) -> None:
+        """Drop entries until no more tokens are kept."""
+        while self.num_tokens > max_tokens:
+            self.take(next(iter(self._entries)), ())
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries.clear()
+        self.num_tokens = 0
+
 
 READ_AHEAD_TOKENS = READ_TOKENS // 4
 """Prompts are prefilled ahead of time up to this many padded tokens."""
@@ -57,7 +108,7 @@ class Batch:
         """Prefilled prompts whose completions have not all started, by question."""
         self._continuing: Collection[int] = ()
         """Episodes that may take another turn."""
-        self._kept = KeptPrefixes()
+        self._prefixes = PrefixCache()
         """What was read of them, while they wait for it."""
         self._changes = policy.gate.changes
         # Inference mode spares a fifth of a small model's step; not with FSDP, whose tensors an update uses again.
@@ -72,17 +123,17 @@ class Batch:
         """Sample no more: the cache is free for the next batch."""
         self._decoder.keep(self._cache)
 
-    def add(self, drafts: Iterable[Draft]) -> None:
+    def add(self, sequences: Iterable[SequenceState]) -> None:
         """Sample more sequences."""
-        self._scheduler.add(drafts)
+        self._scheduler.add(sequences)
 
     def expect(self, continuing: Collection[int]) -> None:
         """Keep what is read of these episodes for a later turn, and drop it of all others that await none here."""
         self._continuing = continuing
         awaited = {row.episode for row in self._scheduler.upcoming() if row.episode is not None}
-        self._kept.retain(awaited.union(continuing))
+        self._prefixes.retain(awaited.union(continuing))
 
-    def step(self) -> list[Draft]:
+    def step(self) -> list[SequenceState]:
         """Sample one token for every row, or the next few; returns the finished sequences."""
         with self._policy.gate.use(), self._without_gradients():
             if self._changes != self._policy.gate.changes:
@@ -100,12 +151,12 @@ class Batch:
             self._start_over()  # outside the handler, whose traceback keeps tensors alive
             return []
 
-    def _decode(self) -> list[Draft]:
+    def _decode(self) -> list[SequenceState]:
         plan = self._scheduler.plan()
         rows = self._scheduler.rows
         new = dict(enumerate(plan.admitted, start=plan.num_kept))
         kept = self._take_kept(new)
-        self._kept.shrink(self._room.tokens - self._cache.num_tokens(plan))
+        self._prefixes.shrink(self._room.tokens - self._cache.num_tokens(plan))
         self._cache.arrange(plan)
         if new:
             self._fill(new, kept)
@@ -131,10 +182,10 @@ class Batch:
         finished = [(place, row) for place, row in enumerate(rows) if row.finish_reason is not None]
         for place, row in finished:
             self._keep(place, row)
-        self._kept.shrink(self._room.tokens - self._cache.num_tokens(plan))
+        self._prefixes.shrink(self._room.tokens - self._cache.num_tokens(plan))
         return [row for _, row in finished]
 
-    def _num_steps(self, rows: Sequence[Draft], starts: Sequence[int]) -> int:
+    def _num_steps(self, rows: Sequence[SequenceState], starts: Sequence[int]) -> int:
         """Tokens to sample of each row: as many as any can still take, and all have a place for."""
         if self._decoder.most_steps == 1:
             return 1
@@ -143,7 +194,7 @@ class Batch:
         places = min(self._cache.capacity, self._policy.max_positions) - max(starts)
         return max(1, min(self._decoder.most_steps, 1 + limit // LOST_SHARE, open_tokens, places))
 
-    def _placed(self, row: Draft, start: int) -> Tensor | None:
+    def _placed(self, row: SequenceState, start: int) -> Tensor | None:
         """[D, tokens] positions of a row's tokens from `start` on; None where they count tokens."""
         if row.following is None or self._policy.places is None:
             return None
@@ -152,23 +203,23 @@ class Batch:
         first = row.following + start - len(row.prompt)
         return torch.arange(first, first + row.num_tokens - start).expand(3, -1)
 
-    def _keep(self, place: int, row: Draft) -> None:
+    def _keep(self, place: int, row: SequenceState) -> None:
         """Keep what the cache holds of an episode that may go on, if the present weights alone computed it."""
         if row.episode is not None and row.episode in self._continuing and not row.mixed:
             read = row.read
             routing = np.concatenate(row.routing) if row.routing else None
-            self._kept.put(row.episode, read, Prefix(self._cache.copy(place, len(read)), len(read), routing))
+            self._prefixes.put(row.episode, read, Prefix(self._cache.copy(place, len(read)), len(read), routing))
 
-    def _take_kept(self, rows: dict[int, Draft]) -> dict[int, Prefix]:
+    def _take_kept(self, rows: dict[int, SequenceState]) -> dict[int, Prefix]:
         """What was kept for new rows, by place."""
         found = {
-            place: self._kept.take(row.episode, row.read)
+            place: self._prefixes.take(row.episode, row.read)
             for place, row in rows.items()
             if row.episode is not None and not row.ids
         }
         return {place: prefix for place, prefix in found.items() if prefix is not None}
 
-    def _fill(self, new: dict[int, Draft], kept: dict[int, Prefix]) -> None:
+    def _fill(self, new: dict[int, SequenceState], kept: dict[int, Prefix]) -> None:
         """Fill the cache of new rows: with what was kept, with their prompt, or, if they had a slot before, with their
         own tokens."""
         begun = [place for place, row in new.items() if row.ids]
@@ -187,13 +238,13 @@ class Batch:
         open_questions = {row.question for row in self._scheduler.upcoming()}
         self._prompts = {q: prefix for q, prefix in self._prompts.items() if q in open_questions}
 
-    def _read_prompts(self, needed: set[int], fresh: list[Draft]) -> None:
+    def _read_prompts(self, needed: set[int], fresh: list[SequenceState]) -> None:
         """Prefill the prompts that are needed now and, in the same pass, the next ones."""
         if not needed:
             return
         prompts = {row.question: row.read for row in fresh if row.question in needed}
         for row in self._scheduler.upcoming():
-            if row.question in self._prompts or row.question in prompts or row.ids or row.episode in self._kept:
+            if row.question in self._prompts or row.question in prompts or row.ids or row.episode in self._prefixes:
                 continue
             longest = max(row.num_tokens, *(len(prompt) for prompt in prompts.values()))
             if (len(prompts) + 1) * longest > READ_AHEAD_TOKENS:
@@ -205,7 +256,7 @@ class Batch:
         """Prefill prompts again with the new weights; also recompute the rows' cache if configured."""
         self._changes = self._policy.gate.changes
         self._prompts.clear()
-        self._kept.clear()
+        self._prefixes.clear()
         if self._kv == "recompute":
             self._scheduler.requeue()
         for row in self._scheduler.rows:
@@ -214,6 +265,6 @@ class Batch:
     def _start_over(self) -> None:
         """All rows were requeued: free the cache."""
         self._prompts.clear()
-        self._kept.clear()
+        self._prefixes.clear()
         self._cache = self._decoder.cache(self._room)
         release_unused()

@@ -13,12 +13,19 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from swarm.engines.sampling import sample, uniforms
-from swarm.engines.transformers.attention import attending_to_slots, can_attend_to_slots
+from swarm.engines.transformers.cuda_graphs import MOST_STEPS, Record, RecordedStep, can_record
 from swarm.engines.transformers.fused import FusedStep, can_fuse
 from swarm.engines.transformers.generating import GeneratingModel
-from swarm.engines.transformers.layout import Draws, Layout, Unread, batches_of, layouts
-from swarm.engines.transformers.recorded import MOST_STEPS, Record, RecordedStep, can_record
-from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
+from swarm.engines.transformers.layout import (
+    Draws,
+    Layout,
+    Unread,
+    attending_to_slots,
+    batches_of,
+    can_attend_to_slots,
+    layouts,
+)
+from swarm.engines.transformers.scheduler import BLOCK, Room, SequenceState, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
@@ -221,7 +228,7 @@ class Decoder:
         """Whether rows that read and rows that decode may share a pass, tested on a few tokens."""
         rows = [Unread(0, 0, [0]), Unread(1, 0, [1, 2])]
         cache = self.cache(Room(2, 2 * BLOCK))
-        cache.arrange(StepPlan([], [Draft(0, slot, row.tokens, 0) for slot, row in enumerate(rows)], 0, 2, 2))
+        cache.arrange(StepPlan([], [SequenceState(0, slot, row.tokens, 0) for slot, row in enumerate(rows)], 0, 2, 2))
         device = self._policy.device
         apart = torch.cat([self._feed(cache, layout)[0] for layout in layouts(rows, False, device)])
         try:
@@ -273,7 +280,7 @@ class Decoder:
         last two replay what the second recorded."""
         prompts = [[0, 1, 2], [3, 4, 5, 6, 7]]
         cache = self.cache(Room(2, 2 * BLOCK))
-        cache.arrange(StepPlan([], [Draft(0, row, prompt, 0) for row, prompt in enumerate(prompts)], 0, 8, 2))
+        cache.arrange(StepPlan([], [SequenceState(0, row, prompt, 0) for row, prompt in enumerate(prompts)], 0, 8, 2))
         for row, prefix in enumerate(self.read(prompts)):
             cache.fill([row], prefix)
         for token in range(4):

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 
-from swarm.engines.vllm import pieces, reading
+from swarm.engines.vllm import reading
 from swarm.engines.vllm.messages import Start
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -111,7 +111,7 @@ def engine_arguments(start: Start) -> dict[str, object]:
         **memory,
         **lora,
         **(reading.arguments(start.model, start.reads) if start.reads else {}),
-        **({"weight_transfer_config": pieces.CONFIG} if start.shares_gpu else {}),
+        **({"weight_transfer_config": reading.TRANSFER} if start.shares_gpu else {}),
         **({"enable_return_routed_experts": True} if start.reports_experts else {}),
         **start.arguments,
     }

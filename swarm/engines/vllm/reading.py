@@ -9,15 +9,53 @@ trainer will read: the same tokens, made of the same pixels.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.engines.vllm.messages import Features, Placed, Reads
+from swarm.engines.vllm.messages import Features, Packed, Placed, Reads
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput
     from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
+
+
+TRANSFER = {"backend": "ipc"}
+"""vLLM's `weight_transfer_config`."""
+TRANSFER_INIT = {"packed": True}
+
+
+def update_info(piece: Packed) -> dict[str, object]:
+    """vLLM's `IPCWeightTransferUpdateInfo`, whose handle is what torch's `rebuild_cuda_tensor` is called with."""
+    import torch
+
+    memory = piece.memory
+    handle = (
+        torch.Tensor,
+        (memory.num_bytes,),
+        (1,),
+        0,
+        torch.storage.TypedStorage,
+        torch.uint8,
+        0,  # vLLM's number of the GPU takes its place
+        memory.handle,
+        memory.storage_bytes,
+        memory.storage_offset_bytes,
+        False,
+        memory.counter,
+        memory.counter_offset,
+        memory.event,
+        memory.must_wait,
+    )
+    return {
+        "names": list(piece.names),
+        "shapes": [list(shape) for shape in piece.shapes],
+        "dtype_names": [piece.dtype] * len(piece.names),
+        "tensor_sizes": [math.prod(shape) * piece.item_bytes for shape in piece.shapes],
+        "ipc_handles": {memory.gpu: handle},
+    }
+
 
 MAX_FEATURES = 2**14
 """Of one picture or sound, at least; a longer one has room if it fits in a step."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, ValidationError
 
-from swarm.engines.vllm import pieces, reading
+from swarm.engines.vllm import reading
 from swarm.engines.vllm.arguments import check_names, engine_arguments
 from swarm.engines.vllm.messages import (
     Add,
@@ -176,7 +176,7 @@ class Server:
                     self._pause()
                     self._engine.collective_rpc("start_weight_update")
                     self._has_pieces = True
-                self._engine.collective_rpc("update_weights", kwargs={"update_info": pieces.update_info(content)})
+                self._engine.collective_rpc("update_weights", kwargs={"update_info": reading.update_info(content)})
             case Load():
                 self._pause()
                 try:
@@ -303,7 +303,7 @@ def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyn
     given = engine_arguments(start) | ({"scheduler_cls": scheduler(start.on_gpu)} if keeps else {})
     engine = LLMEngine.from_engine_args(EngineArgs(**given))
     if start.shares_gpu:
-        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": pieces.INIT})
+        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": reading.TRANSFER_INIT})
     return engine, engine.engine_core.engine_core.scheduler if keeps else None
 
 

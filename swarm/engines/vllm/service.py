@@ -18,10 +18,10 @@ import torch
 from swarm.children import Backoff
 from swarm.engines.config import GenerationSettings
 from swarm.engines.vllm import delivery
-from swarm.engines.vllm.features import reads_of
-from swarm.engines.vllm.handover import State, make_work_directory, model_files, state_of
+from swarm.engines.vllm.delivery import State, make_work_directory, model_files, state_of
 from swarm.engines.vllm.messages import Compiling, Done, Ready, Refused, Request, Sleep, Start, Wake
 from swarm.engines.vllm.process import POLL_S, Call, VllmProcess
+from swarm.engines.vllm.requests import reads_of
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import release_unused

@@ -5,18 +5,62 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 
+import torch
 from msgspec import Struct
 
-from swarm.engines.contexts import Contexts
+from swarm.engines.base import Contexts, Stops
 from swarm.engines.sampling import completion_seed
-from swarm.engines.stopping import Stops
-from swarm.engines.vllm.features import features, has_media, named, placed
-from swarm.engines.vllm.messages import Add, Features, Sampled, Unanswered, Wanted
+from swarm.engines.vllm.messages import Add, Features, Placed, Reads, Sampled, Unanswered, Wanted
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import runs
+from swarm.policy.media.ids import TokenIds, runs
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
+
+
+def reads_of(policy: Policy) -> Reads | None:
+    """What vLLM must expect; None for text only."""
+    if policy.media is None:
+        return None
+    return Reads(policy.media.reader.kinds, policy.media.has_layers)
+
+
+def features(policy: Policy, call: int, number: int) -> Features:
+    """Those of a medium, computed now unless the policy has them already."""
+    assert policy.media is not None
+    medium = policy.media.reader[number]
+    with policy.compute(), torch.no_grad():
+        computed = policy.media.encoder.features(medium, policy.gate.changes)
+    found = computed.flatten(1).to("cpu", policy.compute_dtype).contiguous()
+    grid = medium.inputs["image_grid_thw"].flatten().tolist() if policy.media.has_grid else []
+    content = found.view(torch.uint8).numpy().tobytes()
+    return Features(call, number, medium.kind, (found.shape[0], found.shape[1]), content, tuple(grid))
+
+
+def has_media(ids: Sequence[int]) -> bool:
+    """Whether a prompt has any."""
+    return isinstance(ids, TokenIds)
+
+
+def named(policy: Policy, ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens of a prompt with media, with the model's own token at the places of features."""
+    assert policy.media is not None
+    found = list(ids)
+    for run in runs(ids):
+        token = policy.media.reader.feature_id(policy.media.reader[run.number].kind)
+        found[run.start : run.start + run.length] = [token] * run.length
+    return tuple(found)
+
+
+def placed(ids: Sequence[int]) -> tuple[Placed, ...]:
+    """The media in a prompt, in order."""
+    found: list[tuple[int, list[tuple[int, int]]]] = []
+    for run in runs(ids):
+        if run.first == 0:
+            found.append((run.number, []))
+        found[-1][1].append((run.start, run.length))
+    return tuple(Placed(number, tuple(each)) for number, each in found)
+
 
 SEEDS = 2**63
 """vLLM's seeds are below this."""
@@ -33,7 +77,7 @@ class _Group(Struct):
     """Those there are."""
 
 
-class Asked:
+class PendingRequests:
     """The prompts of one call by index, and its turns by name of the episode."""
 
     def __init__(self, policy: Policy, stops: Stops, sampling: Sampling, seed: int, max_positions: int) -> None:
