@@ -12,9 +12,8 @@ import pytest
 
 from swarm.environments.config import DatasetTask, DataSettings, ReasoningGymTask, VerificationSettings
 from swarm.environments.conversion import limits
-from swarm.environments.conversion.counting import Conversion
+from swarm.environments.conversion.counting import Conversion, stated_by
 from swarm.environments.conversion.limits import Limits
-from swarm.environments.conversion.stated import stated_by
 from swarm.environments.sources.hf_datasets import store
 from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.pool import VerificationPool

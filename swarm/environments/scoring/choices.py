@@ -11,7 +11,7 @@ from msgspec import Struct
 from swarm.environments.answering import MatchRule
 from swarm.environments.digests import draw
 from swarm.environments.scoring.grading import exact, matches
-from swarm.environments.scoring.reading.characters import plain_text
+from swarm.environments.scoring.notation import plain_text
 
 _LETTER = re.compile(r"[(\[]?([A-Z])(?:[)\].:](?:\s+(?P<text>.*))?)?", re.ASCII | re.DOTALL | re.IGNORECASE)
 

@@ -11,8 +11,8 @@ from functools import partial
 
 from swarm.environments.answering import FindSettings, MatchRule
 from swarm.environments.config import DatasetTask, code_of
-from swarm.environments.scoring.forms.written import numbers, plain_number
-from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.statements import boxed_content
+from swarm.environments.scoring.written import numbers, plain_number
 
 MAX_SEARCHED_CHARS = 16_384
 """Characters at the end of a completion that `last_number` and `boxed` read, and the longest `whole` answer."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 
 from swarm.environments.answering import MatchRule
-from swarm.environments.scoring.forms.asked import Asked, asked_in
-from swarm.environments.scoring.forms.rules import fits
-from swarm.environments.scoring.forms.shapes import shape_of
-from swarm.environments.scoring.forms.written import Written, last_written, numbers, read_number, same_written
-from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.forms import Asked, asked_in, fits
 from swarm.environments.scoring.mathematics import is_answer, is_stated
-from swarm.environments.scoring.reading.characters import plain_characters, plain_text
-from swarm.environments.scoring.reading.notation import MAX_CHARS, normalise
+from swarm.environments.scoring.notation import MAX_CHARS, normalise, plain_characters, plain_text
+from swarm.environments.scoring.shapes import shape_of
+from swarm.environments.scoring.statements import boxed_content
+from swarm.environments.scoring.written import Written, last_written, numbers, read_number, same_written
 
 _UNIT = r"[^\W\d_]{0,12}"
 _ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|\|)\s*(?:(?:maybe|perhaps|possibly)\s+|[a-z]\s*=\s*)?", re.IGNORECASE)

@@ -20,7 +20,7 @@ from swarm.environments.digests import check_options, digest, draw
 from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
+from swarm.environments.scoring.scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.again import made_again, referenced
 from swarm.environments.sources.held_out import HeldApart
 from swarm.environments.sources.library import DATASETS, create_dataset, load

@@ -4,7 +4,54 @@ from __future__ import annotations
 
 import re
 
-from swarm.environments.scoring.latex import boxed_content
+_BOX = re.compile(
+    r"\\(?:boxed|fbox|framebox)(?:\s*(?P<brace>\{)|\s*(?P<bare>-?\d+(?:[.,]\d+)*|\\[dtc]?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
+    r"|\\(?!boxed|text)[a-z]{2,8}(?![a-z{]))|\s+(?P<letter>[A-Za-z])(?![A-Za-z]))"
+)
+"""With braces, or as TeX also takes it before a number, fraction, command or letter."""
+_BETWEEN = re.compile(r"\\(?:text|mbox|q?quad|[,;:! ])|\b(?:and|or)\b", re.IGNORECASE)
+"""Apart from punctuation what may be between boxes that make one answer."""
+_NOT_BETWEEN = re.compile(r"[\w=<>≤≥≠≈]")
+MAX_JOINING_CHARS = 32
+_PERCENT_BEHIND = re.compile(r"(?:\$|\\\)|\s){0,8}(?:\\?%|(?:percent|per cent|pct)\b)", re.IGNORECASE)
+
+
+def boxed_content(text: str) -> str | None:
+    r"""The content of the last closed `\boxed{}` of a text, with balanced braces.
+
+    Other boxes that precede it at once, with `or`, `and` or a comma between them, are parts of the same answer, so that
+    nobody can offer several answers of which one counts.
+    """
+    contents: list[str] = []
+    start = len(text)
+    for box in list(_BOX.finditer(text))[:-9:-1]:  # many unclosed openings must not take quadratic time
+        end = box.end() if box["brace"] is None else _closing(text, box.end())
+        if end is None or end >= start + (box["brace"] is None):
+            continue
+        behind = end + (box["brace"] is not None)
+        if contents and (start - end > MAX_JOINING_CHARS or not _joins(text[behind:start])):
+            break
+        content = (text[box.end() : end] if box["brace"] else box["bare"] or box["letter"]).strip()
+        if not contents and content and _PERCENT_BEHIND.match(text, behind) is not None:
+            content += "\\%"
+        contents, start = [content, *(other for other in contents if other != content)], box.start()
+    return ", ".join(contents) if contents else None
+
+
+def _joins(between: str) -> bool:
+    return _NOT_BETWEEN.search(_BETWEEN.sub("", between)) is None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace is closed whose content begins at `start`."""
+    depth = 1
+    for position in range(start, len(text)):
+        if text[position] in "{}":
+            depth += 1 if text[position] == "{" else -1
+            if depth == 0:
+                return position
+    return None
+
 
 MAX_READ_CHARS = 16_384
 """At the end of a text."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Literal
 
 from msgspec import Struct
 
 from swarm.environments.scoring.expressions import repeating
-from swarm.environments.scoring.reading.characters import plain_characters, plain_text
-from swarm.environments.scoring.reading.separators import SCALES, decimal_points, plain_digits
-from swarm.environments.scoring.reading.units import agree, unit_at
+from swarm.environments.scoring.notation import (
+    SCALES,
+    agree,
+    decimal_points,
+    is_enclosed,
+    plain_characters,
+    plain_digits,
+    plain_text,
+    unit_at,
+)
 
 RELATIVE_TOLERANCE = 1e-6
 """Of numbers that are not whole, which may be rounded."""
@@ -181,14 +187,6 @@ def _plain(text: str) -> str:
     text = _POWER_OF_NEGATIVE.sub(lambda found: f"{'-' * (int(found[2]) % 2)}{found[1]}^{found[2]}", text)
     text = _NEGATIVE.sub("-", text)
     return _FRACTION.sub(_as_quotient, text)
-
-
-def is_enclosed(text: str) -> bool:
-    """Whether one pair of brackets encloses a text."""
-    if text[:1] + text[-1:] not in ("()", "{}"):
-        return False
-    depths = accumulate((character in "({") - (character in ")}") for character in text[:-1])
-    return all(depth > 0 for depth in depths)
 
 
 def _as_quotient(found: re.Match[str]) -> str:

@@ -14,8 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from swarm.environments.scoring.expressions import Unreadable, evaluate
-from swarm.environments.scoring.values import Complexes, no_names, read
+from swarm.environments.scoring.expressions import Complexes, Unreadable, evaluate, no_names, read
 
 _NEVER = frozenset[str]()
 _FAMILIES = {
