@@ -65,7 +65,7 @@ _LAST_WORDS_BYTES = 2_000
 _EXIT_S = 1.0
 """From the end of a connection to that of its process."""
 _WAKE_UPS = 4_096
-"""Consumed at once; the rest wakes the thread again."""
+"""Bytes consumed at once; further ones end the next `wait`."""
 
 
 def inherited(*groups: str, names: tuple[str, ...] = (), variables: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -175,7 +175,7 @@ class Child:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def ending(self) -> str:
-        """How the process ended, within a moment, with the end of its standard error."""
+        """Exit code, after a short wait, and the end of its standard error."""
         code, words = self.wait(_EXIT_S), self.last_words()
         return f"exited with {code}" + (f"; standard error: {words!r}" if words else "")
 
@@ -211,7 +211,7 @@ class Channel:
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """File descriptor, for selectors."""
         return self._socket.fileno()
 
     @property
@@ -264,7 +264,7 @@ class Waker:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """File descriptor, for selectors."""
         return self._reader.fileno()
 
     def wake(self) -> None:

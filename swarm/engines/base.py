@@ -1,4 +1,4 @@
-"""What all engines share: the contexts to continue, the end of completions, and a base class."""
+"""Shared by all engines: token ids of contexts, stop criteria, and a base class."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from swarm.types import Answers, Context, FinishReason, NextTurn, Past, Prompt, 
 from swarm.types.media import Media, modality
 
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+MOST_RECENT = 1024
+"""Entries kept by prompt or episode: a call may last as long as the node."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Stops:
@@ -60,18 +64,11 @@ class Stops:
         return any(stop in text for stop in self._texts)
 
 
-MOST_RECENT = 1024
-"""Prompts and episodes of which something is remembered: a call may last as long as the node."""
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
 class Recent(OrderedDict[Key, Value]):
-    """The entries that were set last, `MOST_RECENT` of them."""
+    """The `MOST_RECENT` entries that were set last."""
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        """Set one, and forget the one that was set first if there are too many."""
+        """Set an entry, and drop the oldest if there are too many."""
         super().__setitem__(key, value)
         self.move_to_end(key)
         if len(self) > MOST_RECENT:
@@ -82,14 +79,14 @@ class Contexts:
     """The prompts and turns of one call."""
 
     def __init__(self, policy: Policy, max_new_tokens: int, room: tuple[str, int]) -> None:
-        """Each grows by at most `max_new_tokens`. `room`: what bounds a sequence besides the policy, and its tokens."""
+        """Each grows by at most `max_new_tokens`. `room`: name and tokens of the other limit, besides the policy's."""
         self._policy = policy
         self._max_new_tokens = max_new_tokens
         self._room = room
         self._starts: Recent[Prompt, list[int]] = Recent()
         """Ids of episodes' first prompts, which several may share."""
         self._pasts: Recent[int, tuple[Past, list[int]]] = Recent()
-        """What the last turn of each episode continued, and its ids."""
+        """By episode, the context of its last turn and its ids."""
 
     def prompt(self, index: int, prompt: Context) -> list[int] | Rejection:
         """The ids of one prompt."""
@@ -98,7 +95,7 @@ class Contexts:
         return self._fitting(f"prompt {index}", self._policy.encode(prompt))
 
     def turn(self, turn: NextTurn) -> list[int] | Rejection:
-        """Those of an episode's turn; of its past, only the steps since its last turn are tokenized."""
+        """The ids of an episode's turn; only steps since its last turn are tokenized."""
         context = turn.context
         if unread := self._unreadable(context):
             return unread
@@ -106,7 +103,7 @@ class Contexts:
         return self._fitting(f"turn {turn.number} of episode {turn.episode}", ids)
 
     def _unreadable(self, context: Context) -> Rejection | None:
-        """A refusal if a policy cannot read all of it."""
+        """A refusal if the policy cannot read all media of a context."""
         last = context.steps[-1:] if isinstance(context, Past) else ()
         parts = [*media_of(context.prompt if isinstance(context, Past) else context)]
         parts += [part for step in last for part in step.observation if isinstance(part, Media)]

@@ -20,6 +20,7 @@ RAISED = {error.__name__: error for error in (EngineError, OutOfMemory, Sampling
 """Errors that the process reports instead of exiting."""
 DTYPE = torch.float32
 """Type of trained weights."""
+encode = msgspec.msgpack.Encoder().encode
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class More(msgspec.Struct, frozen=True, tag="more"):
 
     turns: list[NextTurn]
     continuing: list[int]
-    """As in `Turns`."""
+    """See `Turns`."""
     complete: bool
     """Whether no turn will follow."""
 
@@ -86,7 +87,6 @@ class Swapped(msgspec.Struct, frozen=True, tag="swapped"):
 Order = Ask | More | Stop | Swap
 Reply = Answered | End | Swapped
 
-encode = msgspec.msgpack.Encoder().encode
 decode_setup = msgspec.msgpack.Decoder(Setup).decode
 decode_order = msgspec.msgpack.Decoder[Order](Order).decode
 decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode

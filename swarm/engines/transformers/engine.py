@@ -1,9 +1,9 @@
 """Generation with the trained weights themselves: no copy, no transfer.
 
 prompts ─▶ sequences ─▶ scheduler ─▶ rows of the slot cache ─▶ a step: model, sample, stop? ─▶ groups, once whole
-             ▲           ▲                                              │
-             │           └──── a finished row's slot is free again ◀────┤
-           turns that are ready ◀── environment ◀── an episode's turn ◀─┘
+             ▲              ▲                                              │
+             │              └──── a finished row's slot is free again ◀────┤
+           turns that are ready ◀── environment ◀── an episode's turn ◀────┘
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from swarm.protocols import Turns
 from swarm.types import Answers, Completion, Context, NextTurn, Past, Prompt, Rejection, Sampling
 
 LOGIT_COPIES = 6
-"""Those that sampling holds."""
+"""Copies of the logits during sampling."""
 RECORDED_COPIES = LOGIT_COPIES
-"""Those of recorded steps, whose memory is theirs alone."""
+"""Further copies in CUDA graphs, which have their own memory."""
 
 
 def logit_copies(settings: GenerationSettings, device: str) -> int:
@@ -58,14 +58,14 @@ class Requests:
     """The sequences of one call."""
 
     def __init__(self, policy: Policy, sampling: Sampling, seed: int, room: Room) -> None:
-        """`room` holds them all."""
+        """`room` bounds each sequence."""
         self._contexts = Contexts(policy, sampling.max_new_tokens, ("the cache", room.longest))
         self._seed = seed
         self._places = policy.places
         self._questions = count(-1, -1)
-        """For turns; those of prompts are their indices."""
+        """Numbers of turns' questions; a prompt's is its index."""
         self._starts: Recent[Prompt, int] = Recent()
-        """Questions of episodes' first prompts."""
+        """Question numbers of episodes' first prompts."""
 
     def prompt(self, index: int, prompt: Context, num_completions: int) -> list[SequenceState] | Rejection:
         """G sequences of one prompt."""
@@ -99,7 +99,7 @@ class Requests:
         return None if self._places is None else int(self._places(ids).max()) + 1
 
     def _question(self, context: Context) -> int:
-        """The same for those that can share a reading."""
+        """Equal for turns that can share a prefill."""
         if isinstance(context, Past):
             return next(self._questions)
         if context not in self._starts:

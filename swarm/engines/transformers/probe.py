@@ -1,7 +1,7 @@
-"""Tests a model's code before it samples: decoding with a cache must give what one pass over each row alone gives.
+"""Tests a model's code before it samples: decoding with a cache must agree with one pass over each row alone.
 
 Some families count positions or windows from the widest row of a batch, or in a way of their own. They would sample
-from wrong distributions without a word.
+from wrong distributions silently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def most_rows(policy: Policy) -> int | None:
 
 
 def probed_rows(policy: Policy) -> int | None:
-    """The same, probed on the policy itself."""
+    """`most_rows` with the probe on the policy itself."""
     together = _trouble(policy, len(LENGTHS))
     if together is None:
         return None
@@ -67,7 +67,7 @@ def _in_small(policy: Policy) -> Policy:
 
 
 def _trouble(policy: Policy, num_rows: int) -> str | None:
-    """What is wrong when so many rows are decoded together."""
+    """The error or deviation when `num_rows` rows are decoded together; None without one."""
     try:
         decoder = Decoder(policy)
         with policy.ranks.gathered():

@@ -50,15 +50,15 @@ class SequenceState:
     """One completion in progress: mutable, and private to the engine."""
 
     question: int
-    """Those with the same one have the same prompt."""
+    """Sequences of one question have the same prompt."""
     completion: int
-    """Index among them."""
+    """Index among the completions of its question."""
     prompt: list[int]
     seed: int
     episode: int | None = None
-    """The episode whose turn it is; None for a completion of a group."""
+    """Episode of a turn; None for a completion of a group."""
     turn: int = 1
-    """Its number."""
+    """Number of the turn."""
     ids: list[int] = field(default_factory=list)
     """Tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ class SequenceState:
     following: int | None = None
     """Position of the first token after the prompt; None where positions count tokens."""
     arrival: int = 0
-    """Its place in the order of arrival, given by the scheduler."""
+    """Position in the order of arrival, set by the scheduler."""
     num_tokens: int = field(init=False)
     """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
     asks every row several times a step."""
@@ -142,7 +142,7 @@ class Scheduler:
         self.rows: list[SequenceState] = []
         self._waiting: deque[SequenceState] = deque()
         self._turns: list[SequenceState] = []
-        """After the first, least advanced first."""
+        """Second and later turns, least advanced episodes first."""
         self._room = room
         self._arrivals = count()
         self.add(sequences)
@@ -227,7 +227,7 @@ class Scheduler:
         return self.rows[before:]
 
     def _has_room(self, sequence: SequenceState, width: int) -> bool:
-        """For a row besides those that there are; `width` is that of the longest."""
+        """Whether another row fits; `width` is that of the longest present row."""
         if not self.rows:
             return True  # each fits alone
         if len(self.rows) == self._room.rows:
@@ -240,5 +240,5 @@ class Scheduler:
 
 
 def blocks(num_tokens: int) -> int:
-    """Rounded up to whole blocks."""
+    """Round up to whole blocks."""
     return -(-num_tokens // BLOCK) * BLOCK

@@ -31,9 +31,9 @@ from swarm.policy.media.encoder import is_encoder_trained
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS_FILE = "model.safetensors"
 OTHER_FILES_BYTES = 2**25
-"""Room beside the weights for the tokenizer, the configuration and the process's log."""
+"""Space for tokenizer, configuration and log, in addition to the weights."""
 LAYER = re.compile(r".*?\.\d+\.")
-"""Begins the names of a layer's weights."""
+"""Prefix of the names of a layer's weights."""
 NAMES_IN_VLLM = {
     "PhimoeForCausalLM": "PhiMoEForCausalLM",
     "LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration",
@@ -42,7 +42,12 @@ NAMES_IN_VLLM = {
 spelling itself is lost once transformers has saved a model."""
 
 Handed = tuple[str, torch.Tensor, torch.dtype]
-"""A tensor by its name in the model, and the type in which vLLM gets it."""
+"""Name in the model, tensor, and its type in vLLM."""
+BUFFER_BYTES = 2**28
+"""Size of the buffer, unless one weight is larger: training and vLLM leave little memory."""
+logger = logging.getLogger(__name__)
+Ask = Callable[[Callable[[int], Request]], None]
+"""Sends a request and awaits that it is done. Raises `EngineError` when it is refused, `EngineCrashed`."""
 
 
 class State(Struct, frozen=True):
@@ -59,21 +64,21 @@ def state_of(policy: Policy) -> State:
 
 
 def make_work_directory(policy: Policy) -> Path:
-    """Readable by this user only; in memory where the weights have room there, else among the temporary files.
+    """A directory readable by this user only; in memory if the weights fit there, else among the temporary files.
 
-    Docker gives a container 64 MiB of shared memory. Raises `EngineError` when there is no room anywhere.
+    Docker gives a container 64 MiB of shared memory. Raises `EngineError` when the weights fit nowhere.
     """
     needed = sum(weight.numel() * dtype.itemsize for _, weight, dtype in _base(policy))
-    places = [place for place in (SHARED_MEMORY, Path(gettempdir())) if place.is_dir()]
-    free = {place: shutil.disk_usage(place).free for place in places}
-    for place in places:
-        if free[place] > needed + OTHER_FILES_BYTES:
-            return Path(mkdtemp(prefix="swarm-vllm-", dir=place))
+    candidates = [path for path in (SHARED_MEMORY, Path(gettempdir())) if path.is_dir()]
+    free = {path: shutil.disk_usage(path).free for path in candidates}
+    for path in candidates:
+        if free[path] > needed + OTHER_FILES_BYTES:
+            return Path(mkdtemp(prefix="swarm-vllm-", dir=path))
     raise EngineError(_no_room(f"{needed / 2**30:.1f} GiB of weights", free))
 
 
 def _no_room(what: str, free: dict[Path, int]) -> str:
-    seen = ", ".join(f"{place} has {num_bytes / 2**30:.1f} GiB free" for place, num_bytes in free.items())
+    seen = ", ".join(f"{path} has {num_bytes / 2**30:.1f} GiB free" for path, num_bytes in free.items())
     return (
         f"no room for {what} on their way to vLLM: {seen}; give a container more shared memory (--shm-size, or "
         "shm_size in docker-compose.yml), or set TMPDIR to a directory with room"
@@ -119,7 +124,7 @@ def changed_files(policy: Policy, work: Path) -> Iterator[tuple[Path, State]]:
 
 
 def trained_weights(policy: Policy, outlined: bool = False) -> Iterator[Handed]:
-    """The weights that training changes and the buffers beside them, as they are; `outlined`: without content."""
+    """The weights that training changes, with the buffers; `outlined`: shapes only, on the meta device."""
     for dtype, handed in groupby(_changing(policy), lambda each: each[2]):
         values = ((name, value.detach()) for name, value, _ in handed)
         outlines = ((name, value.to("meta") if outlined else value) for name, value in values)
@@ -127,7 +132,7 @@ def trained_weights(policy: Policy, outlined: bool = False) -> Iterator[Handed]:
 
 
 def _base(policy: Policy) -> Iterator[Handed]:
-    """All of the model without adapters; matrices of few bits are computed one after the other."""
+    """The whole model without adapters; quantized matrices are dequantized one at a time."""
     for name, parameter in policy.model.named_parameters():
         if ".lora_" not in name:
             yield name.replace(".base_layer.", "."), parameter, policy.compute_dtype
@@ -137,8 +142,8 @@ def _base(policy: Policy) -> Iterator[Handed]:
 
 
 def _changing(policy: Policy) -> Iterator[Handed]:
-    """All weights but those of an encoder that stay as they are. Buffers do not change, but vLLM empties a layer before
-    it loads it again, and has none after a deep sleep."""
+    """All weights except a frozen encoder's. Buffers do not change, but vLLM empties a layer before it loads it again,
+    and has none after a deep sleep."""
     for name, value in policy.weights.items():
         if value.requires_grad or policy.media is None:
             yield name, value, policy.compute_dtype
@@ -150,7 +155,7 @@ def _changing(policy: Policy) -> Iterator[Handed]:
 
 
 def _buffers(policy: Policy, modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[Handed]:
-    """What files hold beside parameters, in its own type, as it is in files: choices of experts hang on it.
+    """Saved buffers in their own type: the choice of experts depends on them.
 
     Without `state_dict`, which would shard gathered weights again.
     """
@@ -162,7 +167,7 @@ def _buffers(policy: Policy, modules: Iterable[tuple[str, torch.nn.Module]]) -> 
 
 
 def _write(policy: Policy, directory: Path, weights: Iterable[Handed]) -> None:
-    """Rounded to vLLM's type, as vLLM would do itself after reading twice as much."""
+    """Write weights rounded to vLLM's type, which halves what vLLM reads."""
     rounded = ((name, value.detach().to("cpu", dtype)) for name, value, dtype in weights)
     published = {name: value.contiguous() for name, value in _as_published(policy, rounded)}
     try:
@@ -173,7 +178,7 @@ def _write(policy: Policy, directory: Path, weights: Iterable[Handed]) -> None:
 
 
 def _as_published(policy: Policy, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """By their names in published files, which vLLM knows: transformers has others, and joins experts.
+    """Rename weights as in published files, which vLLM expects: transformers has other names, and joins experts.
 
     Layer by layer, because joined ones are copied.
     """
@@ -183,10 +188,6 @@ def _as_published(policy: Policy, weights: Iterable[tuple[str, torch.Tensor]]) -
         layers.setdefault(found[0] if found else "", {})[name] = value
     for prefix in list(layers):
         yield from revert_weight_conversion(policy.model, layers.pop(prefix)).items()
-
-
-BUFFER_BYTES = 2**28
-"""Of the buffer, unless one weight is larger: training and vLLM leave little memory."""
 
 
 class GpuBuffer:
@@ -201,24 +202,23 @@ class GpuBuffer:
         self.shared = Shared(gpu, num_bytes, handle, size, offset, counter, counter_offset, event, waits)
 
     def flush(self) -> None:
-        """Wait until all that was written can be read."""
+        """Wait for all writes."""
         torch.cuda.synchronize(self.content.device)
 
     def close(self) -> None:
-        """Free it, once the other process has let go of it."""
+        """Free the memory after the other process has released it."""
         del self.content
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
 def buffer_bytes(weights: Iterable[tuple[str, Tensor, torch.dtype]]) -> int:
-    """Of a buffer for pieces of these weights, each in the type beside it."""
+    """Size of a buffer for pieces of these weights, each in the given type."""
     sizes = [value.numel() * dtype.itemsize for _, value, dtype in weights]
     return max(min(sum(sizes), BUFFER_BYTES), *sizes)
 
 
 def pieces(buffer: GpuBuffer, weights: Iterable[tuple[str, Tensor, torch.dtype]]) -> Iterator[Packed]:
-    """Fill the buffer with as many weights of one type as it holds, in their order; the next piece takes the place of
-    the last."""
+    """Fill the buffer with as many weights of one type as it holds, in their order; each piece overwrites the last."""
     for dtype, alike in groupby(weights, lambda each: each[2]):
         room = len(buffer.content) // dtype.itemsize
         packed: dict[str, Tensor] = {}
@@ -241,12 +241,6 @@ def _filled(buffer: GpuBuffer, weights: Mapping[str, Tensor], dtype: torch.dtype
     return Packed(buffer.shared, tuple(weights), shapes, str(dtype).removeprefix("torch."), dtype.itemsize)
 
 
-logger = logging.getLogger(__name__)
-
-Ask = Callable[[Callable[[int], Request]], None]
-"""Sends a request and awaits that it is done. Raises `EngineError` when it is refused, `EngineCrashed`."""
-
-
 def shares_gpu(settings: VllmSettings, policy: Policy, device: torch.device) -> bool:
     """Whether weights may go through memory of a GPU; vLLM is on `device`.
 
@@ -266,12 +260,12 @@ def shares_gpu(settings: VllmSettings, policy: Policy, device: torch.device) -> 
 
 
 class Delivery:
-    """The way of one policy's weights."""
+    """Delivers one policy's weights."""
 
     def __init__(self, policy: Policy, settings: VllmSettings, work: Path, shares_gpu: bool) -> None:
         """Files go to `work`."""
         self.shares_gpu = shares_gpu
-        """Whether memory of the GPU is used, as long as that is possible."""
+        """Whether weights go through memory of the GPU."""
         self._policy = policy
         self._settings = settings
         self._work = work
@@ -290,12 +284,12 @@ class Delivery:
         return state
 
     def _buffer(self) -> GpuBuffer | None:
-        """None where memory cannot be shared, or there is none left."""
+        """None if memory cannot be shared, or none is left."""
         needed = buffer_bytes(trained_weights(self._policy, outlined=True))
         try:
             return GpuBuffer(needed, self._policy.device)
         except RuntimeError as error:
-            self._share_no_more(error)
+            self._fall_back_to_files(error)
             return None
 
     def _share(self, buffer: GpuBuffer, ask: Ask, kv: str) -> State:
@@ -309,12 +303,12 @@ class Delivery:
         except EngineCrashed:
             raise
         except EngineError as error:
-            self._share_no_more(error)
+            self._fall_back_to_files(error)
             raise EngineCrashed("vLLM could not read weights in memory of the GPU") from error
         return state
 
-    def _share_no_more(self, reason: Exception) -> None:
-        """Said once. Raises `EngineError` if nothing else is allowed."""
+    def _fall_back_to_files(self, reason: Exception) -> None:
+        """Fall back to files, with one warning. Raises `EngineError` if the settings forbid files."""
         if self._settings.transfer == "ipc":
             raise EngineError(f"generation.vllm.transfer must be files here: {reason}") from reason
         logger.warning("weights go to vLLM through files, because memory of the GPU cannot be shared: %s", reason)

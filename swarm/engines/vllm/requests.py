@@ -1,4 +1,8 @@
-"""What one call of the engine asks of vLLM, and which of it is not answered yet."""
+"""Pending requests of one call of the engine to vLLM, with features of media from the policy's own encoder.
+
+vLLM's encoders resize images with other libraries and compute in another order, and each family would need its own
+translation of the processor's output; features need none.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,19 @@ from swarm.policy.media.ids import TokenIds, runs
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
 
+SEEDS = 2**63
+"""vLLM's seeds are below this."""
+
 
 def reads_of(policy: Policy) -> Reads | None:
-    """What vLLM must expect; None for text only."""
+    """The policy's modalities for vLLM; None for text only."""
     if policy.media is None:
         return None
     return Reads(policy.media.reader.kinds, policy.media.has_layers)
 
 
 def features(policy: Policy, call: int, number: int) -> Features:
-    """Those of a medium, computed now unless the policy has them already."""
+    """The features of a medium, computed now unless the policy has them already."""
     assert policy.media is not None
     medium = policy.media.reader[number]
     with policy.compute(), torch.no_grad():
@@ -38,12 +45,12 @@ def features(policy: Policy, call: int, number: int) -> Features:
 
 
 def has_media(ids: Sequence[int]) -> bool:
-    """Whether a prompt has any."""
+    """Whether a prompt has media."""
     return isinstance(ids, TokenIds)
 
 
 def named(policy: Policy, ids: Sequence[int]) -> tuple[int, ...]:
-    """The tokens of a prompt with media, with the model's own token at the places of features."""
+    """The tokens of a prompt with media, with the model's own token at the positions of features."""
     assert policy.media is not None
     found = list(ids)
     for run in runs(ids):
@@ -62,26 +69,22 @@ def placed(ids: Sequence[int]) -> tuple[Placed, ...]:
     return tuple(Placed(number, tuple(each)) for number, each in found)
 
 
-SEEDS = 2**63
-"""vLLM's seeds are below this."""
-
-
 class _Group(Struct):
-    """The completions of one prompt, or the one of a turn."""
+    """Pending completions of one prompt, or of a turn."""
 
     token_ids: list[int]
-    """The prompt's, with places of features."""
+    """Token ids of the prompt, with positions of features."""
     seeds: tuple[int, ...]
     """[G]"""
     completions: dict[int, Completion]
-    """Those there are."""
+    """Completions received so far, by index."""
 
 
 class PendingRequests:
     """The prompts of one call by index, and its turns by name of the episode."""
 
     def __init__(self, policy: Policy, stops: Stops, sampling: Sampling, seed: int, max_positions: int) -> None:
-        """Nothing is asked yet. vLLM serves sequences of at most `max_positions` tokens."""
+        """No pending requests. vLLM serves sequences of at most `max_positions` tokens."""
         self._policy = policy
         self._stops = stops
         self._seed = seed
@@ -90,7 +93,7 @@ class PendingRequests:
 
     @property
     def names(self) -> Collection[int]:
-        """What is not answered yet."""
+        """Names of unanswered prompts and turns."""
         return self._groups.keys()
 
     def prompt(self, index: int, prompt: Context, num_completions: int) -> Rejection | None:
@@ -102,9 +105,9 @@ class PendingRequests:
         return self._ask(turn.episode, self._contexts.turn(turn), [turn.number])
 
     def missing(self, call: int, names: Collection[int], known: set[int]) -> Iterator[Add | Features]:
-        """Requests for what is missing of these, for an open call; `known` are the media that it has, and gets others.
+        """Requests for the missing completions of these, for an open call; adds media that it sends to `known`.
 
-        Pictures and sounds go to an encoder meanwhile, so that vLLM begins with the first prompt when its are read.
+        Media are encoded one prompt at a time, so that vLLM starts on the first prompt while others are encoded.
         """
         if self._policy.media is None:
             yield self._add(call, names)

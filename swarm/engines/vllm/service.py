@@ -44,9 +44,9 @@ class VllmService:
         trust_remote_code: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        """Nothing runs yet; vLLM will use the configured GPUs, or else `device`, by default the policy's.
+        """Start nothing yet; vLLM will use the configured GPUs, or else `device`, by default the policy's.
 
-        Raises `EngineError` for unsupported settings, and without room for the weights on their way.
+        Raises `EngineError` for unsupported settings, and if the files of weights fit nowhere.
         """
         self._device = device or policy.device
         if settings.vllm.sleep and self._device.type != "cuda":
@@ -119,7 +119,7 @@ class VllmService:
                 raise
 
     def rest(self) -> None:
-        """Release the GPU's memory for training, if configured."""
+        """Put vLLM to sleep for training, if configured: it releases the GPU's memory."""
         with self._lock:
             if self._settings.vllm.sleep and self._process is not None and not self._asleep:
                 with contextlib.suppress(EngineCrashed):  # the next caller detects it
@@ -250,7 +250,7 @@ def _check_gpus(gpus: Sequence[int], device: torch.device, policy_device: torch.
 
 
 def _environment(device: torch.device, gpus: Sequence[int]) -> dict[str, str]:
-    """Variables that place vLLM on these GPUs, or on the policy's device, with as many threads."""
+    """Variables that put vLLM on these GPUs, or on the policy's device, with as many threads."""
     if device.type != "cuda":
         return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     # On ROCm either variable may be set, and vLLM refuses two that differ.

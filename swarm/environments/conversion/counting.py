@@ -1,4 +1,4 @@
-"""What is made of a data set is counted while it is made, and ends where there is too much of it.
+"""Counts rows and bytes of a data set during its conversion, and refuses it at the limits.
 
 The size of its files says little: a Parquet file of 446 bytes holds 4 GB, and so does a compressed one of 4 MB.
 """
@@ -23,29 +23,33 @@ from swarm.errors import TaskError
 
 MAX_FOOTER_STRING_BYTES = 2**24
 MAX_FOOTER_ITEMS = 10**6
-"""Of a Parquet footer: columns, row groups, and entries of the schema."""
+"""Most columns, row groups and schema entries of a Parquet footer."""
 MAX_INDEX_BYTES = 2**24
-"""Of the index at the end of an xz file."""
+"""Longest index at the end of an xz file."""
 MAX_ZSTANDARD_HEADER_BYTES = 18
 _GZIP, _ZIP, _XZ, _ZSTANDARD = b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _PARQUET = b"PAR1"
 UNREADABLE = (ValueError, OSError, pyarrow.ArrowException, MemoryError)
-"""What `stated_by` raises."""
+"""Errors that `stated_by` raises."""
+ROWS_AT_A_TIME = 32
+"""Rows of a Parquet file, whatever its row groups are: a row may decode to a thousand times its bytes."""
+MANY_BATCHES = 8_192
+"""Beyond this number, batches get more rows."""
 
 
 class Stated(Struct, frozen=True):
-    """Of a file, or of several together."""
+    """Size of one or several files by their own figures, which may be lies: they refuse early, and spare no count."""
 
     stored: int
     """Bytes on the disk."""
     content: int
-    """Bytes without compression, at least; as they are stored where the format does not say."""
+    """Least bytes without compression; stored bytes if the format does not say."""
     rows: int = 0
-    """0 where the format does not say."""
+    """0 if the format does not say."""
 
 
 def stated_by(files: Iterable[Path]) -> Stated:
-    """Of all these files together. Raises `UNREADABLE` for one whose own figures make no sense."""
+    """Total of these files. Raises `UNREADABLE` for a file whose own figures make no sense."""
     found = [_of_file(file) for file in files]
     return Stated(
         sum(each.stored for each in found), sum(each.content for each in found), sum(each.rows for each in found)
@@ -78,7 +82,7 @@ def _of_file(path: Path) -> Stated:
 
 
 def _of_parquet(file: BinaryIO, stored: int) -> Stated:
-    """Its footer: rows, and bytes after decompression. What dictionaries and runs stand for is not in it."""
+    """Rows, and bytes after decompression, by its footer, which does not count expanded dictionaries and runs."""
     with open_parquet(file) as parquet:
         metadata = parquet.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -137,14 +141,8 @@ def _numbers(index: bytes) -> list[int]:
     return found or [0]
 
 
-ROWS_AT_A_TIME = 32
-"""Of a Parquet file, whatever its row groups are: a row may be a thousand times what its bytes suggest."""
-MANY_BATCHES = 8_192
-"""From so many on, they have more rows."""
-
-
 class Conversion:
-    """Of one data set."""
+    """Counts and limits of one data set's conversion."""
 
     def __init__(
         self,
@@ -152,8 +150,8 @@ class Conversion:
         begun: Callable[[str], None] = lambda unfinished: None,
         limit_memory: Callable[[int], None] = lambda more_bytes: None,
     ) -> None:
-        """`begun` is called with the path of what a conversion leaves behind if it ends in the middle; `limit_memory`
-        with the bytes of memory that it may take."""
+        """`begun` gets the path that an interrupted conversion leaves behind; `limit_memory` gets the bytes of memory
+        that the conversion may take."""
         self._limits = limits
         self._begun = begun
         self._limit_memory = limit_memory
@@ -165,17 +163,17 @@ class Conversion:
 
     @property
     def most_written(self) -> int:
-        """Bytes that may be written to the disk, where its files may be downloaded to first."""
+        """Bytes that may be written to the disk, downloads included."""
         return self._limits.largest(self._stored) + self._stored
 
     def expect(self, path: Path) -> None:
-        """Know how large local files are before any is opened. Raises `OSError`."""
+        """Measure local files before any is opened. Raises `OSError`."""
         files = path.rglob("*") if path.is_dir() else [path]
         self._stored = sum(file.stat().st_size for file in files if file.is_file())
 
-    def watch(self, builder: Any, place: str) -> None:
-        """Have a builder of `datasets` count what it makes in a folder. It raises `TaskError` at the limits."""
-        self._begun(f"{place}{UNFINISHED}")
+    def watch(self, builder: Any, folder: str) -> None:
+        """Count the output of a builder of `datasets` in `folder`. The builder raises `TaskError` at the limits."""
+        self._begun(f"{folder}{UNFINISHED}")
         split, generate = builder._split_generators, getattr(builder, "_generate_tables", None)
 
         def split_generators(downloads: Any) -> Any:
@@ -201,7 +199,7 @@ class Conversion:
             self._refuse(f"{num_bytes} bytes on the disk", self.most_written)
 
     def out_of_memory(self) -> TaskError:
-        """The refusal where memory ends."""
+        """The refusal when memory runs out."""
         return self._refusal("too many bytes of memory", self._limits.memory(self._stored))
 
     def _begin(self, stated: Stated) -> None:
@@ -213,7 +211,7 @@ class Conversion:
     def _of_parquet(
         self, builder: Parquet, files: Sequence[str], row_groups_list: Sequence[Sequence[int] | None]
     ) -> Iterator[tuple[Key, pyarrow.Table]]:
-        """As the builder itself, which would decode a group of rows as a whole."""
+        """Replaces the builder's own code, which would decode a group of rows as a whole."""
         num_rows = max(ROWS_AT_A_TIME, self._stated_rows // MANY_BATCHES)
         for number, (file, groups) in enumerate(zip(files, row_groups_list, strict=True)):
             with open_parquet(Path(file)) as parquet:

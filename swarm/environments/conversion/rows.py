@@ -1,4 +1,10 @@
-"""What readers of rows share: tables of bounded size, and the place of the reason why a row could not be read."""
+"""Reads files of text, JSON and CSV row by row: a bad row does not affect others.
+
+`datasets` gives up a whole file for one line that is cut off or not in UTF-8, guesses dates and numbers among texts,
+and rounds large integers; by column, 007 becomes 7, 12 beside an empty cell 12.0, and `None` or `NA` nothing. Here a
+row that cannot be read keeps its index, with the reason. A cell of CSV is the text in the file, and an empty one is
+missing. A JSON column whose values have several types, or numbers that Arrow has no type for, is stored as JSON.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +35,27 @@ UTF8_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS, _BATCH_BYTES = 1_024, 2**20
 
 T = TypeVar("T")
+MAX_ROW_CHARS = 2**20
+"""Longest row over several lines; a longer one has a quote that does not close."""
+_DIALECT = ("quotechar", "quoting", "escapechar", "doublequote", "skipinitialspace")
+_SIMPLE = frozenset(
+    {"sep", "delimiter", "header", "names", "column_names", "encoding", "encoding_errors", "chunksize", *_DIALECT}
+)
+"""Options of a data card that are followed here; with others pandas reads the file, and gives it up as a whole."""
+MAX_COLUMNS = 4_096
+_MAX_DIGITS = 4_000
+"""Longer integers stay text; Python refuses to write them."""
+Read = Mapping[str, object] | str
+"""A row, or why it could not be read."""
+Count = Callable[[int], None]
+"""Gets the number of bytes read; raises `TaskError` at a limit."""
+PLACE = "-by-rows-1"
+"""Ends the name of the folder with what is read here; the number changes with what a row becomes."""
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+FeaturesOf = Callable[[Any, Sequence[str]], Mapping[str, object] | None]
+"""The types of all columns of files; None to leave them to the builder."""
+TablesOf = Callable[[Any, str], Iterator[pyarrow.Table]]
+"""The rows of a file, with these types."""
 
 
 def text_table(builder: Any, columns: Mapping[str, list[str | None]], reasons: Sequence[str | None]) -> pyarrow.Table:
@@ -36,13 +63,13 @@ def text_table(builder: Any, columns: Mapping[str, list[str | None]], reasons: S
     schema = builder.info.features.arrow_schema
     unreadable = list(reasons)
     for values in columns.values():
-        for place, value in enumerate(values):
+        for i, value in enumerate(values):
             if value is not None and not value.isascii() and (bad := _escaped(value)) is not None:
-                unreadable[place] = not_utf8(bad)
-    for place, reason in enumerate(unreadable):
+                unreadable[i] = not_utf8(bad)
+    for i, reason in enumerate(unreadable):
         if reason is not None:
             for values in columns.values():
-                values[place] = None
+                values[i] = None
     return pyarrow.Table.from_pydict({**columns, UNREADABLE: unreadable}, schema=schema)
 
 
@@ -66,7 +93,7 @@ def not_utf8(byte: int, encoding: str = "utf-8") -> str:
 
 
 def batches(rows: Iterable[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
-    """Of bounded number and bytes."""
+    """Batches of bounded rows and bytes."""
     batch: list[tuple[T, int]] = []
     size = 0
     for row in rows:
@@ -77,15 +104,6 @@ def batches(rows: Iterable[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-MAX_ROW_CHARS = 2**20
-"""Of a row over several lines; a longer one has a quote that does not close."""
-_DIALECT = ("quotechar", "quoting", "escapechar", "doublequote", "skipinitialspace")
-_SIMPLE = frozenset(
-    {"sep", "delimiter", "header", "names", "column_names", "encoding", "encoding_errors", "chunksize", *_DIALECT}
-)
-"""Options of a data card that are followed here; with others pandas reads the file, and gives it up as a whole."""
 
 
 def csv_features(builder: Any, files: Sequence[str]) -> dict[str, object]:
@@ -167,11 +185,11 @@ class _Lines(Iterator[str]):
         self._waiting: deque[str] = deque()
         self._chars = 0
         self.number = 0
-        """Of the row's first line."""
+        """Number of the row's first line."""
         self.held: list[str] = []
         """The row's lines so far."""
         self.ended = False
-        """Whether the row goes on where there is no further line, or has become too long for one."""
+        """Whether the row is unfinished at the end of the file, or too long."""
 
     def begin(self) -> bool:
         """Begin a row; False at the end."""
@@ -214,16 +232,6 @@ def _read_csv(builder: Any, opened: BinaryIO, **options: object) -> Any:
     if "nrows" in options:
         wanted.pop("chunksize", None)
     return pandas.read_csv(opened, **{**wanted, **as_written, **options})
-
-
-MAX_COLUMNS = 4_096
-_MAX_DIGITS = 4_000
-"""Longer integers stay text; Python refuses to write them."""
-
-Read = Mapping[str, object] | str
-"""A row, or why it could not be read."""
-Count = Callable[[int], None]
-"""Is told how many bytes have been read; raises `TaskError` at a limit."""
 
 
 def read_json(text: str | bytes) -> object:
@@ -304,7 +312,7 @@ def _opened(file: str) -> io.BufferedReader:
 
 
 class _Raw(io.RawIOBase):
-    """What `xopen` opens, of which some kinds can only be read: they have no lines."""
+    """A file of `xopen`, some kinds of which have no lines."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
@@ -400,16 +408,6 @@ def _feature(kind: pyarrow.DataType | None) -> object:
     return datasets.Features.from_arrow_schema(pyarrow.schema([("x", kind)]))["x"]
 
 
-PLACE = "-by-rows-1"
-"""Ends the name of the folder with what is read here; the number changes with what a row becomes."""
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-
-FeaturesOf = Callable[[Any, Sequence[str]], Mapping[str, object] | None]
-"""The types of all columns of files; None to leave them to the builder."""
-TablesOf = Callable[[Any, str], Iterator[pyarrow.Table]]
-"""The rows of a file, with these types."""
-
-
 def read_by_rows(builder: Any, count: Count | None = None) -> bool:
     """Have a builder of `datasets` read this way, if it is of such files and their types are not stated elsewhere."""
     if builder.info.features is not None or getattr(builder.config, "field", None) is not None:
@@ -426,7 +424,7 @@ def read_by_rows(builder: Any, count: Count | None = None) -> bool:
 
 
 class _Reader:
-    """What takes the place of a builder's own reading. Others may wrap its functions, too, before they are called."""
+    """Replaces the reading functions of a builder. Others may wrap them, too, before they are called."""
 
     def __init__(self, builder: Any, features_of: FeaturesOf, tables_of: TablesOf) -> None:
         self._builder = builder
@@ -458,7 +456,7 @@ class _Reader:
 
 
 def _nothing(*args: object, **options: object) -> Iterator[Any]:
-    """In place of a first table, of which the library would take the types."""
+    """No first table, because the library would take its types."""
     raise FullReadDisallowed
 
 

@@ -22,6 +22,21 @@ MAX_STRING = 200
 """Characters of one text in it: some scorers take quadratic time."""
 
 _LONG_NUMBER = re.compile(r"[0-9]{400}")
+MAX_ANSWER = 4096
+"""Characters of an answer, in addition to twice those of the library's own."""
+MAX_MOVES = 1000
+MAX_LOGIC = 500
+MAX_LOGIC_DEPTH = 30
+MAX_NUMBER = 1e12
+"""Largest option value; a worker's limits end whatever is still too large or too slow."""
+MAX_WORD = 64
+MAX_ELEMENTS = 256
+MAX_OPTION_DEPTH = 3
+_SEPARATORS = re.compile(r"[\s,_]")  # some scorers remove these from numbers
+_EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
+_TWO_DIGITS = re.compile(r"\d\d")
+_FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
+_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it is a path
 
 
 def read_json(text: str, max_string: int = MAX_STRING) -> JsonValue:
@@ -54,21 +69,8 @@ def _is_sane(value: JsonValue, depth: int, max_string: int) -> bool:
     return True
 
 
-MAX_ANSWER = 4096
-"""Characters of an answer, in addition to twice those of the library's own."""
-MAX_MOVES = 1000
-MAX_LOGIC = 500
-MAX_LOGIC_DEPTH = 30
-
-MAX_NUMBER = 1e12
-"""Largest option value; a worker's limits end whatever is still too large or too slow."""
-MAX_WORD = 64
-MAX_ELEMENTS = 256
-MAX_OPTION_DEPTH = 3
-
-
 class Reach(StrEnum):
-    """What a scorer does with an answer, which determines the filter."""
+    """Use of an answer by its scorer, which determines the filter."""
 
     COMPARED = "compared"
     """The scorer splits and compares it, or each part is one step of a simulation: passed on up to a length."""
@@ -78,20 +80,13 @@ class Reach(StrEnum):
     JSON = "json"
     """It is JSON: parsed here within bounds, then serialized again and passed on."""
     JSON_NUMBERS = "json of numbers"
-    """As `JSON`, and texts in it become numbers."""
+    """`JSON` in which texts become numbers."""
     MOVES = "moves"
     """Digits in it repeat a move: passed on if below ten, up to a length."""
     LOGIC = "logic"
     """It is a formula, checked for all values of its variables: passed on if it uses only the question's alphabet."""
     OWN = "own"
-    """The library's scorer must not see it: scored by `own_scorers.py`."""
-
-
-_SEPARATORS = re.compile(r"[\s,_]")  # some scorers remove these from numbers
-_EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
-_TWO_DIGITS = re.compile(r"\d\d")
-_FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
-_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it is a path
+    """The library's scorer must not see it: scored by `scorers.py`."""
 
 
 def admitted(dataset: str, answer: str, oracle: str) -> str | None:

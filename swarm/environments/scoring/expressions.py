@@ -1,10 +1,10 @@
 r"""Our own parser for short mathematical expressions: text becomes a bounded list of steps, never code.
 
 One grammar with two token tables. `PLAIN` is what sympy prints and a calculator takes: numbers, names, `+ - * / **`,
-signs, parentheses and functions of one argument. `LATEX` is that of final answers, normalised by `latex.py`: letters,
-implied products, fractions, roots, functions without parentheses, absolute values, binomials, factorials, percentages.
-The steps are in postfix order, so that evaluation (exact arithmetic, polynomials, derivatives, values at points,
-shapes) needs a stack and no recursion.
+signs, parentheses and functions of one argument. `LATEX` is that of final answers in the form of `notation.py`:
+letters, implied products, fractions, roots, functions without parentheses, absolute values, binomials, factorials,
+percentages. The steps are in postfix order, so that evaluation (exact arithmetic, complex values, polynomials,
+derivatives, shapes) needs a stack and no recursion.
 """
 
 from __future__ import annotations
@@ -26,7 +26,29 @@ MAX_DEPTH = 30
 MAX_LATEX_TOKENS = 200
 MAX_LATEX_DEPTH = 40
 MAX_BITS = 4_096
-"""Of a numerator and of a denominator in exact arithmetic, at every step."""
+"""Most bits of a numerator or denominator in exact arithmetic, at every step."""
+T = TypeVar("T")
+N = TypeVar("N", Fraction, complex)
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+_FUNCTION_NAMES = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot exp log ln"
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
+    "omega infty pi"
+)
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
+_OPERANDS = frozenset({*_CLOSING, "|", "\\frac", "\\sqrt", "\\binom"})
+"""Symbols that begin an operand."""
+MAX_VALUE = 1e300
+"""Beyond it, and for nan, an expression has no value: differences and magnitudes of others do not overflow."""
+_MAX_FACTORIAL = 100
+CONSTANTS = {"\\pi": complex(math.pi), "e": complex(math.e), "i": 1j}
+Names = Callable[[str], complex]
+"""The value of a letter."""
 
 
 class Unreadable(ValueError):
@@ -66,14 +88,6 @@ class Negation(Struct, frozen=True):
 
 
 Step = Number | Name | Call | Operation | Negation
-T = TypeVar("T")
-N = TypeVar("N", Fraction, complex)
-_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
 
 
 class Algebra(Protocol[T]):
@@ -102,7 +116,7 @@ class Notation(Struct, frozen=True):
     token: re.Pattern[str]
     """Groups name the kind: `number`, `repeating` decimals, `name` (may be called), `letter`, `function`, `symbol`."""
     synonyms: Mapping[str, str]
-    """What symbols mean that are written in another way."""
+    """Other spellings of symbols."""
     implies_products: bool
     max_tokens: int
     max_depth: int
@@ -117,12 +131,6 @@ PLAIN = Notation(
     False,
     MAX_TOKENS,
     MAX_DEPTH,
-)
-
-_FUNCTION_NAMES = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot exp log ln"
-_GREEK = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
-    "omega infty pi"
 )
 
 
@@ -192,7 +200,7 @@ class Rationals:
     """Implements `Algebra` for exact arithmetic with + - * /."""
 
     def number(self, value: Fraction) -> Fraction:
-        """As it is."""
+        """The literal itself."""
         return value
 
     def name(self, name: str) -> Fraction:
@@ -231,11 +239,6 @@ def _check_size(bits: int) -> None:
         raise Unreadable(f"a number must have at most {MAX_BITS} bits")
 
 
-_CLOSING = {"(": ")", "{": "}", "[": "]"}
-_OPERANDS = frozenset({*_CLOSING, "|", "\\frac", "\\sqrt", "\\binom"})
-"""Symbols that begin an operand."""
-
-
 class _Parser:
     """Recursive descent over tokens: sum > product > sign > power > atom."""
 
@@ -246,7 +249,7 @@ class _Parser:
         self._depth = 0
         self._steps: list[Step] = []
         self._closing = [""]
-        """What ends the innermost group."""
+        """Closing symbols of the open groups."""
 
     def steps(self) -> tuple[Step, ...]:
         self._sum()
@@ -390,7 +393,7 @@ class _Parser:
         self._steps += [*(base or [Call(name)]), *power]
 
     def _aside(self, read: Callable[[], None]) -> list[Step]:
-        """The steps of what `read` reads, which come later than it is written."""
+        """The steps that `read` adds, taken out because they come later."""
         kept, self._steps = self._steps, []
         read()
         kept, self._steps = self._steps, kept
@@ -420,35 +423,32 @@ def repeating(text: str) -> Fraction:
     return (before_period + Fraction(int(period), 10 ** len(period) - 1)) / Fraction(10 ** len(start))
 
 
-MAX_VALUE = 1e300
-"""Beyond it, and for nan, an expression has no value: differences and magnitudes of others do not overflow."""
-_MAX_FACTORIAL = 100
-
-_FUNCTIONS: dict[str, Callable[[complex], complex]] = {
-    "\\arcsin": cmath.asin,
-    "\\arccos": cmath.acos,
-    "\\arctan": cmath.atan,
-    "\\sinh": cmath.sinh,
-    "\\cosh": cmath.cosh,
-    "\\tanh": cmath.tanh,
-    "\\sin": cmath.sin,
-    "\\cos": cmath.cos,
-    "\\tan": cmath.tan,
-    "\\sec": lambda x: 1 / cmath.cos(x),
-    "\\csc": lambda x: 1 / cmath.sin(x),
-    "\\cot": lambda x: 1 / cmath.tan(x),
-    "\\exp": cmath.exp,
-    "\\log": cmath.log,
-    "\\ln": cmath.log,
+FUNCTIONS: dict[str, tuple[Callable[[complex], complex], Callable[[complex], complex]]] = {
+    "exp": (cmath.exp, cmath.exp),
+    "log": (cmath.log, lambda u: 1 / u),
+    "ln": (cmath.log, lambda u: 1 / u),
+    "sqrt": (cmath.sqrt, lambda u: 0.5 / cmath.sqrt(u)),
+    "sin": (cmath.sin, cmath.cos),
+    "cos": (cmath.cos, lambda u: -cmath.sin(u)),
+    "tan": (cmath.tan, lambda u: 1 / cmath.cos(u) ** 2),
+    "sec": (lambda u: 1 / cmath.cos(u), lambda u: cmath.sin(u) / cmath.cos(u) ** 2),
+    "csc": (lambda u: 1 / cmath.sin(u), lambda u: -cmath.cos(u) / cmath.sin(u) ** 2),
+    "cot": (lambda u: 1 / cmath.tan(u), lambda u: -1 / cmath.sin(u) ** 2),
+    "asin": (cmath.asin, lambda u: 1 / cmath.sqrt(1 - u * u)),
+    "acos": (cmath.acos, lambda u: -1 / cmath.sqrt(1 - u * u)),
+    "atan": (cmath.atan, lambda u: 1 / (1 + u * u)),
+    "sinh": (cmath.sinh, cmath.cosh),
+    "cosh": (cmath.cosh, cmath.sinh),
+    "tanh": (cmath.tanh, lambda u: 1 / cmath.cosh(u) ** 2),
+}
+"""Functions with their derivatives, by name in `PLAIN`; all are analytic, so that complex points serve as well."""
+_OF_LATEX: dict[str, Callable[[complex], complex]] = {
+    **{f"\\{name}": FUNCTIONS[name.replace("arc", "a")][0] for name in _FUNCTION_NAMES.split()},
     "sqrt": cmath.sqrt,
     "abs": lambda x: complex(abs(x)),
     "%": lambda x: x / 100,
     "!": lambda x: complex(math.factorial(_count(x))),
 }
-CONSTANTS = {"\\pi": complex(math.pi), "e": complex(math.e), "i": 1j}
-
-Names = Callable[[str], complex]
-"""The value of a letter."""
 
 
 def read(text: str) -> tuple[Step, ...] | None:
@@ -484,7 +484,7 @@ def no_names(name: str) -> complex:
 
 
 class _Exact(BoundedRationals):
-    """Adds what LaTeX has of rational values."""
+    """Adds the rational functions of LaTeX."""
 
     def call(self, function: str, argument: Fraction) -> Fraction:
         match function:
@@ -522,7 +522,7 @@ class Complexes:
 
     def call(self, function: str, argument: complex) -> complex:
         """Raises `ArithmeticError` and `ValueError` where it has no value."""
-        return _FUNCTIONS[function](argument)
+        return _OF_LATEX[function](argument)
 
     def operate(self, symbol: str, left: complex, right: complex) -> complex:
         """Raises `ArithmeticError` where there is no value, and `Unreadable` for binomials that are not small."""

@@ -89,7 +89,7 @@ def last_box(completion: str) -> str | None:
 
 
 def everything(completion: str) -> str | None:
-    """The completion as it is, for code of one's own."""
+    """The whole completion, for custom code."""
     return completion
 
 

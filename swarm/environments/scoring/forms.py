@@ -1,6 +1,6 @@
-"""What a question has that an answer could repeat: its numbers as they are written, and its expressions.
+"""Whether an answer of the right value is in the form of an answer, and does not repeat the question.
 
-The text is a founder's: it is read up to a number of characters and expressions, in linear time.
+A question is a founder's text: a bounded number of characters and expressions is read, in linear time.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from swarm.environments.scoring.shapes import Shape, is_made_of, is_rational, sh
 from swarm.environments.scoring.written import Form, Written, all_written, form_of, read_number
 
 MAX_CHARS = 16_384
-"""Read of a question: half of them at its start, the others at its end."""
+"""Characters read of a question: half at its start, half at its end."""
 MAX_EXPRESSIONS = 128
-"""Half of them the first ones, the others the last ones."""
+"""The first half and the last half of them."""
 MAX_EXPRESSION_CHARS = 500
 
 NUM_QUESTIONS = 8
-"""Kept: a worker grades the completions of a group one after the other."""
+"""Cached questions: a worker grades the completions of a group one after the other."""
 
 _PERCENT = re.compile(r"%|per ?cent|\brates?\b", re.IGNORECASE)
 _FACTOR = re.compile(r"factor", re.IGNORECASE)
 _FORM = re.compile(r"\bforms?\b|solved? for", re.IGNORECASE)
 _DELIMITED = re.compile(r"\$([^$]+)\$|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]", re.DOTALL)
 _END = re.compile(r"[\n?;:]|[.](?!\d)|\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}")
-"""What ends an expression: punctuation and text."""
+"""End of an expression: punctuation and text."""
 _WORD = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z]))"
     r"(?:[A-Za-z]{3,}|(?:am|an|as|at|be|by|do|go|he|if|in|is|it|me|my|no|of|on|or|so|to|up|us|we)(?![A-Za-z]))",
@@ -37,13 +37,19 @@ _WORD = re.compile(
 """Outside of `$...$` also words; other pairs of letters are products."""
 _LONG_WORD = re.compile(r"(?<![A-Za-z\\])(?!sqrt(?![A-Za-z]))[A-Za-z]{4,}")
 """Within `$...$`, which may be amounts of money with a sentence between them."""
+OF_CONSTANTS = frozenset({"roots", "logarithms", "other functions"})
+"""Work that the exact value of a rounded reference may have: `2\\pi` for 6.283185307."""
+IsStated = Callable[[], bool]
+"""Whether the question has an expression of the reference's value."""
+UNFINISHED = frozenset({"arithmetic", "like terms", "like factors"})
+"""Remaining work in an equation or inequality; other work is a matter of its form."""
 
 
 class Asked:
-    """What is to be known of one question."""
+    """Numbers and expressions of one question."""
 
     def __init__(self, question: str) -> None:
-        """Of a long question only the start and the end are read."""
+        """Read a question; of a long one, only the start and the end."""
         if len(question) > MAX_CHARS:
             question = f"{question[: MAX_CHARS // 2]}\n{question[-MAX_CHARS // 2 :]}"
         self._question = question
@@ -69,7 +75,7 @@ class Asked:
 
     @cached_property
     def values(self) -> frozenset[int | float]:
-        """Of all numbers in it, numerators, denominators, bases and exponents included."""
+        """Values of all numbers in it, numerators, denominators, bases and exponents included."""
         return frozenset(value for each in self._written for value in (each.value, *each.parts))
 
     def has(self, number: Written) -> bool:
@@ -115,23 +121,13 @@ class Asked:
 
 @lru_cache(maxsize=NUM_QUESTIONS)
 def asked_in(question: str) -> Asked:
-    """The same for all completions of a group."""
+    """The question's facts, cached for the completions of a group."""
     return Asked(question)
 
 
 def _parts(run: str) -> list[str]:
     whole = normalise(run.strip(" ,.!") + ("!" if re.search(r"[\w)}]!\s*$", run) else ""))
     return [whole, *(side for part in at_top(whole, ",") for side in sides(part))]
-
-
-OF_CONSTANTS = frozenset({"roots", "logarithms", "other functions"})
-"""Work that a rounded reference does not have, and its exact value may: `2\\pi` for 6.283185307."""
-
-IsStated = Callable[[], bool]
-"""Whether the question has an expression of the reference's value."""
-
-UNFINISHED = frozenset({"arithmetic", "like terms", "like factors"})
-"""Work that is left in an equation or inequality; other work is a matter of its form."""
 
 
 def is_in_form(given: str, wanted: str, asked: Asked | None, is_stated: IsStated) -> bool:
@@ -158,7 +154,7 @@ def is_in_form(given: str, wanted: str, asked: Asked | None, is_stated: IsStated
 
 
 def is_finished(given: Sequence[str], wanted: Sequence[str], is_stated: IsStated) -> bool:
-    """The same for the sides of an equation or inequality, whose form is free unless the question states it."""
+    """`is_in_form` for the sides of an equation or inequality, whose form is free unless the question states it."""
     ones, others = [shape_of(side) for side in given], [shape_of(side) for side in wanted]
     keys = [sorted("" if side is None else side.key for side in sides) for sides in (ones, others)]
     if keys[0] == keys[1]:

@@ -18,13 +18,13 @@ from swarm.environments.scoring.written import Written, last_written, numbers, r
 
 _UNIT = r"[^\W\d_]{0,12}"
 _ALTERNATIVE = re.compile(rf"\s*{_UNIT}\s*(?:or|\|)\s*(?:(?:maybe|perhaps|possibly)\s+|[a-z]\s*=\s*)?", re.IGNORECASE)
-"""Between a number and another one that is offered, too."""
+"""Text between a number and an alternative to it."""
 _SEPARATOR = re.compile(
     rf"\s*{_UNIT}\s*(?:,|;|and|to|through|[-–—~±]|\\pm|\.\.\.?)\s*(?:[a-z]\s*=\s*)?|[ \t]*", re.IGNORECASE
 )
-"""Between the numbers of a list or the ends of a range."""
+"""Text between the numbers of a list or the ends of a range."""
 _MAX_LIST_CHARS = 64
-"""Of an answer that could be nothing but a list of numbers."""
+"""Longest answer that could be a bare list of numbers."""
 
 
 def matches(rule: MatchRule, answer: str, reference: str, question: str | None = None) -> bool:
@@ -36,7 +36,7 @@ def matches(rule: MatchRule, answer: str, reference: str, question: str | None =
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Equal, ignoring case, white space, and how characters are encoded (`reading/characters.py`)."""
+    """Equal, ignoring case, white space, and how characters are encoded (`plain_characters`)."""
     one, other = (" ".join(plain_characters(text).split()).casefold() for text in (answer, reference))
     return one == other
 

@@ -1,6 +1,6 @@
 r"""Whether two final answers are the same mathematics: numbers, expressions, tuples, sets, matrices, equations.
 
-Expressions with letters are compared at points that are derived from both texts, so that nobody can aim at them.
+Expressions with letters are compared at points that are derived from both texts, so that no answer can aim at them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,21 @@ _WITHOUT = re.compile(r"(?:[a-z]\\in)?(?:\\mathbb)?\{?r\}?(?:\\setminus|\\backsl
 _ABSOLUTE = re.compile(r"\|[a-df-hj-z]\|(<=?)(\d[^<>=≠,]{0,40})")
 _LETTER = re.compile(r"[a-df-hj-z](?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu|phi)")
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "≠": "≠"}
+RELATIVE_TOLERANCE_OF_LETTERS = 1e-9
+"""Tolerance for expressions with letters: far above rounding errors, far below the effect of a wrong term."""
+ABSOLUTE_TOLERANCE = 1e-12
+"""Rounding errors of terms that cancel."""
+NUM_POINTS = 8
+MIN_POINTS = 4
+"""Least number of points where both sides must have a value."""
+MAX_COMPARISONS = 1_000
+"""Most comparisons of parts; beyond it answers differ."""
+MAX_STATED = 10_000
+"""Most comparisons of a question's parts with its references'."""
+_HUNDREDTHS = re.compile(r",\d\d")
+"""A decimal comma rather than a list."""
+_WORD = re.compile(r"(?<![a-z\\])[a-z]{4}")
+_COMMAND = re.compile(r"\\[a-z]+")
 
 
 def region_of(text: str) -> str | None:
@@ -91,30 +106,13 @@ def _interval(text: str) -> str | None:
     return f"{'[' if '=' in relation else '('}{right},\\infty)"
 
 
-RELATIVE_TOLERANCE_OF_LETTERS = 1e-9
-"""Of expressions with letters: far above rounding errors, far below the effect of a wrong term."""
-ABSOLUTE_TOLERANCE = 1e-12
-"""Rounding errors of terms that cancel."""
-NUM_POINTS = 8
-MIN_POINTS = 4
-"""Least number of points where both sides must have a value."""
-MAX_COMPARISONS = 1_000
-"""Of parts; beyond it answers differ."""
-MAX_STATED = 10_000
-"""Of parts of a question with those of its references."""
-_HUNDREDTHS = re.compile(r",\d\d")
-"""What a reference's comma separates that is rather no list."""
-_WORD = re.compile(r"(?<![a-z\\])[a-z]{4}")
-_COMMAND = re.compile(r"\\[a-z]+")
-
-
 def equivalent(answer: str, reference: str) -> bool:
     r"""Whether two answers have the same value, whatever their form; either may include its `\boxed{}`."""
     return _compare(answer, reference, _Comparison)
 
 
 def is_answer(answer: str, reference: str, asked: Asked | None = None) -> bool:
-    r"""Whether an answer has the reference's value, and the form of an answer (`forms/rules.py`)."""
+    r"""Whether an answer has the reference's value, and the form of an answer (`forms.py`)."""
     return _compare(answer, reference, lambda seed: _Answers(seed, asked))
 
 
@@ -147,7 +145,7 @@ def _with_decimal_points(answer: str, reference: str) -> tuple[str, str]:
 
 
 class _Comparison:
-    """Of normalised texts, at the points that `seed` determines."""
+    """Compares normalised texts, at points that `seed` determines."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
@@ -188,7 +186,7 @@ class _Comparison:
         return all(read_number(without_units(last_side(text))) is not None for text in (one, other))
 
     def _result(self, parts: Parts, text: str) -> str:
-        """What an answer states: of `x=5` and `2+3=5` the right side."""
+        """The stated value: the right side of `x=5` and `2+3=5`."""
         if parts.kind == "equation":
             left, right = (None if (steps := self._read(side)) is None else number_of(steps) for side in parts.parts)
             if left is not None and right is not None and same_number(left, right):
@@ -271,7 +269,7 @@ class _Comparison:
 
 
 class _Answers(_Comparison):
-    """Also compares forms: `one` is an answer or a part of one, `other` the reference's."""
+    """Compares forms, too: `one` is an answer or a part of one, `other` the reference's."""
 
     def __init__(self, seed: str, asked: Asked | None) -> None:
         super().__init__(seed)

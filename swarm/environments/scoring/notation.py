@@ -1,4 +1,8 @@
-r"""One notation for the many ways to write the same short answer, in LaTeX or plain text."""
+r"""One notation of short answers, in LaTeX or plain text: characters, digits, units, commands; and their parts.
+
+Characters that look the same become one: dashes, quotes, spaces, widths, composed letters, superscripts. Separators of
+thousands are dropped. Units behind numbers are marked: ignored if the other side has none, else compared.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ TEXT = re.compile(
     r"\\(?:text\w*|math(?:rm|bf|it|sf|tt|bb|cal|normal)|boldsymbol|bm|bold|emph|operatorname\*?|[mh]box|pmb|num)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 MAX_COMPOSED_CHARS = 4_096
-"""Of a text whose letters are composed, which takes quadratic time on strange ones."""
+"""Longest text whose letters are composed, which takes quadratic time on odd input."""
 
 _ALIKE = str.maketrans(
     {
@@ -36,31 +40,7 @@ _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋ₐₑₒₓₙ]+")
 _PLACES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉₊₋ₐₑₒₓₙ", "0123456789+-n0123456789+-aeoxn")
 _PART = re.compile("[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒]")
 _UNSEEN = {"Cf", "Co", "Cn", "Cs"}
-"""Categories of characters that nobody sees: format, private use, unassigned, surrogates."""
-
-
-def plain_characters(text: str) -> str:
-    """The text in one form of characters: `2²` as `2^{2}`, `5½` as `5 1/2`. Of long texts letters stay as they are."""
-    if text.isascii():
-        return text
-    text = text.translate(_ALIKE)
-    text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_PLACES)}}}", text)
-    text = _LOWERED.sub(lambda found: f"_{{{found[0].translate(_PLACES)}}}", text)
-    text = _PART.sub(lambda found: f" {unicodedata.normalize('NFKC', found[0]).replace('⁄', '/')}", text)
-    if len(text) <= MAX_COMPOSED_CHARS:
-        text = unicodedata.normalize("NFKC", text)
-    return "".join(
-        " " if character.isspace() and character not in "\n\r\t" else character
-        for character in text
-        if unicodedata.category(character) not in _UNSEEN
-    )
-
-
-def plain_text(text: str) -> str:
-    r"""The text without `\text{}` and the like around parts of it."""
-    return TEXT.sub(r"\1", TEXT.sub(r"\1", text)) if "\\" in text else text
-
-
+"""Categories of invisible characters: format, private use, unassigned, surrogates."""
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Powers of ten."""
 _THIN = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*)(?=\d{3}(?!\d))")
@@ -75,29 +55,6 @@ _BRACKET = re.compile(r"[(\[]|\\\{")
 _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,(\[{])(?<!\d[,;] )(?:([1-9]\d*|0),(\d{1,2}|\d{4,})|(0),(\d{3}))(?![\d,)\]}]|, ?\d|; ?\d)"
 )
-
-
-def plain_digits(text: str, in_brackets: bool = True) -> str:
-    """A text without separators of thousands; without `in_brackets` a comma within brackets separates parts."""
-    text = _IN_LATEX.sub("", _THIN.sub(",", text))
-    if in_brackets or _BRACKET.search(text) is None:
-        return _GROUPED.sub(_digits, text)
-    round_ = text.replace("\\{", "\\(").replace("\\}", "\\)")
-    depths = list(accumulate((character in "([") - (character in ")]") for character in round_))
-    return _GROUPED.sub(
-        lambda found: found[0] if depths[found.start()] > 0 and "," in found[0] else _digits(found), text
-    )
-
-
-def decimal_points(text: str) -> str:
-    """A text with `2,74` as `2.74`, where the comma can neither group digits nor separate parts."""
-    return _DECIMAL_COMMA.sub(lambda found: f"{found[1] or found[3]}.{found[2] or found[4]}", text)
-
-
-def _digits(found: re.Match[str]) -> str:
-    return re.sub(r"\D", "", found[0])
-
-
 _NAMES: Mapping[str, str] = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
     "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile",
@@ -116,7 +73,7 @@ _OF = {
 }
 _OF |= {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "ph": "h"}
 _SHORT = {"m", "g", "l", "s", "h", "n", "j", "w", "v", "a", "k", "t"}
-"""Also letters of mathematics."""
+"""Units that are also letters of mathematics."""
 _WORDS = "|".join(sorted(map(re.escape, _OF), key=len, reverse=True))
 _POWER = r"(?:\s*(?:\^|\*\*)\s*\{?\s*(?P<{0}>-?[1-4])\s*\}}?|(?P<{0}2>[23])(?![\d.\w]))?"
 _FACTOR = rf"(?P<{{1}}>(?:square|sq\.?|cubic|cu\.?)\s+)?(?P<{{2}}>{_WORDS})\.?(?![a-z_(])"
@@ -179,53 +136,8 @@ _NO_NOUNS = frozenset(
 """Words that change what a number says."""
 ANY = "unit"
 """Agrees with every other one, as does a power of it."""
-
-
-def unit_at(text: str, position: int, letters: bool = True) -> tuple[str, int] | None:
-    """The unit that begins at a position, in one notation such as `km/h` or `cm^2`, and its end; None without any.
-
-    Without `letters` a single letter is a variable, not a unit.
-    """
-    found = _UNIT.match(text, position)
-    if found is None:
-        return None
-    below = found["below"]
-    if not letters and below is None and found["word"].casefold() in _SHORT:
-        return None
-    unit = _power(found["word"], found["kind"], found["power"] or found["power2"])
-    if below is not None:
-        power = found["power_b"] or found["power_b2"]
-        is_divided = found["sign"] in ("/", "per") or (power or "").startswith("-")
-        power = None if power is None or power.lstrip("-") == "1" else power.lstrip("-")
-        unit += f"{'/' if is_divided else '*'}{_power(below, found['kind_b'], power)}"
-    return unit, found.end()
-
-
-def noun_at(text: str, position: int) -> tuple[str, int] | None:
-    """Words that end a number, such as `apples`, without the plural's s; None where they could change what it says."""
-    found = _NOUN.match(text, position)
-    if found is None or not _NO_NOUNS.isdisjoint(found[1].casefold().split()):
-        return None
-    return " ".join(word.rstrip("s") for word in found[1].casefold().split()), found.end()
-
-
-def agree(one: str, other: str) -> bool:
-    """Whether two units, `\"\"` for none, may be of equal numbers."""
-    if not one or not other or one == other:
-        return True
-    return ANY in (one.partition("^")[0], other.partition("^")[0])
-
-
-def _power(word: str, kind: str | None, power: str | None) -> str:
-    unit = _OF[word.casefold()]
-    if kind is not None:
-        power = "2" if kind.casefold().startswith("s") else "3"
-    return f"{unit}^{power}" if power else unit
-
-
 MAX_CHARS = 2_000
-"""Of a short answer; longer ones keep their notation."""
-
+"""Longest short answer; longer ones keep their notation."""
 _SPACES = r"(?:\\[,;:! ]|~|\s)*"
 _TEXT_RUN = re.compile(
     rf"(?<=[\w}})])(?:{_SPACES}(?:(?:/|\\cdot|\*)\s*)?{TEXT.pattern}(?:\s?\^\s?(?:\{{\s?-?\d\s?\}}|\d))?)+"
@@ -279,7 +191,7 @@ _INFINITY = re.compile(r"(?<![a-z\\])(?:infinity|infty|inf|oo)(?![a-z])", re.IGN
 _NAME = re.compile(
     r"(?:m?\\angle[a-z]{1,3}|\\[a-z]+|[a-z]\w?|\|[a-z]{2}\||[a-z](?:_\w+)?:[a-z]|[a-z]{4,20})(?:_\w+)?'{0,2}(?:\([\w.,+-]{1,12}\))?|\((?:[a-z],){1,3}[a-z]\)"
 )
-"""Of a value, alone on the left side."""
+"""Name of a value, alone on the left side."""
 _IN = re.compile(r"\\?[a-z]\\in(?![a-z])")
 _INDEX = re.compile(r"_\{(\w+)\}")
 _LETTER = re.compile(r"^\(([a-z])\)$")
@@ -323,13 +235,96 @@ _FORMS = {
 }
 """Notations of the same thing."""
 _SAME = [(form, name) for name, forms in _FORMS.items() for form in forms.split()]
-
-
 _RELATION = re.compile(r"[<>]=?|=")
 _MATRIX = re.compile(
     r"(?P<around>[\[(])?\\begin\{(?P<kind>[pbv]?matrix|array)\}(?:(?<=array\})\{[clr|]*\})?(?P<cells>.*)\\end\{(?P=kind)\}"
     r"(?(around)[\])])"
 )
+
+
+def plain_characters(text: str) -> str:
+    """The text in one form of characters: `2²` as `2^{2}`, `5½` as `5 1/2`. Of long texts letters stay as they are."""
+    if text.isascii():
+        return text
+    text = text.translate(_ALIKE)
+    text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_PLACES)}}}", text)
+    text = _LOWERED.sub(lambda found: f"_{{{found[0].translate(_PLACES)}}}", text)
+    text = _PART.sub(lambda found: f" {unicodedata.normalize('NFKC', found[0]).replace('⁄', '/')}", text)
+    if len(text) <= MAX_COMPOSED_CHARS:
+        text = unicodedata.normalize("NFKC", text)
+    return "".join(
+        " " if character.isspace() and character not in "\n\r\t" else character
+        for character in text
+        if unicodedata.category(character) not in _UNSEEN
+    )
+
+
+def plain_text(text: str) -> str:
+    r"""The text without `\text{}` and the like around parts of it."""
+    return TEXT.sub(r"\1", TEXT.sub(r"\1", text)) if "\\" in text else text
+
+
+def plain_digits(text: str, in_brackets: bool = True) -> str:
+    """A text without separators of thousands; without `in_brackets` a comma within brackets separates parts."""
+    text = _IN_LATEX.sub("", _THIN.sub(",", text))
+    if in_brackets or _BRACKET.search(text) is None:
+        return _GROUPED.sub(_digits, text)
+    round_ = text.replace("\\{", "\\(").replace("\\}", "\\)")
+    depths = list(accumulate((character in "([") - (character in ")]") for character in round_))
+    return _GROUPED.sub(
+        lambda found: found[0] if depths[found.start()] > 0 and "," in found[0] else _digits(found), text
+    )
+
+
+def decimal_points(text: str) -> str:
+    """A text with `2,74` as `2.74`, where the comma can neither group digits nor separate parts."""
+    return _DECIMAL_COMMA.sub(lambda found: f"{found[1] or found[3]}.{found[2] or found[4]}", text)
+
+
+def _digits(found: re.Match[str]) -> str:
+    return re.sub(r"\D", "", found[0])
+
+
+def unit_at(text: str, position: int, letters: bool = True) -> tuple[str, int] | None:
+    """The unit that begins at a position, in one notation such as `km/h` or `cm^2`, and its end; None without any.
+
+    Without `letters` a single letter is a variable, not a unit.
+    """
+    found = _UNIT.match(text, position)
+    if found is None:
+        return None
+    below = found["below"]
+    if not letters and below is None and found["word"].casefold() in _SHORT:
+        return None
+    unit = _power(found["word"], found["kind"], found["power"] or found["power2"])
+    if below is not None:
+        power = found["power_b"] or found["power_b2"]
+        is_divided = found["sign"] in ("/", "per") or (power or "").startswith("-")
+        power = None if power is None or power.lstrip("-") == "1" else power.lstrip("-")
+        unit += f"{'/' if is_divided else '*'}{_power(below, found['kind_b'], power)}"
+    return unit, found.end()
+
+
+def noun_at(text: str, position: int) -> tuple[str, int] | None:
+    """Words that end a number, such as `apples`, without the plural's s; None where they could change what it says."""
+    found = _NOUN.match(text, position)
+    if found is None or not _NO_NOUNS.isdisjoint(found[1].casefold().split()):
+        return None
+    return " ".join(word.rstrip("s") for word in found[1].casefold().split()), found.end()
+
+
+def agree(one: str, other: str) -> bool:
+    """Whether two units, `\"\"` for none, may be of equal numbers."""
+    if not one or not other or one == other:
+        return True
+    return ANY in (one.partition("^")[0], other.partition("^")[0])
+
+
+def _power(word: str, kind: str | None, power: str | None) -> str:
+    unit = _OF[word.casefold()]
+    if kind is not None:
+        power = "2" if kind.casefold().startswith("s") else "3"
+    return f"{unit}^{power}" if power else unit
 
 
 def normalise(text: str) -> str:
@@ -473,11 +468,11 @@ def _without_braces(text: str) -> str:
 
 
 class Parts(NamedTuple):
-    """What a normalised answer consists of."""
+    """Parts of a normalised answer."""
 
     kind: Literal["single", "set", "union", "ordered", "equation", "inequality"]
     shape: str
-    """What else must agree: brackets, relation, rows of a matrix."""
+    """Brackets, relation, or rows of a matrix, which must agree, too."""
     parts: list[str]
 
 
@@ -504,7 +499,7 @@ def split(text: str) -> Parts:
 
 
 def sides(text: str) -> list[str]:
-    """What is between the equality signs and inequality signs of a normalised text."""
+    """The texts between the relation signs of a normalised text."""
     return _RELATION.split(text)
 
 

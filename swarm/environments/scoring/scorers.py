@@ -1,4 +1,4 @@
-"""Our own scorers for data sets whose library scorer must not see a foreign answer.
+"""Replacements of library scorers that must not see a foreign answer, with their algebras.
 
 Nine of the library's scorers evaluate the answer as code; one compares trees in time that grows with the fourth power
 of their size; the others reward wrong answers. Rewards for right answers equal the library's, as does partial credit
@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from swarm.environments.digests import draw
 from swarm.environments.scoring.answer_guard import read_json
-from swarm.environments.scoring.expressions import Number, Rationals, Step, Unreadable, evaluate, parse
+from swarm.environments.scoring.expressions import FUNCTIONS, Number, Rationals, Step, Unreadable, evaluate, parse
 
 MAX_DEGREE = 10_000
 
@@ -32,6 +32,19 @@ Polynomial = dict[Monomial, Fraction]
 """Coefficients, none of them 0."""
 
 _ONE: Monomial = frozenset()
+NUM_POINTS = 8
+MIN_POINTS = 5
+"""Least number of points where both are finite; with fewer the answer counts as wrong."""
+RELATIVE_TOLERANCE = 1e-9
+"""Far above rounding errors, far below the effect of a wrong term."""
+_CONSTANTS = {"pi": math.pi, "E": math.e}
+_NOT_CONSTANTS = frozenset("INOQS")
+"""Letters that sympy does not treat as symbols; `E` is a constant."""
+Entry = Mapping[str, object]
+"""The library's item: `question`, `answer`, `metadata`."""
+COIN_TOLERANCE = Fraction(1, 10_000)
+_DECIMAL = r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})"
+_PROBABILITY = re.compile(rf"{_DECIMAL}(?:[eE][+-]?[0-9]{{1,2}})?|[+-]?[0-9]{{1,40}}/[0-9]{{1,40}}")
 
 
 class WrittenOut:
@@ -109,37 +122,6 @@ def _constant(polynomial: Polynomial) -> Fraction:
     return polynomial.get(_ONE, Fraction(0))
 
 
-NUM_POINTS = 8
-MIN_POINTS = 5
-"""Least number of points where both are finite; with fewer the answer counts as wrong."""
-RELATIVE_TOLERANCE = 1e-9
-"""Far above rounding errors, far below the effect of a wrong term."""
-
-_CONSTANTS = {"pi": math.pi, "E": math.e}
-_NOT_CONSTANTS = frozenset("INOQS")
-"""Letters that sympy does not treat as symbols; `E` is a constant."""
-
-_FUNCTIONS: dict[str, tuple[Callable[[complex], complex], Callable[[complex], complex]]] = {
-    "exp": (cmath.exp, cmath.exp),
-    "log": (cmath.log, lambda u: 1 / u),
-    "sqrt": (cmath.sqrt, lambda u: 0.5 / cmath.sqrt(u)),
-    "sin": (cmath.sin, cmath.cos),
-    "cos": (cmath.cos, lambda u: -cmath.sin(u)),
-    "tan": (cmath.tan, lambda u: 1 / cmath.cos(u) ** 2),
-    "sec": (lambda u: 1 / cmath.cos(u), lambda u: cmath.sin(u) / cmath.cos(u) ** 2),
-    "csc": (lambda u: 1 / cmath.sin(u), lambda u: -cmath.cos(u) / cmath.sin(u) ** 2),
-    "cot": (lambda u: 1 / cmath.tan(u), lambda u: -1 / cmath.sin(u) ** 2),
-    "asin": (cmath.asin, lambda u: 1 / cmath.sqrt(1 - u * u)),
-    "acos": (cmath.acos, lambda u: -1 / cmath.sqrt(1 - u * u)),
-    "atan": (cmath.atan, lambda u: 1 / (1 + u * u)),
-    "sinh": (cmath.sinh, cmath.cosh),
-    "cosh": (cmath.cosh, cmath.sinh),
-    "tanh": (cmath.tanh, lambda u: 1 / cmath.cosh(u) ** 2),
-}
-_FUNCTIONS["ln"] = _FUNCTIONS["log"]
-"""Functions with their derivatives; all are analytic, so that complex points are as good as real ones."""
-
-
 class Dual(Struct, frozen=True):
     """A value and its derivative at a point."""
 
@@ -194,9 +176,9 @@ class _Point:
         return Dual(at, 1 + 0j) if name == self._variable else Dual(at)
 
     def call(self, function: str, argument: Dual) -> Dual:
-        if function not in _FUNCTIONS:
+        if function not in FUNCTIONS:
             raise Unreadable(f"there is no function {function!r}")
-        value, slope = _FUNCTIONS[function]
+        value, slope = FUNCTIONS[function]
         return Dual(value(argument.value), slope(argument.value) * argument.slope)
 
     def operate(self, symbol: str, left: Dual, right: Dual) -> Dual:
@@ -219,15 +201,6 @@ def _power(base: Dual, exponent: Dual) -> Dual:
         return Dual(a**b, b * a ** (b - 1) * base.slope if b else 0j)
     power = a**b
     return Dual(power, power * (exponent.slope * cmath.log(a) + b * base.slope / a))
-
-
-Entry = Mapping[str, object]
-"""The library's item: `question`, `answer`, `metadata`."""
-
-COIN_TOLERANCE = Fraction(1, 10_000)
-
-_DECIMAL = r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})"
-_PROBABILITY = re.compile(rf"{_DECIMAL}(?:[eE][+-]?[0-9]{{1,2}})?|[+-]?[0-9]{{1,40}}/[0-9]{{1,40}}")
 
 
 def binary_matrix(answer: str, entry: Entry) -> float:

@@ -108,7 +108,7 @@ class Dispatcher:
         self._starter = starter
         self._settings = settings
         self.ready = Ready()
-        """What the last worker that became ready said of the tasks."""
+        """Tasks as reported by the last worker that became ready."""
         self._lock = threading.Lock()
         self._own: deque[Job] = deque()
         self._foreign: FairQueue[Job] = FairQueue(settings.queue_groups)

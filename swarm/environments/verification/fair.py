@@ -11,9 +11,9 @@ T = TypeVar("T")
 class FairQueue(Generic[T]):
     """One line per sender, served round-robin; a full queue drops the oldest item of the longest line."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, max_items: int) -> None:
         """An empty queue."""
-        self._places = places
+        self._max_items = max_items
         self._lines: dict[str, deque[T]] = {}
         """Non-empty lines, in the order in which senders are served next."""
         self._waiting = 0
@@ -26,7 +26,7 @@ class FairQueue(Generic[T]):
         """Append an item to its sender's line; returns the dropped item, if any."""
         self._lines.setdefault(sender, deque()).append(item)
         self._waiting += 1
-        if self._waiting <= self._places:
+        if self._waiting <= self._max_items:
             return None
         # among lines of equal length the newest loses, so that new names cannot displace waiting senders
         return self._take(max(reversed(self._lines), key=self._length))

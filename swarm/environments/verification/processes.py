@@ -1,7 +1,7 @@
 """The pool's worker processes: what they start with, and the data sets that must be on disk before they grade.
 
 A first process with network access downloads and converts data sets one after another, then ends. A data set that ends
-it, by a crash or by time, is skipped, and another process continues with the rest. Then come those that grade.
+it, by a crash or by time, is skipped, and another process continues with the rest. Workers that grade come after it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WORKER = "swarm.environments.verification.worker"
 START_LIMIT_S = 900.0
 """Long, because a first start may download and convert data sets."""
 EXTRACTED_TO = ("HF_DATASETS_DOWNLOADED_DATASETS_PATH", "HF_DATASETS_EXTRACTED_DATASETS_PATH")
-"""Where `datasets` puts what it extracts from compressed files whose names do not say so."""
+"""Variables with the folders for files that `datasets` extracts from archives without a telling name."""
 _ALL_ROWS = 2**62
 
 
@@ -142,17 +142,17 @@ class Preparation:
         self._settings = settings
         self._foreign = foreign
         self._answers = False
-        """Whether the process has got as far as the data sets."""
+        """Whether the process has started on the data sets."""
         self._forgiven = ""
-        """The task whose data set has ended a process once, perhaps by chance."""
+        """Task whose data set has ended a process once, perhaps by chance."""
         self._written = 0
-        """Bytes, by earlier processes."""
+        """Bytes written by earlier processes."""
         self._written_now = 0
         self._unfinished: Path | None = None
         self._began: float | None = None
 
     def begin(self) -> Limits:
-        """For another process: a founder's data sets have the configured limits, own ones those of the machine."""
+        """Limits of the next process: configured ones for a founder's data sets, the machine's for own ones."""
         self._answers = False
         self._began = self._began or time.monotonic()
         self._written, self._written_now = self._written + self._written_now, 0
@@ -163,12 +163,12 @@ class Preparation:
         return Limits(settings.rows, settings.bytes, left, settings.memory_bytes, settings.growth)
 
     def deadline(self) -> float:
-        """Time at which the data set in progress is given up: a founder's have the limit together, own ones each."""
+        """Deadline of the data set in progress: a founder's share one time limit, own ones have one each."""
         began = self._began if self._foreign and self._began is not None else time.monotonic()
         return began + START_LIMIT_S
 
     def accept(self, prepared: Prepared) -> bool:
-        """Note what the process says; False when it names files outside the cache."""
+        """Note the reply of the process; False if it names files outside the cache."""
         files = [Path(part.path) for rows in prepared.stored.values() for part in rows.files]
         unfinished = Path(prepared.unfinished) if prepared.unfinished else None
         if not all(map(_is_in_cache, files)) or not (unfinished is None or _is_in_cache(unfinished)):
@@ -180,10 +180,10 @@ class Preparation:
         return True
 
     def give_up(self, reason: str, late: bool) -> bool:
-        """Leave out the data set that has ended the process, at the second time or by being `late`.
+        """Skip the data set that has ended the process, the second time or if it was `late`.
 
-        All the time is a founder's at most once: then those behind it are left out as well. Returns False if the
-        process never got as far as a data set.
+        A founder's data sets share one time limit: if it is over, the rest are skipped as well. Returns False if the
+        process never started on a data set.
         """
         self._sweep()
         if not (self._answers and self.wanted):
@@ -197,7 +197,7 @@ class Preparation:
         return True
 
     def _sweep(self) -> None:
-        """Remove what the last conversion left behind."""
+        """Remove the remains of the last conversion."""
         if self._unfinished is not None and self._unfinished.suffix == UNFINISHED:
             shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished = None
@@ -210,7 +210,7 @@ class Preparation:
 
 
 class WorkerStarter:
-    """What every worker of a pool starts with."""
+    """Starts the workers of a pool."""
 
     def __init__(
         self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool, files: Collection[str]
@@ -220,7 +220,7 @@ class WorkerStarter:
         self.rewards = {config.name: names_of(rewards_of(config)) for config in self._configs}
         """Names of each task's rewards."""
         self.shows = {config.name: modalities(config) for config in self._configs}
-        """What each task has besides text."""
+        """Modalities of each task besides text."""
         self._lenient = lenient
         self._files = frozenset(files)
         self._directories = WorkerDirectories()
@@ -285,7 +285,7 @@ class WorkerStarter:
 
 
 def _from_anywhere(config: TaskConfig) -> TaskConfig:
-    """The same task for a process in another directory."""
+    """The task with absolute paths, for a process in another directory."""
     here: dict[str, str] = {}
     if isinstance(config, DatasetTask) and is_on_disk(config):
         here["path"] = str(at_home(config.path).absolute())

@@ -70,7 +70,7 @@ ALARM_GRACE_S = 1.0
 
 WATCH_EVERY_S = 0.05
 SOON_S = 0.1
-"""Of processor time. Slower questions are made one by one, each within the time limit, by all workers of the pool."""
+"""Processor time of a message of several questions; slower ones are drawn one by one, by all workers of the pool."""
 
 
 def work(pool: Connection) -> None:
