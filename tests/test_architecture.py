@@ -132,7 +132,7 @@ FORBIDDEN = {
     "swarm/engines": {"swarm.net", "swarm.training"},
     "swarm/policy": {"swarm.net", "swarm.training"},
     "swarm/training": {"swarm.net", "swarm.engines"},
-    "swarm/engines/vllm/process.py": {"vllm"},
+    "swarm/engines/vllm/service.py": {"vllm"},
     "swarm/engines/vllm/messages.py": {"torch", "pydantic", "vllm"},
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},

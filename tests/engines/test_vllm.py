@@ -27,8 +27,7 @@ from swarm.engines.vllm import delivery, requests
 from swarm.engines.vllm import service as service_module
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
-from swarm.engines.vllm.process import Call
-from swarm.engines.vllm.service import VllmService
+from swarm.engines.vllm.service import Call, VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings

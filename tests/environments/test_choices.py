@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from swarm.environments.config import DatasetTask
-from swarm.environments.scoring.choices import Choices, position
+from swarm.environments.scoring.grading import Choices, position
 from swarm.environments.sources.choice_columns import ChoiceColumns
 from swarm.environments.sources.columns import MalformedRow
 

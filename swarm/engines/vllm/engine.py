@@ -15,9 +15,8 @@ from torch import Tensor
 from swarm.engines.base import PolicyEngine, Stops
 from swarm.engines.config import GenerationSettings
 from swarm.engines.vllm.messages import End, Generate, Refused, Request, Sampled, Unanswered
-from swarm.engines.vllm.process import POLL_S, VllmProcess
 from swarm.engines.vllm.requests import PendingRequests
-from swarm.engines.vllm.service import VllmService
+from swarm.engines.vllm.service import POLL_S, VllmProcess, VllmService
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights

@@ -1,4 +1,4 @@
-"""The sampling process: `PYTHON -m swarm.engines.vllm.server FD`, started by `process.py` only, in vLLM's Python.
+"""The sampling process: `PYTHON -m swarm.engines.vllm.server FD`, started by `service.py` only, in vLLM's Python.
 
 requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a step ──▶ completions, each when complete
                  weights change here, between two steps ──▲

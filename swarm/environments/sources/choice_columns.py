@@ -6,7 +6,7 @@ from collections.abc import Collection
 from string import ascii_uppercase
 
 from swarm.environments.config import MAX_CHOICES, DatasetTask
-from swarm.environments.scoring.choices import Choices, position
+from swarm.environments.scoring.grading import Choices, position
 from swarm.environments.sources.columns import Column, MalformedRow, Row, Template, as_plain
 
 _LETTERS = tuple(ascii_uppercase)

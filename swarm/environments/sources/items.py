@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from swarm.environments.answering import MAX_PROMPT_CHARS, MatchRule
 from swarm.environments.config import DatasetTask
-from swarm.environments.scoring.choices import Choices
-from swarm.environments.scoring.grading import matches
+from swarm.environments.scoring.grading import Choices, matches
 from swarm.environments.sources.choice_columns import ChoiceColumns
 from swarm.environments.sources.columns import MalformedRow, Row, Template
 from swarm.environments.sources.last_text import last_text, with_last_text
