@@ -38,9 +38,9 @@ from swarm.children import (
     user_path,
     wait,
 )
-from swarm.judging.config import JudgeSettings
-from swarm.judging.process import JudgeProcess
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.environments.judge import JudgeSettings
+from swarm.extras.judging.process import JudgeProcess
+from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
 from swarm.page.serving import page_of
 
@@ -62,7 +62,14 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def secrets_of(pid: int) -> set[str]:
     """The secrets in the environment of a live process."""
-    return set(psutil.Process(pid).environ()) & set(SECRETS)
+    return environment_of(pid) & set(SECRETS)
+
+
+def environment_of(pid: int) -> set[str]:
+    """Names of a live process's variables; for a moment after its start there are none."""
+    while not (found := psutil.Process(pid).environ()):
+        time.sleep(0.01)
+    return set(found)
 
 
 def test_groups_hold_what_is_needed_and_no_secret() -> None:
@@ -96,7 +103,7 @@ def test_the_network_s_processes_have_no_secret() -> None:
         daemon = await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",))
         try:
             async with Directory.running() as directory:
-                names = set(psutil.Process(daemon.pid).environ())
+                names = environment_of(daemon.pid)
                 return secrets_of(daemon.pid), secrets_of(directory.pid), names
         finally:
             await daemon.stop()
@@ -119,7 +126,7 @@ def test_a_judge_has_its_key_and_no_other(settings: JudgeSettings, expected: set
     judge = JudgeProcess(settings)
     try:
         assert secrets_of(judge.pid) == expected
-        assert "HF_HOME" in psutil.Process(judge.pid).environ()
+        assert "HF_HOME" in environment_of(judge.pid)
     finally:
         judge.kill()
 

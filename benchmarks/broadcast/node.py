@@ -21,17 +21,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import swarm.net.snapshots.placement as placement_module
+import swarm.net.snapshots.plan as placement_module
 from benchmarks.common.children import Json, commands, emit
 from benchmarks.common.groups import benchmark_manifest
-from swarm.net.config import NetworkSettings
+from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
-from swarm.net.snapshots.config import SnapshotSettings
-from swarm.net.snapshots.delta import digest
-from swarm.net.snapshots.plan import LinkLimits, Place, RelayPlan
+from swarm.net.snapshots.plan import LinkLimits, RelayPlan, Slot
 from swarm.net.snapshots.publish import Publisher
+from swarm.net.snapshots.store import digest
 from swarm.net.snapshots.subscribe import Subscriber
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
@@ -56,8 +55,8 @@ class Star(RelayPlan):
         """Every worker's source is the learner."""
         share = limits.up / max(1, len(workers)) if limits.up else None
         self.bytes_per_s = share
-        self.places = {worker: Place((learner,), 0, share) for worker in workers}
-        self.places[learner] = Place((), len(workers), None)
+        self.slots = {worker: Slot((learner,), 0, share) for worker in workers}
+        self.slots[learner] = Slot((), len(workers), None)
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         self._spec = spec
         self._folder = Path(spec.folder) / spec.name
@@ -154,8 +153,8 @@ class Node:
         emit(
             "status",
             connected=len(self._transport.status().connected) if self._transport else 0,
-            placed=len(publisher._placement.plan.places) - 1 if publisher else 0,
-            rate=subscriber._place.bytes_per_s if subscriber else None,
+            placed=len(publisher._placement.plan.slots) - 1 if publisher else 0,
+            rate=subscriber._slot.bytes_per_s if subscriber else None,
             source=progress.source if progress else None,
             fraction=progress.fraction if progress else 0.0,
             feeds=progress.feeds if progress else (),
@@ -172,8 +171,8 @@ class Node:
 def _feed_nobody(subscriber: Subscriber) -> None:
     """Accept no worker beyond the plan, not even one whose learner is silent."""
     uploads = subscriber._serving.uploads
-    uploads.follow(Place((), -1, None))
-    uploads.follow = lambda place, second=(): None  # type: ignore[method-assign]
+    uploads.follow(Slot((), -1, None))
+    uploads.follow = lambda slot, second=(): None  # type: ignore[method-assign]
 
 
 def main() -> None:

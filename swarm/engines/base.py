@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
-from typing import TypeVar
 
 from swarm.engines.sampling import check_sampling
 from swarm.errors import SamplingError
+from swarm.lru import LruDict
 from swarm.policy.loading import Policy
 from swarm.policy.media.ids import joined
 from swarm.protocols import Turns
@@ -19,8 +18,6 @@ from swarm.types.media import Media, modality
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 MOST_RECENT = 1024
 """Entries kept by prompt or episode: a call may last as long as the node."""
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 class Stops:
@@ -64,17 +61,6 @@ class Stops:
         return any(stop in text for stop in self._texts)
 
 
-class Recent(OrderedDict[Key, Value]):
-    """The `MOST_RECENT` entries that were set last."""
-
-    def __setitem__(self, key: Key, value: Value) -> None:
-        """Set an entry, and drop the oldest if there are too many."""
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > MOST_RECENT:
-            self.popitem(last=False)
-
-
 class Contexts:
     """The prompts and turns of one call."""
 
@@ -83,9 +69,9 @@ class Contexts:
         self._policy = policy
         self._max_new_tokens = max_new_tokens
         self._room = room
-        self._starts: Recent[Prompt, list[int]] = Recent()
+        self._starts = LruDict[Prompt, list[int]](MOST_RECENT)
         """Ids of episodes' first prompts, which several may share."""
-        self._pasts: Recent[int, tuple[Past, list[int]]] = Recent()
+        self._pasts = LruDict[int, tuple[Past, list[int]]](MOST_RECENT)
         """By episode, the context of its last turn and its ids."""
 
     def prompt(self, index: int, prompt: Context) -> list[int] | Rejection:

@@ -1,4 +1,4 @@
-"""Settings of the network."""
+"""Settings of the network and of its snapshots."""
 
 from __future__ import annotations
 
@@ -7,11 +7,42 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from swarm.net.addresses.written import address_problem
-from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.addresses.dial import address_problem
+from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.net.trust.accounts import SafetySettings
-from swarm.net.trust.offer_rate import OFFERS_PER_S
+from swarm.net.trust.sharing import OFFERS_PER_S
 from swarm.settings import Settings
+
+LEAST_PORT = 1_024
+"""Ports below belong to the system's services; no peer is sent there."""
+
+
+class SnapshotSettings(Settings):
+    """Chunks and timeouts; `network.upload_bytes_per_s` and `download_bytes_per_s` limit the rates."""
+
+    chunk_bytes: int | None = Field(None, ge=MIN_SNAPSHOT_CHUNK_BYTES, le=MAX_SNAPSHOT_CHUNK_BYTES)
+    """Bytes per chunk; a relay passes on whole chunks only. Default: 1/256 of the snapshot, from 32 KiB to 4 MiB."""
+    delta: bool = True
+    """Also offer the lossless delta from the previous snapshot if it is smaller."""
+    keep: int = Field(2, ge=1)
+    """Whole snapshots kept on disk, for other nodes and for deltas; the latest deltas take at most as much as one
+    more."""
+    fan_out: int = Field(2, ge=1)
+    """Nodes that one node feeds at a time when no `upload_bytes_per_s` determines the number."""
+    direct: bool = True
+    """Give and take chunks over TLS sockets of their own, some times as fast as the network's streams, between nodes
+    whose `upload_bytes_per_s` and `download_bytes_per_s` are null. A peer whose port cannot be reached is served by the
+    network as ever."""
+    direct_port: int | None = Field(None, ge=LEAST_PORT, le=65_535)
+    """The port for this, to be opened in a firewall; null: any free one."""
+    stall_s: float = Field(0.8, gt=0)
+    """A relay that is silent for this time, or delivers less than half of its planned rate, is replaced by a better
+    one."""
+    poll_s: float = Field(5.0, gt=0)
+    """How often a worker asks the learner, or else any peer, for announcements that it missed."""
+    finish_behind: int = Field(2, ge=1)
+    """A download is abandoned once this many newer snapshots are announced, but no two in a row; 1: as soon as there is
+    a newer one."""
 
 
 class NetworkSettings(Settings):
@@ -86,9 +117,9 @@ class NetworkSettings(Settings):
     """Processors that the network daemon uses at a time; a node with hundreds of connections may need more. A relay's
     daemon uses one."""
     daemon_bytes: int = Field(2**30, ge=2**27)
-    """Memory at which the network daemon is restarted: strangers can open any number of streams on it. From half of it
-    on, the daemon collects garbage harder. With `libp2p`: what all connections may hold unread; beyond it, the one that
-    holds most is closed."""
+    """Memory at which the network daemon is restarted: untrusted peers can open any number of streams on it. From half
+    of it on, the daemon collects garbage harder. With `libp2p`: unread bytes of all connections; beyond it, the
+    one with most is closed."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; it doubles up to a minute."""
 

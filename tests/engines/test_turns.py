@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from swarm.engines import base
-from swarm.engines.base import Recent
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import layout
 from swarm.engines.transformers.batch import Batch, PrefixCache
@@ -164,10 +163,6 @@ def test_a_call_keeps_the_slots_busy_and_reads_several_prompts_at_a_time(
 
 def test_what_is_remembered_of_a_long_call_is_bounded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MOST_RECENT", 3)
-    kept = Recent[int, int]()
-    for key in (1, 2, 3, 1, 4, 5):
-        kept[key] = key
-    assert [*kept] == [1, 4, 5]
     answered = Play(4).run(engine_for(policy))
     monkeypatch.undo()
     assert [said.token_ids for _, said in answered] == [said.token_ids for _, said in Play(4).run(engine_for(policy))]

@@ -14,7 +14,8 @@ from swarm.environments.scoring.notation import MAX_CHARS, decimal_points, notat
 from swarm.environments.scoring.statements import answer_in
 
 MOST_OTHERWISE = 9
-"""Of Math-Verify's 194: work left to do, rounding to two places, and conventions of their own (docs/results.md)."""
+"""Pairs of Math-Verify's 194: work left to do, rounding to two places, and its conventions
+(benchmarks/results/learning.md)."""
 
 
 def otherwise(pairs: tuple[Pair, ...]) -> list[Pair]:

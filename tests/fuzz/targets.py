@@ -18,9 +18,8 @@ import yaml
 import zstandard
 from torch.nn import Linear, Sequential
 
-from nodes.roles.run import manifest_values
+from nodes.boot.manifest import manifest_values
 from swarm.config import NodeConfig, load_config
-from swarm.environments.config import DatasetTask, ReasoningGymTask
 from swarm.environments.conversion.counting import UNREADABLE, stated_by
 from swarm.environments.scoring.answer_guard import read_json
 from swarm.environments.scoring.expressions import Unreadable, parse
@@ -31,7 +30,8 @@ from swarm.environments.scoring.mathematics import is_stated
 from swarm.environments.scoring.notation import normalise
 from swarm.environments.scoring.scorers import OWN_SCORERS, is_antiderivative
 from swarm.environments.scoring.shapes import shape_of
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import (
     BackupError,
@@ -44,34 +44,29 @@ from swarm.errors import (
     TaskError,
     WeightsRefused,
 )
+from swarm.extras.direct.client import DirectClient
+from swarm.extras.direct.tickets import Ticket
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.direct.client import DirectClient
-from swarm.net.direct.tickets import Ticket
-from swarm.net.hivemind.daemon.circuit import read_limits
+from swarm.net.guard import Counters
+from swarm.net.hivemind.control import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
 from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.membership.known_peers import KnownPeers
-from swarm.net.records.backup import Backup, open_backup, seal_backup
-from swarm.net.records.envelope import read_record, seal_payload
+from swarm.net.membership.known_peers import CurrentRun, KnownPeers
+from swarm.net.records.envelope import encode_answer, read_answer, read_record, read_request, seal_payload
 from swarm.net.records.feed import Feed, FeedPart, FeedRequest, Hello, Named, decode_hello, decode_part, encode
-from swarm.net.records.framing import encode_answer, read_answer, read_request
-from swarm.net.records.identity import Identity
-from swarm.net.records.large import LargeRequest, answer_large
-from swarm.net.records.record_store import RecordStore, record_id
-from swarm.net.records.referrals import MARK, Referrals, read_referral
+from swarm.net.records.identity import Backup, Identity, open_backup, seal_backup
+from swarm.net.records.large import MARK, LargeRequest, Referrals, answer_large, read_referral
 from swarm.net.records.repair import GiveRequest, HaveRequest, RecordReader, answer_give, answer_have
+from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import open_peer_record
+from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.net.services.diagnosis import DialBacks
-from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL, serve_heartbeats
-from swarm.net.services.peer_exchange import answer_peers, ask_peers
-from swarm.net.snapshots.delta import apply_delta, delta
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers, serve_heartbeats
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
-from swarm.net.snapshots.plan import Place
-from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster
+from swarm.net.snapshots.plan import Slot
+from swarm.net.snapshots.store import apply_delta, delta
 from swarm.page.leaderboard import kinds, leaders
 from swarm.page.node import NodeReader
 from swarm.policy.loading import Policy
@@ -158,7 +153,7 @@ def _messages() -> dict[str, Target]:
 
     peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, CurrentRun(None, manifest), Counters(), lambda: NOW)
     referrals = Referrals(peers.is_record_of)
-    place = Place((FOUNDER.peer_id,), 2, None)
+    slot = Slot((FOUNDER.peer_id,), 2, None)
 
     def encoded(*values: object) -> tuple[bytes, ...]:
         return tuple(msgspec.msgpack.encode(value) for value in values)
@@ -209,7 +204,7 @@ def _messages() -> dict[str, Target]:
             (Refusal,),
         ),
         "snapshot announcement": Target(
-            decoder(SnapshotAnnouncement), encoded(SnapshotAnnouncement(b"sealed", place)), MESSAGE_ERRORS
+            decoder(SnapshotAnnouncement), encoded(SnapshotAnnouncement(b"sealed", slot)), MESSAGE_ERRORS
         ),
         "snapshot chunks": Target(decoder(ChunksRequest), encoded(ChunksRequest(3, "whole", 0)), MESSAGE_ERRORS),
         "ticket": Target(_open_link, encoded(Ticket(40_000, bytes(32), bytes(32)))),

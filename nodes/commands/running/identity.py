@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nodes.roles.run import IDENTITY_FILE
+from nodes.boot.directory import IDENTITY_FILE
 from swarm.errors import BackupError, IdentityError
-from swarm.net.records.backup import MAX_BACKUP_CHARS, Backup, open_backup, seal_backup
-from swarm.net.records.identity import Identity, in_use, install
+from swarm.net.records.identity import MAX_BACKUP_CHARS, Backup, Identity, in_use, install, open_backup, seal_backup
 
 PRIVATE = 0o600
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
+from swarm import torchao
 from swarm.children import serve
 from swarm.engines.config import GenerationSettings
 from swarm.engines.process.messages import (
@@ -19,6 +21,7 @@ from swarm.engines.process.messages import (
     End,
     More,
     Order,
+    Setup,
     Stop,
     Swap,
     Swapped,
@@ -27,11 +30,12 @@ from swarm.engines.process.messages import (
     encode,
     map_weights,
 )
-from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import Interrupted
 from swarm.policy.config import PolicySettings
-from swarm.policy.loading import load_policy
 from swarm.types import NextTurn
+
+if TYPE_CHECKING:
+    from swarm.engines.transformers.engine import TransformersEngine
 
 
 class _Turns:
@@ -67,9 +71,7 @@ class EngineWorker:
         self._node = node
         setup = decode_setup(node.recv_bytes())
         self._weights = map_weights(weights, setup.shapes)
-        policy = load_policy(PolicySettings.model_validate_json(setup.policy))
-        settings = GenerationSettings.model_validate_json(setup.generation)
-        self._engine = TransformersEngine(policy, settings, self._look_up)
+        self._engine = open_engine(setup, self._look_up)
         self._turns: _Turns | None = None
         """Turns of the generation in progress."""
 
@@ -117,8 +119,18 @@ class EngineWorker:
         return order
 
 
+def open_engine(setup: Setup, look_up: Callable[[], bool]) -> TransformersEngine:
+    """The engine with its model; imported here, after `main` has hidden torchao."""
+    from swarm.engines.transformers.engine import TransformersEngine
+    from swarm.policy.loading import load_policy
+
+    policy = load_policy(PolicySettings.model_validate_json(setup.policy))
+    return TransformersEngine(policy, GenerationSettings.model_validate_json(setup.generation), look_up)
+
+
 def main() -> None:
     """Serve one node on the descriptors in the arguments."""
+    torchao.hide()
     serve(lambda node: EngineWorker(node, int(sys.argv[2])).serve())
 
 

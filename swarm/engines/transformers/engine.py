@@ -14,7 +14,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from swarm.engines.base import Contexts, PolicyEngine, Recent
+from swarm.engines.base import MOST_RECENT, Contexts, PolicyEngine
 from swarm.engines.config import GenerationSettings
 from swarm.engines.sampling import completion_seed
 from swarm.engines.transformers.batch import Batch
@@ -23,6 +23,7 @@ from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.probe import most_rows
 from swarm.engines.transformers.scheduler import Room, SequenceState
 from swarm.errors import Interrupted, OutOfMemory
+from swarm.lru import LruDict
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.weights import swap_weights
@@ -64,7 +65,7 @@ class Requests:
         self._places = policy.places
         self._questions = count(-1, -1)
         """Numbers of turns' questions; a prompt's is its index."""
-        self._starts: Recent[Prompt, int] = Recent()
+        self._starts = LruDict[Prompt, int](MOST_RECENT)
         """Question numbers of episodes' first prompts."""
 
     def prompt(self, index: int, prompt: Context, num_completions: int) -> list[SequenceState] | Rejection:

@@ -14,7 +14,6 @@ import msgspec
 
 from swarm.children import Backoff, Oversized, Waker, wait
 from swarm.environments.config import VerificationSettings
-from swarm.environments.verification.fair import FairQueue
 from swarm.environments.verification.messages import (
     Drawn,
     DrawnSeveral,
@@ -30,6 +29,7 @@ from swarm.environments.verification.messages import (
 )
 from swarm.environments.verification.processes import START_LIMIT_S, Job, WorkerProcess, WorkerStarter
 from swarm.errors import TaskError
+from swarm.fair_store import FairQueue
 from swarm.foreign import clean
 from swarm.reasons import Reason
 from swarm.types import Rejection

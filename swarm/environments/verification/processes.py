@@ -14,20 +14,9 @@ from pathlib import Path
 import msgspec
 
 from swarm.children import Channel, Child, python_path
-from swarm.environments.code import resolved
-from swarm.environments.config import (
-    CODE_FIELDS,
-    TASK_LIST,
-    DatasetTask,
-    DataSettings,
-    TaskConfig,
-    VerificationSettings,
-    code_of,
-    rewards_of,
-)
+from swarm.environments.config import TASK_LIST, DataSettings, StoredRows, TaskConfig, VerificationSettings
 from swarm.environments.conversion.limits import UNFINISHED, Limits
-from swarm.environments.episodes.config import VerifiersTask
-from swarm.environments.modalities import modalities
+from swarm.environments.rewards import names_of
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
     caches,
@@ -35,9 +24,7 @@ from swarm.environments.sandbox.directories import (
     environment,
     token_file,
 )
-from swarm.environments.scoring.combination import names_of
-from swarm.environments.sources.stored import StoredRows
-from swarm.environments.specs import is_on_disk, media_folder
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.verification.messages import (
     MAX_TEXT_REPLY_BYTES,
     Draw,
@@ -50,7 +37,6 @@ from swarm.environments.verification.messages import (
     encode,
     max_reply_bytes,
 )
-from swarm.files import at_home
 from swarm.machine import available_bytes
 
 WORKER = "swarm.environments.verification.worker"
@@ -133,7 +119,7 @@ class Preparation:
 
     def __init__(self, configs: Sequence[TaskConfig], settings: DataSettings, foreign: bool) -> None:
         """`foreign`: they are those of a run's founder."""
-        self.wanted = [config for config in configs if isinstance(config, DatasetTask | VerifiersTask)]
+        self.wanted = [config for config in configs if config.has_rows]
         """Tasks whose data sets are still to be put on the disk."""
         self.stored: dict[str, StoredRows] = {}
         """Rows, by task."""
@@ -216,10 +202,10 @@ class WorkerStarter:
         self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool, files: Collection[str]
     ) -> None:
         """See `VerificationPool`."""
-        self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
-        self.rewards = {config.name: names_of(rewards_of(config)) for config in self._configs}
+        self._configs = tuple(configs) if lenient else tuple(config.from_anywhere() for config in configs)
+        self.rewards = {config.name: names_of(config.rewards) for config in self._configs}
         """Names of each task's rewards."""
-        self.shows = {config.name: modalities(config) for config in self._configs}
+        self.shows = {config.name: config.media for config in self._configs}
         """Modalities of each task besides text."""
         self._lenient = lenient
         self._files = frozenset(files)
@@ -241,9 +227,7 @@ class WorkerStarter:
         if not wanted:
             return None
         own = {config.name for config in self._own()}
-        files = [
-            each.path for each in wanted if isinstance(each, DatasetTask) and each.name in own and is_on_disk(each)
-        ]
+        files = [each.path for each in wanted if isinstance(each, DatasetTask) and each.name in own and each.is_on_disk]
         for cache in caches():
             cache.mkdir(parents=True, exist_ok=True)
         # a founder chooses the data sets, but must not use this user's token
@@ -268,7 +252,7 @@ class WorkerStarter:
     def _folders(self) -> tuple[str, ...]:
         """Folders of data sets whose rows name files; not those that hold far more than a data set."""
         far_more = {Path.home(), Path("/")}
-        folders = {folder for config in self._own() if (folder := media_folder(config)) is not None}
+        folders = {folder for config in self._own() if (folder := config.folder) is not None}
         return tuple(sorted(map(str, folders - far_more)))
 
     def grader(self) -> WorkerProcess:
@@ -282,16 +266,6 @@ class WorkerStarter:
     def close(self) -> None:
         """Remove the workers' directories."""
         self._directories.close()
-
-
-def _from_anywhere(config: TaskConfig) -> TaskConfig:
-    """The task with absolute paths, for a process in another directory."""
-    here: dict[str, str] = {}
-    if isinstance(config, DatasetTask) and is_on_disk(config):
-        here["path"] = str(at_home(config.path).absolute())
-    if (target := code_of(config)) is not None:
-        here[CODE_FIELDS[config.kind]] = resolved(target)
-    return config.model_copy(update=here)
 
 
 def _is_in_cache(path: Path) -> bool:

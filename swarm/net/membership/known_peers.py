@@ -1,9 +1,13 @@
-"""Other peers: those connected, known, remembered from earlier, and banned."""
+"""What a node knows of its swarm: the run that it is in, and other peers.
+
+The run is the founder's sealed manifest. Peers are connected, known, remembered from earlier, or banned.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,11 +17,10 @@ from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addr
 from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.records.wire import open_peer_record
+from swarm.net.guard import Counters
+from swarm.net.records.wire import is_outdated, open_manifest, open_peer_record
 from swarm.reasons import Reason
-from swarm.types import PeerRecord
+from swarm.types import PeerRecord, RunManifest
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +28,10 @@ MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
 MAX_SEEN_PEERS = 4_096
 RETURNED_S = 60.0
-"""For so long after its connection began anew a peer may be asked for what it offered before it was restarted."""
+"""For so long after it reconnects, a peer is excused for what it offered before a restart."""
 EXCUSED_EVERY_S = 3_600.0
-"""Between two returns of one peer that excuse it: whoever withholds must not come back for each offer."""
-NOBODY_S_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER})
+"""Interval between two returns that excuse a peer: one that withholds cannot reconnect for each offer."""
+NEVER_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER})
 """Refusals of a peer's record that neither another clock, run, version nor setting explains."""
 
 
@@ -36,7 +39,7 @@ class Returns:
     """Which peers have lately come back after their connections ended, as restarted nodes do."""
 
     def __init__(self) -> None:
-        """Nobody was seen yet."""
+        """No peer was seen yet."""
         self._seen: dict[str, float] = {}
         """When each peer was last excused, in monotonic seconds; minus infinity for never. The latest come last."""
         self._returned: dict[str, float] = {}
@@ -82,14 +85,14 @@ class KnownPeers:
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """Peers' own records, decoded and as signed; may have expired."""
         self.reported_by: dict[str, str] = {}
-        """By known peer: the peer that first passed its record on; empty for the directory."""
+        """The peer that first passed on each known peer's record; empty for the directory."""
         self.banned: frozenset[str] = frozenset()
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
         """Connected peers that take part in the run."""
         self.observed: dict[str, tuple[str, ...]] = {}
-        """By peer: the remote ends of its connections, as this machine sees them."""
+        """Remote ends of each peer's connections, as this machine sees them."""
         self.alone_since: float | None = clock()
         self.returns = Returns()
 
@@ -127,7 +130,7 @@ class KnownPeers:
             if record.peer_id not in known or known[record.peer_id][0].expires_at <= record.expires_at:
                 known[record.peer_id] = (record, sealed)
         known.pop(self._own_id, None)
-        # Strangers can sign any number of records with later expiry than honest ones, so connected peers come first.
+        # An attacker can sign any number of records with later expiry than honest ones, so connected peers come first.
         worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
         self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
         self.reported_by = {peer_id: self.reported_by.get(peer_id, reporter) for peer_id in self.known}
@@ -149,7 +152,7 @@ class KnownPeers:
         try:
             self._open(sealed, peer_id)
         except Refusal as refusal:
-            if refusal.reason in NOBODY_S_OWN:
+            if refusal.reason in NEVER_OWN:
                 raise
             return False
         return True
@@ -200,3 +203,34 @@ def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
         return {}
     except OSError as error:
         raise ConfigError(f"the file of known peers {path} cannot be read: {error.strerror or error}") from error
+
+
+class CurrentRun:
+    """The run of the newest adopted manifest; none at first. Any thread may adopt and read."""
+
+    def __init__(self, run_id: str | None, sealed: bytes | None) -> None:
+        """`run_id`: join this run only; None: any run. `sealed`: a manifest whose date was checked on arrival.
+
+        Raises `Refusal` if it is invalid or of another run.
+        """
+        self.sealed: bytes | None = None
+        self.manifest: RunManifest | None = None
+        self.since = time.monotonic()
+        """When this node entered the run."""
+        self._wanted = run_id
+        self._adopting = threading.Lock()
+        if sealed is not None:
+            self.adopt(sealed, now=math.inf)
+
+    def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
+        """Adopt a manifest. Raises `Refusal` if it is invalid, outdated or of another run."""
+        with self._adopting:
+            expected = self.manifest.run_id if self.manifest else self._wanted
+            manifest = open_manifest(sealed, expected, now=now)
+            if self.manifest is not None and is_outdated(manifest, self.manifest, now=now):
+                raise Refusal(
+                    Reason.STALE, f"created at {manifest.created_at}, before the known one ({self.manifest.created_at})"
+                )
+            if self.manifest is None:
+                self.since = time.monotonic()
+            self.sealed, self.manifest = sealed, manifest

@@ -8,31 +8,31 @@ receive_repaired   others' stores      -> store, inbox    (records that gossip m
 receive_fetched    finished downloads  -> store, inbox    (announced large records, records on offer)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
-is charged. A refused record is not handed on, unless a node of a later version may understand it.
+is charged. A refused record is not forwarded, unless a node of a later version may understand it. `Versions` reports a
+swarm that is split into incompatible protocol versions.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, Refusal
+from swarm.lru import LruDict
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.membership.known_peers import KnownPeers
-from swarm.net.membership.versions import Versions
+from swarm.net.guard import Complaints, Counters
+from swarm.net.membership.known_peers import CurrentRun, KnownPeers
 from swarm.net.records.envelope import SealedRecord, SignedRecord, check_signature, read_record
 from swarm.net.records.feed import Feed
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce, pull
-from swarm.net.records.mailbox import Mailbox
 from swarm.net.records.offers import OFFERS, check_pulled, open_offers
-from swarm.net.records.record_store import RecordStore, record_id
+from swarm.net.records.stores import Mailbox, RecordStore, record_id
 from swarm.net.records.wire import (
     Announcement,
     Limits,
@@ -42,9 +42,8 @@ from swarm.net.records.wire import (
     open_group,
     refused,
 )
-from swarm.net.trust.complaints import Complaints
-from swarm.net.trust.offer_rate import OfferRate
 from swarm.net.trust.record_admission import RecordAdmission
+from swarm.net.trust.sharing import OfferRate
 from swarm.reasons import Reason
 from swarm.types import Arrival, OfferedGroup, VerifiedGroup
 
@@ -90,12 +89,12 @@ class RecordTraffic:
         self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
         self.store = RecordStore(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.feed = Feed()
-        """What those who follow this node read."""
+        """Read by the followers of this node."""
         self.large = DownloadQueue()
         self.pulls = DownloadQueue()
         """Records on offer that this node chose."""
         self._chosen: deque[tuple[float, OfferedGroup]] = deque()
-        """On their way from the node's thread to `pulls`, with the patience for each."""
+        """Chosen offers on their way from the node's thread to `pulls`, with the patience for each."""
         self.admission = RecordAdmission(settings)
         self.offer_rate = OfferRate(settings.offers_per_s)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
@@ -127,7 +126,7 @@ class RecordTraffic:
         return len(record)
 
     def hold(self, record: bytes) -> None:
-        """Store a record for peers that ask for it; nobody is sent it."""
+        """Store a record for peers that ask for it, without sending it."""
         self.store.add(record, owner=self.identity.peer_id, offered=True)
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
@@ -150,9 +149,9 @@ class RecordTraffic:
         self.heard_at = time.monotonic()
 
     def receive_gossip(self, helper: str, record: bytes) -> None:
-        """Accept a record from the feed of a helper, and hand it on.
+        """Accept a record from the feed of a helper, and forward it.
 
-        Raises `PeerUnreachable` if no honest peer hands it on.
+        Raises `PeerUnreachable` if no honest peer forwards it.
         """
         self.feed.known_to(helper, record_id(record))
         if self._is_too_long(record) or self._is_known(record):
@@ -176,7 +175,7 @@ class RecordTraffic:
             if not are_offers:
                 return
         try:
-            # Before anything is charged to the author: anybody may name it.
+            # Before anything is charged to the author: any peer may name it.
             signed = check_signature(sealed)
         except Refusal as refusal:
             self._refuse_gossip(helper, helper, record, refusal)
@@ -188,7 +187,7 @@ class RecordTraffic:
                 self.feed.add(record, helper, author)
                 self.counters.add("delivered")
             else:
-                # The link has carried them: too many offers are heard even if none is opened.
+                # They have cost bandwidth: too many offers are counted even if none is opened.
                 self._check_place(signed)
                 self.offer_rate.heard(author, 1, 0.0)
         except Refusal as refusal:
@@ -290,7 +289,7 @@ class RecordTraffic:
             offered = open_offers(signed, run_id)
             self.store.add(signed.record, age_s, owner=account)
             if offered.peer_id != self.identity.peer_id:
-                if not age_s:  # those that repair brings come in heaps
+                if not age_s:  # repair delivers them in bursts
                     self.offer_rate.heard(offered.peer_id, len(offered.offers), offered.per_s)
                 self.inbox.put(replace(offered, heard_at=self._clock()), len(signed.record), account)
         else:
@@ -334,7 +333,7 @@ class RecordTraffic:
         else:
             on_offer = download.offered is not None
             if group.group.peer_id != download.announcement.peer_id:
-                # Among those of whoever promised it, a flood could displace it.
+                # In the account of the peer that promised it, a flood could displace it.
                 account = self.admission.account(group.group.peer_id, self.peers.connected)
             self.store.add(group.record, listed=on_offer, owner=account, offered=on_offer)
             self._put(group, account)
@@ -349,15 +348,15 @@ class RecordTraffic:
         return group
 
     def _blame_promise(self, peer_id: str, refusal: Refusal) -> None:
-        """Charge who signed the announcement or offer of a record for which no author can be charged.
+        """Charge the signer of an announcement or offer if no author of the record can be charged.
 
-        The digests that it signed agree with every byte, whoever gave them, and honest nodes promise only own records.
+        Its signed digests agree with every byte, whichever peer sent them, and honest nodes promise only own records.
         """
         if refusal.peer_id != peer_id and refusal.reason != Reason.UNKNOWN_KIND:
             self.complaints.add(peer_id, Reason.BAD_GIFT)
 
     def withheld(self, download: Download) -> None:
-        """The author of a record on offer was asked for it, and nobody gave it in time."""
+        """The author of a record on offer was asked for it, and no peer gave it in time."""
         self.complaints.add(download.announcement.peer_id, Reason.WITHHELD)
 
     def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
@@ -368,3 +367,42 @@ class RecordTraffic:
     def is_proven(self, peer_id: str) -> bool:
         """Whether a peer's groups were useful here."""
         return self.admission.has_merit(peer_id)
+
+
+HEARD_FOR_S = 600.0
+MAX_PEERS = 1_024
+
+
+class Versions:
+    """Thread-safe record of peers heard recently, and of those with another major version."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """No peers heard yet."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._heard = LruDict[str, tuple[float, str]](MAX_PEERS)
+        """When each peer was last heard, and its version problem; empty if its record could be read."""
+
+    def understood(self, peer_id: str) -> None:
+        """A record of this peer could be read."""
+        self._note(peer_id, "")
+
+    def refused(self, peer_id: str, refusal: Refusal) -> None:
+        """A record of this peer was refused, for any reason."""
+        if refusal.reason == Reason.SCHEMA_VERSION:
+            self._note(peer_id, refusal.detail)
+
+    def describe(self) -> str:
+        """One line if most peers heard in the last ten minutes have another version; else empty."""
+        with self._lock:
+            since = self._clock() - HEARD_FOR_S
+            heard = [problem for heard_at, problem in self._heard.values() if heard_at >= since]
+        others = [problem for problem in heard if problem]
+        if 2 * len(others) <= len(heard):
+            return ""
+        ((most, _),) = Counter(others).most_common(1)
+        return f"{len(others)} of {len(heard)} peers heard lately cannot be understood: {most}"
+
+    def _note(self, peer_id: str, problem: str) -> None:
+        with self._lock:
+            self._heard[peer_id] = (self._clock(), problem)

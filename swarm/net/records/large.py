@@ -1,25 +1,123 @@
-"""Records fetched by id from any peer that holds them: those too large for gossip, which are announced with a digest
-per chunk, and those on offer, which this node chose.
+"""Records fetched by id: large ones, which are announced with a digest per chunk, and chosen ones on offer.
+
+Any holder can give them. An author that has sent a record often enough refers to earlier askers instead:
+
+    asker    id, its own signed record ─▶ author    the record, or the signed records of a few earlier askers
+    asker    id ─▶ one of these after another       the record, checked by its digest
+             id ─▶ author                           the record, if none of them gave it
+
+The traffic of an author thus does not grow with the number of askers, and each of them sends about one record on. A
+referral is a hint: a named member has signed that it is one, is asked once, and cannot refer any further.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import aclosing
 from typing import Annotated, Protocol
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from swarm.errors import PeerUnreachable
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.lru import LruDict
+from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import RecordStore, record_id
-from swarm.net.records.referrals import MARK, MAX_REFERRAL_BYTES, Referrals, read_referral
+from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, Announcement, seal_announcement
 from swarm.types import Count, OfferedGroup, complete
+
+MARK = b"\xc1"
+"""Begins a referral: MessagePack has no value that begins so, and hence no record does."""
+SENT_ITSELF = 8
+"""Times that an author sends a record before it refers to others."""
+MAX_NAMED = 3
+"""Askers named in one referral."""
+MAX_NAMINGS = 3
+"""Times that one asker is named. With three names per referral, one asker leaves the line for each new one."""
+SETTLED_S = 2.0
+"""An asker from this long ago has the record, as far as the author can know."""
+MAX_LINE = 256
+"""Askers of one record that wait to be named: two seconds of the largest swarm that the common rate serves."""
+MAX_RECORDS = 32
+"""Records whose askers are remembered, those asked for last."""
+MAX_REFERRAL_BYTES = 16 + MAX_NAMED * (MAX_PEER_RECORD_BYTES + 8)
+
+Named = Annotated[
+    tuple[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)], ...], Meta(min_length=1, max_length=MAX_NAMED)
+]
+
+
+class _Asker(Struct):
+    peer_id: str
+    sealed: bytes
+    asked_at: float
+    namings: int = 0
+
+
+class _Asked(Struct):
+    """The askers of one record."""
+
+    num_sent: int = 0
+    line: deque[_Asker] = field(default_factory=deque)
+    """The first asker is named first."""
+
+
+class Referrals:
+    """Askers of this node's records, and which of them to name. For the network thread."""
+
+    def __init__(self, is_record_of: Callable[[str, bytes], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        """`is_record_of(peer_id, sealed)`: whether these bytes are this member's signed record. May raise `Refusal`."""
+        self._is_record_of = is_record_of
+        self._clock = clock
+        self._asked = LruDict[bytes, _Asked](MAX_RECORDS)
+
+    def instead(self, record_id: bytes, num_bytes: int, asker: str, sealed: bytes) -> bytes | None:
+        """The referral that `asker` gets instead of a record of this size; None if it gets the record.
+
+        `sealed`: the asker's own record, by which it will be named. Raises `Refusal` if it is invalid or another's.
+        """
+        asked = self._asked.setdefault(record_id, _Asked())
+        self._enter(asked, asker, sealed)
+        named = self._next(asked, asker) if asked.num_sent >= SENT_ITSELF else ()
+        referral = MARK + msgspec.msgpack.encode(tuple(each.sealed for each in named)) if named else None
+        if referral is not None and len(referral) >= num_bytes:
+            referral = None
+        self._count(asked, named if referral else ())
+        return referral
+
+    def _next(self, asked: _Asked, asker: str) -> tuple[_Asker, ...]:
+        since = self._clock() - SETTLED_S
+        settled = (each for each in asked.line if each.asked_at <= since and each.peer_id != asker)
+        return tuple(each for each, _ in zip(settled, range(MAX_NAMED), strict=False))
+
+    def _count(self, asked: _Asked, named: tuple[_Asker, ...]) -> None:
+        if not named:
+            asked.num_sent += 1
+        for each in named:
+            each.namings += 1
+            if each.namings == MAX_NAMINGS:
+                asked.line.remove(each)
+
+    def _enter(self, asked: _Asked, asker: str, sealed: bytes) -> None:
+        waits = any(each.peer_id == asker for each in asked.line)
+        # An asker whose record this node cannot read, for example for its clock, is not named, that is all.
+        if not waits and len(asked.line) < MAX_LINE and self._is_record_of(asker, sealed):
+            asked.line.append(_Asker(asker, sealed, self._clock()))
+
+
+def read_referral(referral: bytes | bytearray) -> tuple[bytes, ...]:
+    """The signed records of the askers that a holder names. Raises `PeerUnreachable`."""
+    if len(referral) > MAX_REFERRAL_BYTES:
+        raise PeerUnreachable(f"a referral must have at most {MAX_REFERRAL_BYTES} bytes, got {len(referral)}")
+    try:
+        return msgspec.msgpack.decode(memoryview(referral)[len(MARK) :], type=Named)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PeerUnreachable(f"its referral cannot be read: {error}") from error
+
 
 LARGE_PROTOCOL = "/swarm/large/1"
 INLINE_BYTES = 1_000_000
@@ -27,7 +125,7 @@ INLINE_BYTES = 1_000_000
 MAX_WAITING = 64
 MAX_WAITING_PER_PEER = 4
 MAX_PER_ACCOUNT = 16
-"""All strangers behind one connection share one account."""
+"""All newcomers behind one connection share one account."""
 MAX_OTHERS_ASKED = 3
 """Holders of a record on offer that are asked besides its author: few members have it."""
 MAX_PARTIAL_BYTES = 64 * 2**20
@@ -48,7 +146,7 @@ class LargeRequest(Struct, frozen=True, array_like=True):
     record_id: bytes
     offset: Count
     asker: Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)] = b""
-    """The asker's own signed record, of one that takes a referral too. Nodes that know no referrals ignore it."""
+    """The asker's own signed record if it accepts referrals. Nodes that know no referrals ignore it."""
 
 
 def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
@@ -60,7 +158,7 @@ def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
 def answer_large(store: RecordStore, referrals: Referrals, remote: str, request: bytes) -> Iterator[bytes]:
     """The bytes of a held record from the requested offset, or a referral to others.
 
-    Raises `LookupError`, `msgspec.MsgspecError`, or `Refusal` for an asker's record that is nobody's or another's.
+    Raises `LookupError`, `msgspec.MsgspecError`, or `Refusal` for an asker's record that is invalid or another's.
     """
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = store.get(wanted.record_id)
@@ -94,7 +192,7 @@ class Download:
         self.asked = False
         """Whether a request was sent to the author of the group on offer."""
         self.referred = False
-        """Whether a holder has named others: from then on, who is asked can only give the record."""
+        """Whether a holder has named others: from then on, holders can only give the record."""
         self._content = bytearray()
         self._verified = 0
 
@@ -131,7 +229,7 @@ class Download:
     async def fetch_from(self, fetch: Fetch, peer_id: str, asker: bytes = b"") -> tuple[bytes, ...]:
         """Fetch the rest from one holder; verified chunks survive a failure. Raises `PeerUnreachable`.
 
-        A holder that is told of the `asker`, by its signed record, may name others instead: their signed records.
+        A holder that gets the signed record of the `asker` may name others instead: returns their signed records.
         """
         del self._content[self._verified :]
         wanted = msgspec.msgpack.encode(LargeRequest(self.announcement.record_id, self._verified, asker))
@@ -177,7 +275,7 @@ class DownloadQueue:
     def __init__(self) -> None:
         """Empty."""
         self._downloads: dict[str, deque[tuple[float, Download]]] = {}
-        """By account, in round-robin order."""
+        """Waiting downloads by account, in round-robin order."""
         self._announced_by: Counter[str] = Counter()
         self._num_by_account: Counter[str] = Counter()
 

@@ -2,7 +2,7 @@
 
     a stream ──▶ rate of its peer and address ──▶ a slot ──▶ served
                         │ too high                  │ none free, none to evict
-                        └───────────▶ told "busy" ◀─┘     (as many slots; beyond that reset without an answer)
+                        └───────────▶ "busy" ◀──────┘     (as many slots; beyond that reset without an answer)
 
 Protocols that keep peers in the run have their own slots, which no other request can take; so have requests for records
 by peers whose groups were useful here, and feeds, which last. When all slots are taken, a stream is evicted if its peer
@@ -18,12 +18,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.net.addresses.dial import host_of
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, RatePerName
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
 from swarm.net.records.large import LARGE_PROTOCOL
-from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 from swarm.reasons import Reason
 
@@ -35,7 +33,7 @@ MAX_STREAMS, MAX_VITAL_STREAMS, MAX_PROVEN_STREAMS = 64, 32, 32
 """Served at once: of other protocols, of `VITAL` ones, and of requests for records by proven peers. Each holds a
 request or a few chunks."""
 MAX_FEEDS = 32
-"""Followers at once, four times as many as a node follows; a peer has one place."""
+"""Followers at once, four times as many as a node follows; a peer has one slot."""
 MAX_STREAMS_PER_PEER = 16
 """Limit in each of the other groups."""
 FAIR_LEAD = 4
@@ -58,7 +56,7 @@ class Stream:
         self.host = host
         self.hang_up = hang_up
         self.served = False
-        """If false, the peer is told that this node is busy."""
+        """If false, the answer says that this node is busy."""
         self._clock = clock
         self.late_at = clock() + PATIENCE_S
         """When the peer exceeds its patience; infinite while this node works."""
@@ -93,9 +91,9 @@ class StreamAdmission:
         self._proven: list[Stream] = []
         self._others: list[Stream] = []
         self._refused: list[Stream] = []
-        self._peers = Rates(REQUESTS_PER_S, REQUESTS_AT_ONCE)
-        self._hosts = Rates(ADDRESS_FACTOR * REQUESTS_PER_S, ADDRESS_FACTOR * REQUESTS_AT_ONCE)
-        self._blames = Rates(1 / BLAME_EVERY_S, 1.0)
+        self._peers = RatePerName(REQUESTS_PER_S, REQUESTS_AT_ONCE)
+        self._hosts = RatePerName(ADDRESS_FACTOR * REQUESTS_PER_S, ADDRESS_FACTOR * REQUESTS_AT_ONCE)
+        self._blames = RatePerName(1 / BLAME_EVERY_S, 1.0)
 
     def admit(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         """Admit a stream from `address`; None if it must be reset without an answer."""
