@@ -23,8 +23,6 @@ from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
-from swarm.groups.corroboration import CorroborationSettings
-from swarm.groups.plausibility import PlausibilitySettings
 from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id
@@ -38,8 +36,10 @@ from swarm.policy.config import (
     PolicySettings,
     exported_prompt,
 )
+from swarm.received.corroboration import CorroborationSettings
+from swarm.received.plausibility import PlausibilitySettings
+from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import PoolSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.schedule.config import ScheduleSettings

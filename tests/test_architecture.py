@@ -24,6 +24,8 @@ PURE = {
     "swarm.settings",
     "swarm.kinds",
     "swarm.telemetry.intervals",
+    "swarm.fair_store",
+    "swarm.lru",
     "swarm.stopwatch",
     "swarm.inherited",
     "swarm.kernel",
@@ -31,12 +33,7 @@ PURE = {
     "swarm.torchao",
 }
 LEDGER = {"swarm.telemetry.ledger"}
-NET = (
-    PURE
-    | {"swarm.net.bandwidth", "swarm.net.config", "swarm.net.counters", "swarm.net.runtime"}
-    | {"swarm.net.snapshot_progress"}
-)
-DIRECT = {"swarm.net.direct"}
+NET = PURE | {f"swarm.net.{name}" for name in ("bandwidth", "config", "guard", "roster", "runtime")}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
 SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
 BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
@@ -50,6 +47,8 @@ ALLOWED = {
     "swarm/figures.py": set(),
     "swarm/settings.py": set(),
     "swarm/kinds.py": {"swarm.errors", "swarm.files", "swarm.foreign", "swarm.settings"},
+    "swarm/fair_store.py": set(),
+    "swarm/lru.py": set(),
     "swarm/stopwatch.py": set(),
     "swarm/inherited.py": set(),
     "swarm/machine.py": set(),
@@ -68,27 +67,22 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.kinds", "swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
     "swarm/schedule": PURE | {"swarm.schedule"},
-    "swarm/page": PURE
-    | {"swarm.page", "swarm.telemetry", "swarm.net.trust.roster", "swarm.net.addresses.listening"}
-    | {"swarm.net.snapshot_progress"},
+    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/extras/judging": PURE
     | {"swarm.extras.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
-    "swarm/groups": PURE | {"swarm.groups"} | LEDGER,
-    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing"},
-    "swarm/sapo/pool.py": PURE | {"swarm.groups.signal"},
-    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups"} | LEDGER,
+    "swarm/groups": PURE | {"swarm.groups"},
+    "swarm/received": PURE | {"swarm.received", "swarm.groups"} | LEDGER,
+    "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
+    "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups", "swarm.received"} | LEDGER,
     "swarm/central/capacity.py": PURE,
-    "swarm/central": PURE
-    | {"swarm.central", "swarm.groups", "swarm.sapo.mixing", "swarm.sapo.pool", "swarm.sapo.appraisal"}
-    | {"swarm.sapo.watch"}
-    | LEDGER,
+    "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.received", "swarm.sapo.watch"} | LEDGER,
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
     | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
-    | {"swarm.sapo.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
+    | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/preflight": PURE
     | {
@@ -123,12 +117,12 @@ ALLOWED = {
     "swarm/net/records": PURE | RECORDS,
     "swarm/net/addresses": NET | RECORDS | ADDRESSES,
     "swarm/net/trust": NET | RECORDS | ADDRESSES | TRUST,
-    "swarm/net/direct": NET | RECORDS | ADDRESSES | DIRECT,
-    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | DIRECT | SNAPSHOTS,
+    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
     "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
-    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind", "swarm.net.socket_folders"},
-    "swarm/net/libp2p": BACKEND | {"swarm.net.libp2p"},
+    "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
+    "swarm/extras/libp2p": BACKEND | {"swarm.extras.libp2p"},
+    "swarm/extras/direct": NET | RECORDS | ADDRESSES | {"swarm.extras.direct"},
     "nodes/commands": {"swarm", "nodes"},
     "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.neighbours", "nodes.stop"},
     "nodes/simulation": {"swarm", "nodes.roles", "nodes.simulation", "nodes.exits", "nodes.stop"},
@@ -211,6 +205,17 @@ def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
 
+EXTRAS = sorted(path.name for path in (ROOT / "swarm" / "extras").iterdir() if (path / "__init__.py").exists())
+
+
+def test_the_core_and_other_extras_never_import_an_extra() -> None:
+    for path in (path for part in ("swarm", "nodes") for path in _modules(part)):
+        own = path.relative_to(ROOT).parts[:3]
+        allowed = {".".join(own)} if own[:2] == ("swarm", "extras") and own[2] in EXTRAS else set()
+        bad = {module for module in _imports(path) if _under(module, {"swarm.extras"}) and not _under(module, allowed)}
+        assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
+
+
 def _graph() -> dict[str, set[str]]:
     """What each module of this project imports of it, wherever in the file it does so but in builders."""
     paths = {
@@ -219,17 +224,6 @@ def _graph() -> dict[str, set[str]]:
         for path in _modules(part)
     }
     return {module: _imports(path, built=False) & paths.keys() - {module} for module, path in paths.items()}
-
-
-EXTRAS = sorted(path.name for path in (ROOT / "swarm" / "extras").iterdir() if (path / "__init__.py").exists())
-
-
-def test_the_core_finds_extras_by_name_only() -> None:
-    for path in (path for part in ("swarm", "nodes") for path in _modules(part)):
-        own = path.relative_to(ROOT).parts[:3]
-        allowed = {".".join(own)} if own[:2] == ("swarm", "extras") and own[2] in EXTRAS else set()
-        bad = {module for module in _imports(path) if _under(module, {"swarm.extras"}) and not _under(module, allowed)}
-        assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -258,8 +252,8 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.sapo.round",
         "import swarm.environments.judge, swarm.extras.judging.verifier, swarm.extras.judging.endpoint",
         "import swarm.net.hivemind.transport",
-        "import swarm.net.hivemind.session, swarm.net.hivemind.daemon.relay, swarm.net.hivemind.dht",
-        "import swarm.net.libp2p.transport, swarm.net.backends",
+        "import swarm.net.hivemind.session, swarm.net.hivemind.daemon, swarm.net.hivemind.dht",
+        "import swarm.extras.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
         "import nodes.commands.running.demo, nodes.commands.running.sweep",
         "import nodes.commands.doctor.command",

@@ -19,8 +19,8 @@ from nodes.commands.watching.peers import Listing, render
 from nodes.roles.run import warn
 from swarm.errors import Refusal
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
+from swarm.net.roster import PeerRow, Roster
 from swarm.net.services.diagnosis import DialBackReply
-from swarm.net.trust.roster import PeerRow, Roster
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView
 from swarm.telemetry.records import EvaluationEvent, NoteEvent, StartEvent, encode

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from swarm.config import CONFIG_VERSION, NodeConfig, load_config
 from swarm.errors import BackupError, CheckpointError, ConfigError, IdentityError
-from swarm.net.records.backup import open_backup
-from swarm.net.records.identity import Identity
+from swarm.net.records.identity import Identity, open_backup
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import FORMAT, TrainingState, verify
 

@@ -13,7 +13,7 @@ import pytest
 from swarm.environments.judge import JudgeSettings
 from swarm.extras.judging.process import JudgeProcess
 from swarm.inherited import inherited, spare_loopback, user_path
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
 from swarm.page.serving import page_of
 

@@ -15,7 +15,7 @@ from typing import get_args
 
 from benchmarks.common.children import emit
 from benchmarks.updater.workload import MODEL, Workload, read_batch, write
-from swarm.net.snapshots.delta import apply_delta, delta
+from swarm.net.snapshots.store import apply_delta, delta
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.policy.snapshot import Precision, pack

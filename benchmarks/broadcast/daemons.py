@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from benchmarks.common.children import commands, emit
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
+from swarm.net.records.envelope import MAX_CHUNK_BYTES
 
 PROTOCOL = "/benchmark/bytes/1"
 PROCESSORS = NetworkSettings().daemon_processors

@@ -21,17 +21,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import swarm.net.snapshots.placement as placement_module
+import swarm.net.snapshots.plan as placement_module
 from benchmarks.common.children import Json, commands, emit
 from benchmarks.common.groups import benchmark_manifest
-from swarm.net.config import NetworkSettings
+from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
-from swarm.net.snapshots.config import SnapshotSettings
-from swarm.net.snapshots.delta import digest
 from swarm.net.snapshots.plan import LinkLimits, Place, RelayPlan
 from swarm.net.snapshots.publish import Publisher
+from swarm.net.snapshots.store import digest
 from swarm.net.snapshots.subscribe import Subscriber
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
@@ -80,7 +79,7 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         """Import everything, start nothing."""
-        import swarm.net.hivemind.daemon.process  # noqa: F401  this import is slow and must not be part of a figure
+        import swarm.net.hivemind.daemon  # noqa: F401  this import is slow and must not be part of a figure
 
         self._spec = spec
         self._folder = Path(spec.folder) / spec.name

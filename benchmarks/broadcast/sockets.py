@@ -14,7 +14,7 @@ import threading
 import time
 
 from benchmarks.common.children import emit
-from swarm.net.direct.certificate import asking_context, serving_context
+from swarm.extras.direct.tickets import asking_context, serving_context
 
 PIECE_BYTES = 2**18
 

@@ -27,7 +27,7 @@ class FaultyDaemon:
         """
         # Late import: this loads hivemind, which loads torch.
         from swarm.errors import PeerUnreachable
-        from swarm.net.hivemind.daemon.process import Daemon
+        from swarm.net.hivemind.daemon import Daemon
         from swarm.net.membership.traffic import RecordTraffic
 
         call, receive = Daemon.call, RecordTraffic.receive_gossip

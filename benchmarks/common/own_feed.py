@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from swarm.errors import PeerUnreachable
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.hivemind.daemon import Daemon
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, Feed, FeedRequest, Hello, decode_part, encode
-from swarm.net.records.record_store import RecordStore
 from swarm.net.records.repair import GIVE_PROTOCOL, answer_give, ask_records
+from swarm.net.records.stores import RecordStore
 from swarm.protocols import StreamHandler
 
 TIMEOUT_S = 10.0

@@ -21,17 +21,15 @@ from hivemind.proto import dht_pb2
 
 from benchmarks.common.own_feed import OwnFeed
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.dht import key_of
 from swarm.net.hivemind.dht_entries import PARTS
-from swarm.net.records.framing import MAX_CHUNK_BYTES, encode_request
+from swarm.net.records.envelope import MAX_CHUNK_BYTES, encode_request
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import RECORD_ID_BYTES, Held, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
+from swarm.net.records.stores import RECORD_ID_BYTES, Held, record_id
 from swarm.net.records.wire import seal, seal_peer_record
-from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ASK_PROTOCOL, CHUNKS_PROTOCOL, ChunksRequest, StatusRequest
 from swarm.net.snapshots.plan import LinkLimits
 from swarm.types import (

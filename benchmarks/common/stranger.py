@@ -19,11 +19,11 @@ from hivemind.p2p import PeerID
 
 from benchmarks.common.own_feed import OwnFeed
 from swarm.net.addresses.dial import by_peer
-from swarm.net.hivemind.daemon.process import DIAL_ONLY, Daemon
+from swarm.net.hivemind.daemon import DIAL_ONLY, Daemon
 from swarm.net.records.envelope import Kind
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Record, open_manifest, seal
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.types import RunManifest
 
 T = TypeVar("T")

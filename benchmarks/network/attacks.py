@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from benchmarks.common.arithmetic import GROUP_SIZE, SLOW_TASK, answer, solve
 from swarm.environments.mixture import TaskMixture
-from swarm.net.records.envelope import Body, Envelope, SealedRecord, read_record, wrap
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.envelope import MAX_CHUNK_BYTES, Body, Envelope, SealedRecord, read_record, wrap
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Announcement, Limits, seal, seal_announcement
 from swarm.types import SCHEMA_VERSION, Completion, PolicyId, ProceduralRef, Prompt, Question, RolloutGroup, Sampling

@@ -29,7 +29,7 @@ from benchmarks.network.node import LISTEN
 from swarm.environments.mixture import TaskMixture
 from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.addresses.dial import by_peer
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.hivemind.daemon import Daemon
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits

@@ -28,10 +28,9 @@ from swarm.net.records.identity import Identity
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import TINY
 from swarm.reasons import Fate, Reason
-from swarm.sapo.mixing import Candidate
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.telemetry.samples.log import SampleLog
-from swarm.types import Actions, Grade, GradedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types import Actions, Grade, GradedGroup, ReceivedGroup, Rejection, RolloutGroup, TaskRef
 from swarm.types.questions import as_text
 
 LAST = 0.2
@@ -209,8 +208,8 @@ class Node(PeerNode):
 
     def would_learn(self, groups: Sequence[GradedGroup]) -> list[bool]:
         """Whether an update would learn from each group as a whole, if it were another's."""
-        candidates = [Candidate(str(number), group) for number, group in enumerate(groups)]
-        kept = self._node._appraisal().screen(candidates)
+        received = [ReceivedGroup(str(number), group) for number, group in enumerate(groups)]
+        kept = self._node.external._scorer().screen(received)
         return [part is not None and part.rewards == group.rewards for part, group in zip(kept, groups, strict=True)]
 
     def reputation(self, peer_id: str) -> float | None:

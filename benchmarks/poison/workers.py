@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -38,10 +38,10 @@ class AttackedLearner(LearnerNode):
 
     num_alarms = 0
 
-    def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
+    def _make_learner(self) -> Learner:
         self.fates: Counter[tuple[str, Fate]] = Counter()
         counting(self._shell.samples, self.fates)
-        return super()._make_learner(cancelled)
+        return super()._make_learner()
 
     def _heed(self, alarm: Alarm | None, what: str) -> None:
         self.num_alarms += alarm is not None

@@ -17,8 +17,8 @@ from benchmarks.scale.crowd import Spec as CrowdSpec
 from benchmarks.scale.real import usage
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import by_peer
-from swarm.net.hivemind.manifest import fetch
-from swarm.net.membership.crowded import CrowdedBootstraps
+from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.dialling import CrowdedBootstraps
 
 LOOK_EVERY_S = 1.0
 ASK_EVERY_S = 20.0
@@ -114,7 +114,7 @@ class _Scene:
         """Let the crowd come, and look."""
         seen = Seen()
         daemon = _daemon(self._bootstrap)
-        manifest, _ = fetch(by_peer([self._address]), JOIN_TIMEOUT_S, None)
+        manifest, _ = HivemindTransport.fetch_manifest(by_peer([self._address]), JOIN_TIMEOUT_S, None)
         spec = CrowdSpec(self._address, manifest.run_id, setting.num_peers, setting.num_peers / setting.arrive_s)
         seen.daemon_bytes_alone = daemon.memory_info().rss
         before, began = usage(daemon).cpu_s, time.monotonic()
@@ -152,7 +152,7 @@ class _Scene:
     def _ask(self, seen: Seen) -> None:
         began = time.monotonic()
         try:
-            fetch(by_peer([self._address]), JOIN_TIMEOUT_S, None)
+            HivemindTransport.fetch_manifest(by_peer([self._address]), JOIN_TIMEOUT_S, None)
             seen.manifests_s.append(time.monotonic() - began)
         except PeerUnreachable:
             seen.unanswered += 1

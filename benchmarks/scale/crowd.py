@@ -17,11 +17,10 @@ from benchmarks.common.children import commands, emit
 from benchmarks.scale.light_peer import LightPeer
 from swarm.net.addresses.dial import split_multiaddr
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership.dialling import ENOUGH_PEERS, Dialling
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.identity import Identity
+from swarm.net.runtime import AsyncioRuntime
 
 LOOK_EVERY_S = 1.0
 OTHERS = {f"member-{index}": (f"/ip4/10.0.0.{index}/tcp/4001",) for index in range(ENOUGH_PEERS)}

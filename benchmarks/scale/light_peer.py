@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from swarm.errors import PeerUnreachable
+from swarm.extras.direct.tickets import asking_context, show
 from swarm.net.addresses.dial import probe
-from swarm.net.direct.certificate import asking_context, show
+from swarm.net.records.envelope import encode_answer
 from swarm.net.records.feed import HELLO_PROTOCOL, Hello, encode
-from swarm.net.records.framing import encode_answer
 from swarm.net.records.identity import PUBLIC_KEY_HEADER, Identity, public_key_of
 
 HANDSHAKE_TIMEOUT_S = 15.0

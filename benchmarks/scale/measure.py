@@ -17,7 +17,7 @@ from swarm.errors import TransportError
 from swarm.net.hivemind.dht import PeerDirectory
 from swarm.net.records.feed import OTHERS_BYTES, OWN_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import Held, record_id
+from swarm.net.records.stores import Held, record_id
 from swarm.net.records.wire import open_manifest, seal, seal_peer_record
 from swarm.types import PeerRecord
 

@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.scale.parameters import PACKET_OVERHEAD, Costs, Load, Rules
 from benchmarks.scale.simulation import Outcome
 from benchmarks.scale.traffic import discovery, feeding, repair_bytes_per_s
+from swarm.net.records.large import Referrals
 from swarm.net.records.offers import REQUEST_BYTES
-from swarm.net.records.referrals import Referrals
-from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
+from swarm.net.trust.sharing import OFFERS_PER_S, OfferRate
 
 RECORD_BYTES = 440
 """A record with one offer of eight completions, sealed: from 424 on, by the length of the task's name."""

@@ -21,7 +21,7 @@ DIRECTORY_PARTS = 16
 DIRECTORY_PLACES = 128
 """`MAX_ENTRIES` of a part in `swarm/net/hivemind/dht_entries.py`, which imports hivemind."""
 RENEWALS_OF_A_LIFE = 3
-"""An entry lives as long as so many renewals take (`net/membership/own_entry.py`)."""
+"""An entry lives as long as so many renewals take (`net/membership/member.py`)."""
 DIRECTORY_REPLICAS = 5
 """Nodes that hold a part of the run's directory: hivemind's default number of replicas of a key."""
 

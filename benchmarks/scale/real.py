@@ -20,14 +20,13 @@ from msgspec.structs import replace
 
 from benchmarks.common.groups import benchmark_manifest, chars_for, make_group
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
-from swarm.net.hivemind.runtime import AsyncioRuntime
+from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
 from swarm.net.membership.following import FETCHED_AT_ONCE, Following
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.feed import FOLLOWED_AT_ONCE
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal
+from swarm.net.runtime import AsyncioRuntime
 from swarm.net.trust.accounts import SafetySettings
 from swarm.types import VerifiedGroup
 

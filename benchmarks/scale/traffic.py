@@ -16,9 +16,9 @@ from benchmarks.scale.parameters import (
     records_listed,
 )
 from benchmarks.scale.simulation import Outcome
-from swarm.net.hivemind.discovery import RENEWALS
+from swarm.net.hivemind.session import RENEWALS
 from swarm.net.membership.upkeep import PEERS_ASKED
-from swarm.net.services.peer_exchange import MAX_PEERS
+from swarm.net.services.requests import MAX_PEERS
 
 USABLE = 0.8
 """Of an uplink: the rest is for what comes in bursts, and for its owner."""

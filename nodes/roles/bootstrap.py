@@ -29,7 +29,7 @@ from nodes.stop import StopRequest
 from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.net.backends import open_transport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.protocols import Transport

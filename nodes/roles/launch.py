@@ -61,7 +61,7 @@ from swarm.errors import (
 )
 from swarm.foreign import clean, clean_lines, is_name
 from swarm.net.backends import open_transport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.page.serving import page_of

@@ -14,8 +14,7 @@ from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from nodes.roles.snapshots import open_publisher
-from swarm.central.evaluated import EvaluationWatch
-from swarm.central.learner import Learner, StepReport
+from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
 from swarm.central.terms import differences
 from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.config import NodeConfig
@@ -23,17 +22,18 @@ from swarm.errors import Interrupted
 from swarm.figures import finite
 from swarm.files import replace_file
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import serve_heartbeats
+from swarm.net.services.requests import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
-from swarm.sapo.watch import Alarm, Watch
+from swarm.reasons import Fate
+from swarm.sapo.watch import Alarm, EvaluationWatch, Watch
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
-from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.types import GradedGroup, RolloutGroup
 
 PUBLISHED_FILE = "published.json"
 TELL_EVERY_S = 0.1
@@ -47,7 +47,7 @@ class Published(Struct, frozen=True):
     version: int
 
 
-class LearnerNode:
+class LearnerNode(LearnerObserver):
     """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     def __init__(
@@ -86,7 +86,7 @@ class LearnerNode:
         self._open.callback(self._pausing.close)
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
         self._shell.count_also("snapshots", self._snapshots.counters)
-        self._learner = self._make_learner(cancelled)
+        self._learner = self._make_learner()
         resumed = self._ranks.resumed
         self._resumed_from = self._resume(found, resumed) if found and resumed else None
         self._rise()
@@ -224,14 +224,30 @@ class LearnerNode:
                 self.note(f"worker {peer_id} samples what this learner cannot use: {'; '.join(lines)}", "warning")
         self._shell.tell_of_refusals(self._learner.ledger.snapshot())
 
-    def _make_learner(self, cancelled: Callable[[], bool]) -> Learner:
+    def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
+        """See `LearnerObserver`."""
+        self._shell.samples.keep(fate, group)
+
+    def delivered(self, peer_id: str, rollouts: int) -> None:
+        """See `LearnerObserver`."""
+        self._workforce.delivered(peer_id, rollouts)
+
+    def cancelled(self) -> bool:
+        """See `LearnerObserver`."""
+        self._tell_of_workers()
+        return self._cancelled() or self._pausing.due
+
+    def _make_learner(self) -> Learner:
         config = self._config
-
-        def looking() -> bool:
-            self._tell_of_workers()
-            return cancelled() or self._pausing.due
-
-        publisher = _Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce)
+        terms = LearnerTerms(
+            learner=config.learner,
+            plausibility=config.plausibility,
+            corroboration=config.corroboration,
+            credit=config.update.credit,
+            max_group_size=self._shell.max_group_size(),
+            max_pending_per_peer=self._shell.max_pending_per_peer,
+            trusted=config.trusted,
+        )
         auditor = SnapshotAuditor(
             lambda: load_policy(config.policy),
             config.generation.sampling(),
@@ -240,24 +256,14 @@ class LearnerNode:
             num_kept=config.learner.max_staleness // config.learner.period + 2,
             tries=self._workforce.tries,
         )
-        return Learner(
-            settings=config.learner,
-            max_pending_per_peer=self._shell.max_pending_per_peer,
+        parts = LearnerParts(
             updater=self._updater,
             verifier=self._verifier,
             exchange=self._shell.exchange,
-            publisher=publisher,
+            publisher=_Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce),
             auditor=auditor,
-            ledger=Ledger(),
-            delivered=self._workforce.delivered,
-            plausibility=config.plausibility,
-            corroboration=config.corroboration,
-            credit=config.update.credit,
-            keep=self._shell.samples.keep,
-            trusted=config.trusted,
-            cancelled=looking,
-            max_group_size=self._shell.max_group_size,
         )
+        return Learner(terms, parts, self)
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         learner = self._learner

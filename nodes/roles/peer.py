@@ -16,20 +16,21 @@ from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
-from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.building import Member
+from swarm.groups.flow import BATCHES_A_CALL
 from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
-from swarm.net.trust.roster import build_roster, write_roster
+from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport, Verifier
-from swarm.sapo.pool import Pool
-from swarm.sapo.round import RoundReport, SapoNode
+from swarm.sapo.ahead import RolloutPlan
+from swarm.sapo.external import ExternalSettings
+from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
-from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore, TrainingState
 from swarm.types import PolicyId
@@ -96,7 +97,7 @@ class PeerNode:
             self._resume(found, self._coordinator.resumed) if found and self._coordinator.resumed else None
         )
         self._saved_round = self._resumed_from
-        suites = self._shell.prepare_suites(self.policy, cancelled, self._node.receive)
+        suites = self._shell.prepare_suites(self.policy, cancelled, self._node.external.receive)
         self._open.callback(suites.close)
         self._pausing = Pausing(
             Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, idle=self.write_roster
@@ -173,15 +174,15 @@ class PeerNode:
             round=self._node.round,
             version=self._coordinator.version,
             position=self._node.position,
-            pool=self._node.pool.dump(),
+            pool=self._node.external.pool.dump(),
             ledger=self._node.ledger.snapshot(),
             tokens_generated=self._tokens,
             sequences=self._shell.exchange.book.highest_sequences(),
-            mix=self._node.mixer.dump(),
-            watch=self._node.watch.dump(),
+            mix=self._node.external.mixer.dump(),
+            watch=self._node.external.watch.dump(),
         )
         config = self._config.model_dump_json(indent=1)
-        path = self._coordinator.save(self._store, state, config, well=self._node.watch.well)
+        path = self._coordinator.save(self._store, state, config, well=self._node.external.watch.well)
         self._saved_round = self._node.round
         self._shell.saved(state.round, path)
 
@@ -201,7 +202,7 @@ class PeerNode:
         self._open.close()
 
     def _rest(self) -> None:
-        self._node.rest()
+        self._node.pause()
         self.save()
 
     def _tell_unasked(self, count: int) -> None:
@@ -242,39 +243,42 @@ class PeerNode:
 
     def _make_node(self) -> SapoNode:
         config = self._config
-        return SapoNode(
-            peer_id=self._identity.peer_id,
-            policy_id=PolicyId(public_name(config.policy.model), self.policy.tokenizer_hash, 0),
-            seed=config.seed if config.seed is not None else stream_seed(self._identity.peer_id),
-            questions_per_round=config.num_questions(self.policy.device.type),
-            group_size=config.generation.group_size,
-            max_pending_per_peer=self._shell.max_pending_per_peer,
-            sampling=self._sampling,
+        settings = SapoSettings(
+            rollouts=RolloutPlan(
+                num_questions=config.num_questions(self.policy.device.type),
+                group_size=config.generation.group_size,
+                max_staleness=config.generation.max_staleness,
+                limit_s=config.generation.round_s if self._ranks.size == 1 else math.inf,
+                max_sequences=config.generation.max_batch_sequences,
+                # vLLM keeps all media of a call.
+                batches_a_call=BATCHES_A_CALL if self.policy.media is None else 1,
+            ),
+            external=ExternalSettings(
+                mix=config.mix,
+                pool=config.pool,
+                plausibility=config.plausibility,
+                corroboration=config.corroboration,
+                watch=config.watch,
+                credit=config.update.credit,
+                max_group_size=self._shell.max_group_size(),
+                max_pending_per_peer=self._shell.max_pending_per_peer,
+                trusted=config.trusted,
+                unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
+            ),
             share=config.share,
-            mix=config.mix,
+            unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
+        )
+        policy_id = PolicyId(public_name(config.policy.model), self.policy.tokenizer_hash, 0)
+        seed = config.seed if config.seed is not None else stream_seed(self._identity.peer_id)
+        me = Member(self._identity.peer_id, policy_id, self._sampling, seed, self._clock)
+        parts = Parts(
             engine=self._coordinator,
             verifier=self._verifier,
             updater=self._coordinator,
             exchange=self._shell.exchange,
-            pool=Pool(config.pool, self._shell.samples.keep),
-            ledger=Ledger(),
-            max_staleness=config.generation.max_staleness,
-            max_generation_s=config.generation.round_s if self._ranks.size == 1 else math.inf,
-            max_sequences=config.generation.max_batch_sequences,
-            # vLLM keeps all media of a call.
-            batches_a_call=BATCHES_A_CALL if self.policy.media is None else 1,
-            max_group_size=self._shell.max_group_size,
-            credit=config.update.credit,
-            plausibility=config.plausibility,
-            corroboration=config.corroboration,
-            watch=config.watch,
             worth=self._worth,
-            keep=self._shell.samples.keep,
-            unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
-            trusted=config.trusted,
-            unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
-            clock=self._clock,
         )
+        return SapoNode(settings, me, parts, self._shell.samples.keep)
 
     def _make_worth(self) -> WorthEstimator | None:
         """None for a node that is not to measure, or learns from nobody else."""
@@ -285,12 +289,12 @@ class PeerNode:
 
     def _resume(self, checkpoint: Path, state: TrainingState) -> int:
         node = self._node
-        self._shell.resume(checkpoint, state, self._config.policy, node.pool, node.ledger)
+        self._shell.resume(checkpoint, state, self._config.policy, node.external.pool, node.ledger)
         node.round, node.position = state.round, state.position
         if state.mix is not None:
-            node.mixer.restore(state.mix)
+            node.external.mixer.restore(state.mix)
         if state.watch is not None:
-            node.watch.restore(state.watch)
+            node.external.watch.restore(state.watch)
         self._store.resume(state)
         self._tokens = state.tokens_generated
         return state.round
@@ -309,8 +313,8 @@ class PeerNode:
                 external_shortfall=report.mix.external_shortfall,
                 filled=report.mix.filled,
                 mix=MixDecision(self._config.mix.policy, decision.local, decision.external, decision.reason),
-                pool=self._node.pool.num_unused(),
-                pending=self._node.num_pending,
+                pool=self._node.external.pool.num_unused(),
+                pending=self._node.external.num_pending,
                 tokens_generated=self._tokens,
                 tokens_per_s=self._speed,
                 figures=finite({**report.figures, **report.update.figures}),

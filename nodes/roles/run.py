@@ -37,11 +37,10 @@ from swarm.environments.tools.base import TRUSTED_TOOL
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable, Refusal, TaskError
 from swarm.files import private_directory, replace_file
 from swarm.foreign import clean, clean_lines
-from swarm.net.addresses.bootstrap import Bootstraps
-from swarm.net.addresses.dnsaddr import DNSADDR
+from swarm.net.addresses.bootstrap import DNSADDR, Bootstraps
+from swarm.net.addresses.dial import is_name, is_private_run
 from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.addresses.nat import most_reachable_first
-from swarm.net.addresses.reported import is_name, is_private_run
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity

@@ -24,7 +24,7 @@ from swarm.policy.config import PolicySettings, local_name
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
-from swarm.sapo.pool import PooledGroup
+from swarm.received.pool import PooledGroup
 from swarm.telemetry.alerts.checks import slowed
 from swarm.telemetry.alerts.refusals import RefusalWatch
 from swarm.telemetry.alerts.watch import AlertWatch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm.config import NodeConfig
 from swarm.net.records.identity import Identity
-from swarm.net.snapshot_progress import Progress, write_progress
+from swarm.net.roster import Progress, write_progress
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.subscribe import Subscriber
 from swarm.protocols import Transport

@@ -27,10 +27,10 @@ from swarm.environments.config import own_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.foreign import clean
-from swarm.groups.building import OwnGroups
-from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.building import Member, OwnGroups
+from swarm.groups.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import Heartbeats
+from swarm.net.services.requests import Heartbeats
 from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.config import public_name
 from swarm.policy.distributed.ranks import Ranks
@@ -213,13 +213,8 @@ class WorkerNode:
         if config.seed is not None:
             seed, first = config.seed, 0
         sampling = generation.sampling()
-        own = OwnGroups(
-            peer_id=self._identity.peer_id,
-            policy_id=PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0),
-            sampling=sampling,
-            exchange=self._shell.exchange,
-            token_ids=True,
-        )
+        policy_id = PolicyId(public_name(config.policy.model), self._policy.tokenizer_hash, 0)
+        own = OwnGroups(Member(self._identity.peer_id, policy_id, sampling), self._shell.exchange, token_ids=True)
         return Follower(
             SamplingPlan(
                 seed,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TypeVar
-
+from swarm.lru import LruDict
 from swarm.policy.loading import Policy
 from swarm.policy.media.ids import joined
 from swarm.reasons import Reason
@@ -13,20 +11,6 @@ from swarm.types.media import Media, modality
 
 MOST_RECENT = 1024
 """Prompts and episodes of which something is remembered: a call may last as long as the node."""
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class Recent(OrderedDict[Key, Value]):
-    """The entries that were set last, `MOST_RECENT` of them."""
-
-    def __setitem__(self, key: Key, value: Value) -> None:
-        """Set one, and forget the one that was set first if there are too many."""
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > MOST_RECENT:
-            self.popitem(last=False)
 
 
 class Contexts:
@@ -37,9 +21,9 @@ class Contexts:
         self._policy = policy
         self._max_new_tokens = max_new_tokens
         self._room = room
-        self._starts: Recent[Prompt, list[int]] = Recent()
+        self._starts = LruDict[Prompt, list[int]](MOST_RECENT)
         """Ids of episodes' first prompts, which several may share."""
-        self._pasts: Recent[int, tuple[Past, list[int]]] = Recent()
+        self._pasts = LruDict[int, tuple[Past, list[int]]](MOST_RECENT)
         """What the last turn of each episode continued, and its ids."""
 
     def prompt(self, index: int, prompt: Context) -> list[int] | Rejection:

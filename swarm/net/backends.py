@@ -6,26 +6,31 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from typing import Literal, TypeVar
 
+from swarm.errors import TransportError
 from swarm.net.addresses.dial import by_peer
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.libp2p.transport import Libp2pTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import Identity
 from swarm.types import RunManifest
 
-NetworkTransport = HivemindTransport | Libp2pTransport
 T = TypeVar("T")
+
+TRANSPORTS = {
+    "hivemind": ("swarm.net.hivemind.transport", "HivemindTransport"),
+    "libp2p": ("swarm.extras.libp2p.transport", "Libp2pTransport"),
+}
+"""Module and class by the name in `network.transport`; neither library is imported by its module."""
 
 
 def open_transport(
     settings: NetworkSettings, identity: Identity, manifest: bytes | None = None, profile: Profile | None = None
-) -> NetworkTransport:
+) -> MemberTransport:
     """A transport that has not started. Raises `ConfigError` or `TransportError` as its constructor does."""
-    backend = Libp2pTransport if settings.transport == "libp2p" else HivemindTransport
-    return backend(settings, identity, manifest, profile)
+    return _backend(settings.transport)(settings, identity, manifest, profile)
 
 
 def fetch_manifest(
@@ -41,25 +46,23 @@ def fetch_manifest(
     address without a valid peer id, `TransportError` if the network cannot be started.
     """
     peers = by_peer(multiaddrs)
-    # A process can import only one of the two libraries.
-    if transport == "libp2p":
-        from swarm.net.libp2p.manifest import fetch
-    else:
-        from swarm.net.hivemind.manifest import fetch
-    return _with_a_loop_of_its_own(partial(fetch, peers, timeout_s, run_id))
+    return _outside_loops(partial(_backend(transport).fetch_manifest, peers, timeout_s, run_id))
 
 
-def _with_a_loop_of_its_own(action: Callable[[], T]) -> T:
-    """Call what runs an event loop: in another thread where this one is running a loop, as a notebook's cells do."""
-    if not _runs_a_loop():
-        return action()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(action).result()
+def _backend(name: str) -> type[MemberTransport]:
+    module, class_name = TRANSPORTS[name]
+    try:
+        backend: type[MemberTransport] = getattr(import_module(module), class_name)
+    except ModuleNotFoundError as error:
+        raise TransportError(f"network.transport {name} is not installed: {error}") from error
+    return backend
 
 
-def _runs_a_loop() -> bool:
+def _outside_loops(action: Callable[[], T]) -> T:
+    """Call what runs an event loop: in another thread if this one is running a loop, as a notebook's cells do."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return action()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(action).result()

@@ -1,13 +1,14 @@
-"""Rate limits: token buckets for this node's downloads and uploads, and a minimum rate for its sources."""
+"""Rate limits: token buckets for peers and for this node's link, and a minimum rate for its sources."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
 
 from swarm.errors import PeerUnreachable
+from swarm.lru import LruDict
 from swarm.net.records.large import Fetch
 from swarm.net.runtime import AsyncRuntime
 
@@ -24,7 +25,7 @@ PATIENCE_S = 10.0
 """Waiting uses patience up; received bytes restore it at `MIN_RATE_BYTES_PER_S`, up to this value."""
 
 MAX_COUNTED = 4_096
-"""Names come from strangers, so their number is bounded; the least recently used is forgotten first."""
+"""Names come from untrusted peers, so their number is bounded; the least recently used is forgotten first."""
 
 
 class SlowHolder(PeerUnreachable):
@@ -32,52 +33,84 @@ class SlowHolder(PeerUnreachable):
 
 
 class TokenBucket:
-    """Rate limit in bytes/s for one direction. Pure but for the clock."""
+    """Rate limit: `burst` tokens, refilled at `per_s`; it may be overdrawn. Pure."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        """A full bucket."""
+        self.per_s = per_s
+        self.burst = burst
+        self._left = burst
+        self._at = -math.inf
+        """When `_left` was counted."""
+
+    def left(self, now: float) -> float:
+        """Tokens left; negative if it is overdrawn."""
+        self._left = min(self.burst, self._left + max(0.0, now - self._at) * self.per_s)
+        self._at = now
+        return self._left
+
+    def spend(self, amount: float, now: float) -> None:
+        """Take tokens, whether there are so many or not."""
+        self._left = self.left(now) - amount
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the bucket is no longer overdrawn."""
+        return max(0.0, -self.left(now) / self.per_s)
+
+
+class RatePerName:
+    """The same rate limit for each of many names."""
+
+    def __init__(self, per_s: float, burst: float, capacity: int = MAX_COUNTED) -> None:
+        """All buckets are full."""
+        self._per_s = per_s
+        self._burst = burst
+        self._buckets = LruDict[Hashable, TokenBucket](capacity)
+
+    def __len__(self) -> int:
+        """Names remembered."""
+        return len(self._buckets)
+
+    def bucket(self, name: Hashable) -> TokenBucket:
+        """The bucket of a name."""
+        if (bucket := self._buckets.get(name)) is None:
+            bucket = self._buckets[name] = TokenBucket(self._per_s, self._burst)
+        return bucket
+
+    def take(self, name: Hashable, now: float) -> bool:
+        """Whether one more is within the rate; if so, it is counted."""
+        bucket = self.bucket(name)
+        if bucket.left(now) < 1:
+            return False
+        bucket.spend(1, now)
+        return True
+
+
+class LinkLimit:
+    """Rate limit in bytes/s for one direction of this node's link. Pure but for the clock."""
 
     def __init__(
         self, bytes_per_s: float | None, clock: Callable[[], float] = time.monotonic, burst_s: float = BURST_S
     ) -> None:
-        """None for `bytes_per_s`: no limit. `burst_s` seconds' worth of bytes may go at once."""
-        self._rate = bytes_per_s
+        """None for `bytes_per_s`: no limit. `burst_s` seconds' worth of bytes may go at once, though not at first."""
         self._clock = clock
-        self._burst_s = burst_s
-        self._settled_at = clock()
-        """When all booked bytes are paid for; at most a burst in the past."""
+        self._bucket: TokenBucket | None = None
+        if bytes_per_s is not None:
+            self._bucket = TokenBucket(bytes_per_s, burst_s * bytes_per_s)
+            self._bucket.spend(burst_s * bytes_per_s, clock())
 
     def spend(self, num_bytes: int) -> float:
         """Book bytes about to be sent; returns the seconds to wait before sending."""
-        if self._rate is None:
+        if self._bucket is None:
             return 0.0
         now = self._clock()
-        began = max(self._settled_at, now - self._burst_s)
-        self._settled_at = began + WITH_HEADERS * num_bytes / self._rate
-        return 0.0 if num_bytes <= SHORT_BYTES else max(0.0, began - now)
+        wait_s = self._bucket.wait_s(now)
+        self._bucket.spend(WITH_HEADERS * num_bytes, now)
+        return 0.0 if num_bytes <= SHORT_BYTES else wait_s
 
 
-class Rates:
-    """Rate limit by name, with a burst."""
-
-    def __init__(self, per_s: float, at_once: float) -> None:
-        """The same limits for every name."""
-        self._per_s = per_s
-        self._at_once = at_once
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """(tokens left, time)."""
-
-    def take(self, name: str, now: float) -> bool:
-        """Whether one more is within the rate; if so, it is counted."""
-        left, then = self._left.pop(name, (self._at_once, now))
-        left = min(self._at_once, left + (now - then) * self._per_s)
-        self._left[name] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > MAX_COUNTED:
-            self._left.popitem(last=False)
-        return left >= 1
-
-
-def paced(
-    fetch: Fetch, bucket: TokenBucket, runtime: AsyncRuntime, clock: Callable[[], float] = time.monotonic
-) -> Fetch:
-    """`fetch`, limited by `bucket`. Raises `SlowHolder` if the peer is slower than the minimum rate.
+def paced(fetch: Fetch, limit: LinkLimit, runtime: AsyncRuntime, clock: Callable[[], float] = time.monotonic) -> Fetch:
+    """`fetch`, within `limit`. Raises `SlowHolder` if the peer is slower than the minimum rate.
 
     Time during which this node itself delays the peer does not count.
     """
@@ -96,7 +129,7 @@ def paced(
                     return
                 restored_s = WITH_HEADERS * len(chunk) / MIN_RATE_BYTES_PER_S
                 patience_s = min(PATIENCE_S, patience_s - (clock() - began) + restored_s)
-                await runtime.sleep(bucket.spend(len(chunk)))
+                await runtime.sleep(limit.spend(len(chunk)))
                 yield chunk
 
     return fetch_in_time

@@ -10,14 +10,12 @@ from collections.abc import Callable, Collection, Generator
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, Refusal, TransportError
-from swarm.net.records.envelope import SignedRecord, read_record
-from swarm.net.records.framing import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S
-from swarm.net.records.mailbox import Mailbox
+from swarm.net.records.envelope import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_YET_S, SignedRecord, read_record
 from swarm.net.records.offers import OFFERS, check_pulled, open_offers
-from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import MAX_LISTED
+from swarm.net.records.stores import Mailbox, RecordStore, record_id
 from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
-from swarm.net.trust.offer_rate import OFFERS_PER_S, OfferRate
+from swarm.net.trust.sharing import OFFERS_PER_S, OfferRate
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import Arrival, MemberSummary, NetworkStatus, OfferedGroup, PeerRecord, RefusedRecord, RunManifest

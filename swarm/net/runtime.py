@@ -1,8 +1,14 @@
-"""What the network's loops need of asyncio or trio; code written against this runs under both."""
+"""What the network's loops need of asyncio or trio; code written against this runs under both.
+
+----
+
+`AsyncRuntime` in asyncio; see `net/runtime.py`."""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import math
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 from swarm.protocols import Wakeup
@@ -52,3 +58,42 @@ async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None
         await signal.wait_for(timeout_s)
     finally:
         wakeup.unwatch(signal.set)
+
+
+LOOK_UP_TIMEOUT_S = 5.0
+
+
+class AsyncioSignal(asyncio.Event):
+    """An event with a timeout."""
+
+    async def wait_for(self, timeout_s: float) -> bool:
+        """Wait for `set`; whether it happened in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
+                return await self.wait()
+        return False
+
+
+class AsyncioRuntime:
+    """`AsyncRuntime` in asyncio."""
+
+    def signal(self) -> AsyncioSignal:
+        """A new signal, cleared."""
+        return AsyncioSignal()
+
+    def timeout(self, timeout_s: float) -> asyncio.Timeout:
+        """A time limit. Raises `TimeoutError`."""
+        return asyncio.timeout(timeout_s)
+
+    async def sleep(self, duration_s: float) -> None:
+        """Sleep."""
+        await asyncio.sleep(duration_s)
+
+    async def look_up(self, host: str) -> list[str]:
+        """The IPs of a host name; empty if it cannot be resolved."""
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                found = await asyncio.get_running_loop().getaddrinfo(host, None)
+        except (OSError, ValueError, TimeoutError):
+            return []
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from swarm.foreign import clean
-from swarm.net.trust.roster import PeerRow
+from swarm.net.roster import PeerRow
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 from swarm.page.sharing import tail
 from swarm.telemetry.intervals import accuracy

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean
-from swarm.net.snapshot_progress import Progress, read_progress
-from swarm.net.trust.roster import ROSTER_FILE, Roster, read_roster
+from swarm.net.roster import ROSTER_FILE, Progress, Roster, read_progress, read_roster
 from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes
 from swarm.telemetry.alerts.curves import Curve
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory

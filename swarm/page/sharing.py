@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from swarm.foreign import clean
-from swarm.net.trust.roster import PeerRow
+from swarm.net.roster import PeerRow
 from swarm.page.node import MAX_NAME_CHARS, NodeReader
 
 MAX_MEMBERS = 256

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from swarm.foreign import clean
-from swarm.net.trust.roster import PeerRow
+from swarm.net.roster import PeerRow
 from swarm.page import samples
 from swarm.page.answer import answer_by_control, answer_by_estimate
 from swarm.page.arrivals import Arrivals, Found

@@ -19,8 +19,8 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import Held, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest, RecordReader
+from swarm.net.records.stores import Held, record_id
 from swarm.net.records.wire import Announcement, seal, seal_announcement
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy

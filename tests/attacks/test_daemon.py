@@ -20,11 +20,11 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.listening import with_port
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.daemon.control import Control, packed
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.hivemind.control import Control, packed
+from swarm.net.hivemind.daemon import Daemon
 from swarm.net.records.identity import Identity
 from swarm.net.services import stream_admission
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.net.services.stream_admission import StreamAdmission
 from swarm.reasons import Reason
 from tests.net.gates import impossible

@@ -19,7 +19,7 @@ from nodes.roles.run import MANIFEST_FILE
 from swarm.net.records.envelope import Body, Envelope
 from swarm.net.records.wire import make_run_id
 from swarm.net.services.diagnosis import DIAL_BACK_PROTOCOL, TIME_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
 from tests.net.records import of_version
 from tests.nodes.processes import LOOPBACK

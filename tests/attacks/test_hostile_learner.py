@@ -10,11 +10,10 @@ import torch
 
 from nodes.roles.run import found_run
 from swarm.config import load_config
-from swarm.net.config import NetworkSettings
+from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
-from swarm.net.services.heartbeat import serve_heartbeats
-from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.services.requests import serve_heartbeats
 from swarm.net.snapshots.publish import Publisher
 from swarm.policy.loading import load_policy
 from swarm.policy.snapshot import pack

@@ -20,8 +20,8 @@ from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, LargeRequest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.trust.roster import read_roster
+from swarm.net.roster import read_roster
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.telemetry.samples.records import read as read_samples
 from tests.nodes.processes import Swarm, address_of, until
 

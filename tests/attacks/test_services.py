@@ -14,12 +14,11 @@ import psutil
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.records.framing import encode_request
+from swarm.net.records.envelope import encode_request
 from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.records.wire import open_peer_record, seal_peer_record
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL, answer_peers
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL, answer_peers
 from swarm.types import MAX_MULTIADDRS, PeerRecord
 from tests.net.records import until
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, is_daemon, swarm

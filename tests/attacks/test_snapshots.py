@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.records.framing import encode_request
+from swarm.net.records.envelope import encode_request
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL, CHUNKS_PROTOCOL, DIRECT_PROTOCOL
 from tests.nodes.processes import Swarm, address_of, until
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.net.records.framing import encode_request
+from swarm.net.records.envelope import encode_request
 from swarm.net.records.repair import HAVE_PROTOCOL, HaveRequest
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from tests.net.records import until
 from tests.nodes.processes import Swarm, address_of
 

@@ -14,8 +14,8 @@ from benchmarks.scale.__main__ import main
 from benchmarks.scale.bootstrap import KEPT, steady
 from benchmarks.scale.light_peer import LightPeer
 from swarm.errors import PeerUnreachable
-from swarm.net.hivemind.daemon.process import Daemon
-from swarm.net.membership.crowded import APART, MAX_PAUSE_S
+from swarm.net.hivemind.daemon import Daemon
+from swarm.net.membership.dialling import APART, MAX_PAUSE_S
 from swarm.net.records.feed import HELLO_PROTOCOL, Hello, encode
 from swarm.net.records.identity import Identity
 

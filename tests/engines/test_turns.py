@@ -10,7 +10,6 @@ import torch
 
 from swarm.engines import contexts
 from swarm.engines.config import GenerationSettings
-from swarm.engines.contexts import Recent
 from swarm.engines.transformers import layout
 from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.engine import TransformersEngine
@@ -166,10 +165,6 @@ def test_a_call_keeps_the_slots_busy_and_reads_several_prompts_at_a_time(
 
 def test_what_is_remembered_of_a_long_call_is_bounded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "MOST_RECENT", 3)
-    kept = Recent[int, int]()
-    for key in (1, 2, 3, 1, 4, 5):
-        kept[key] = key
-    assert [*kept] == [1, 4, 5]
     answered = Play(4).run(engine_for(policy))
     monkeypatch.undo()
     assert [said.token_ids for _, said in answered] == [said.token_ids for _, said in Play(4).run(engine_for(policy))]

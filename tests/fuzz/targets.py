@@ -45,34 +45,29 @@ from swarm.errors import (
     TaskError,
     WeightsRefused,
 )
+from swarm.extras.direct.client import DirectClient
+from swarm.extras.direct.tickets import Ticket
 from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.direct.client import DirectClient
-from swarm.net.direct.tickets import Ticket
-from swarm.net.hivemind.daemon.circuit import read_limits
+from swarm.net.guard import Counters
+from swarm.net.hivemind.control import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
 from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.membership.known_peers import KnownPeers
-from swarm.net.records.backup import Backup, open_backup, seal_backup
-from swarm.net.records.envelope import read_record, seal_payload
+from swarm.net.membership.known_peers import CurrentRun, KnownPeers
+from swarm.net.records.envelope import encode_answer, read_answer, read_record, read_request, seal_payload
 from swarm.net.records.feed import Feed, FeedPart, FeedRequest, Hello, Named, decode_hello, decode_part, encode
-from swarm.net.records.framing import encode_answer, read_answer, read_request
-from swarm.net.records.identity import Identity
-from swarm.net.records.large import LargeRequest, answer_large
-from swarm.net.records.record_store import RecordStore, record_id
-from swarm.net.records.referrals import MARK, Referrals, read_referral
+from swarm.net.records.identity import Backup, Identity, open_backup, seal_backup
+from swarm.net.records.large import MARK, LargeRequest, Referrals, answer_large, read_referral
 from swarm.net.records.repair import GiveRequest, HaveRequest, RecordReader, answer_give, answer_have
+from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import open_peer_record
+from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.net.services.diagnosis import DialBacks
-from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL, serve_heartbeats
-from swarm.net.services.peer_exchange import answer_peers, ask_peers
-from swarm.net.snapshots.delta import apply_delta, delta
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers, serve_heartbeats
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Place
-from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster
+from swarm.net.snapshots.store import apply_delta, delta
 from swarm.page.leaderboard import kinds, leaders
 from swarm.page.node import NodeReader
 from swarm.policy.loading import Policy

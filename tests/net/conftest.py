@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from swarm.net.backends import NetworkTransport
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.libp2p.transport import Libp2pTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
+from swarm.net.membership.transport import MemberTransport
 from tests.nodes.processes import command_of, is_daemon
 
 from .records import LOOPBACK, fast_settings, make_identity, sealed_manifest
@@ -48,22 +48,22 @@ def directories() -> list[psutil.Process]:
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., NetworkTransport]]:
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., MemberTransport]]:
     """Starts nodes by name; the one named `founder` brings the run. Closes them, and checks that nothing is left.
 
     Nodes of tests marked `libp2p` are on that network, others on hivemind's. `before` sees a node before it starts;
     further arguments are settings.
     """
     network = Libp2pTransport if request.node.get_closest_marker("libp2p") else HivemindTransport
-    nodes: list[NetworkTransport] = []
+    nodes: list[MemberTransport] = []
 
     def start_one(
         name: str,
         bootstrap: tuple[str, ...] = (),
         *,
-        before: Callable[[NetworkTransport], None] = lambda node: None,
+        before: Callable[[MemberTransport], None] = lambda node: None,
         **changes: object,
-    ) -> NetworkTransport:
+    ) -> MemberTransport:
         identity = make_identity(tmp_path, name)
         manifest = sealed_manifest(identity) if name == "founder" else None
         settings = fast_settings(bootstrap).model_copy(update={"listen": LOOPBACK, **changes})

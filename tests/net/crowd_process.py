@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 
-from swarm.net.hivemind.daemon.process import Daemon, quiet_hivemind
+from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
 
 
 async def main(addresses: list[str]) -> None:

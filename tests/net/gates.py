@@ -6,7 +6,7 @@ import asyncio
 import os
 from functools import cache
 
-from swarm.net.hivemind.daemon.gate import Gate
+from swarm.net.hivemind.gate import Gate
 
 
 @cache

@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import make_run_id, seal
 from swarm.net.trust.record_admission import MAX_BUCKETS, NEWCOMER_SHARES, RecordAdmission
 from swarm.types import Completion, RefusedRecord

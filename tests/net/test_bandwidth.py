@@ -14,11 +14,13 @@ from swarm.net.bandwidth import (
     PATIENCE_S,
     SHORT_BYTES,
     WITH_HEADERS,
+    LinkLimit,
+    RatePerName,
     SlowHolder,
     TokenBucket,
     paced,
 )
-from swarm.net.hivemind.runtime import AsyncioSignal
+from swarm.net.runtime import AsyncioSignal
 
 CHUNK = 2**18
 
@@ -47,10 +49,29 @@ class Clock:
             raise TimeoutError
 
 
+def test_a_bucket_refills_up_to_its_burst() -> None:
+    bucket = TokenBucket(10.0, 20.0)
+    assert bucket.left(99.0) == 20.0
+    bucket.spend(20, 100.0)
+    assert bucket.wait_s(100.0) == 0.0
+    bucket.spend(10, 100.0)
+    assert bucket.wait_s(100.0) == pytest.approx(1.0) and bucket.left(99.0) == -10.0, "a clock that was set back"
+    bucket.spend(1, 102.0)
+    assert bucket.wait_s(102.0) == 0.0 and bucket.left(1e9) == 20.0
+
+
+def test_each_name_has_its_rate_and_the_number_of_names_is_bounded() -> None:
+    rates = RatePerName(1.0, 3.0, capacity=2)
+    assert [rates.take("a", 0.0) for _ in range(4)] == [True] * 3 + [False]
+    assert rates.take("b", 0.0) and not rates.take("a", 0.5) and rates.take("a", 1.0)
+    assert rates.take("c", 1.0) and len(rates) == 2
+    assert [rates.take("a", 1.0), rates.take("b", 1.0)] == [False, True]
+
+
 @given(st.lists(st.tuples(st.integers(1, 300_000), st.floats(0, 1)), min_size=1, max_size=50))
 def test_no_more_goes_than_the_rate_allows(sends: list[tuple[int, float]]) -> None:
     clock = Clock()
-    bucket = TokenBucket(100_000.0, clock)
+    bucket = LinkLimit(100_000.0, clock)
     began, sent = clock.now, 0
     for num_bytes, pause_s in sends:
         wait_s = bucket.spend(num_bytes)
@@ -65,14 +86,14 @@ def test_no_more_goes_than_the_rate_allows(sends: list[tuple[int, float]]) -> No
 
 def test_the_rate_is_used_in_full_and_idle_time_is_not_saved_up() -> None:
     clock = Clock()
-    bucket = TokenBucket(1_000_000.0, clock)
+    bucket = LinkLimit(1_000_000.0, clock)
     clock.now += 3_600
     began = clock.now
     for _ in range(40):
         clock.now += bucket.spend(100_000)
     assert clock.now - began == pytest.approx(3.9 * WITH_HEADERS - BURST_S)
     assert bucket.spend(SHORT_BYTES) == 0, "a short answer does not queue"
-    assert TokenBucket(None, clock).spend(2**40) == 0
+    assert LinkLimit(None, clock).spend(2**40) == 0
 
 
 def fetch_all(clock: Clock, gaps_s: Sequence[float], bytes_per_s: float | None = None) -> list[float]:
@@ -85,7 +106,7 @@ def fetch_all(clock: Clock, gaps_s: Sequence[float], bytes_per_s: float | None =
 
     async def run() -> list[float]:
         began, came = clock.now, []
-        async for _ in paced(fetch, TokenBucket(bytes_per_s, clock), clock, clock)("peer", "/x", b"", 2**30):
+        async for _ in paced(fetch, LinkLimit(bytes_per_s, clock), clock, clock)("peer", "/x", b"", 2**30):
             came.append(clock.now - began)
         return came
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.counters import Counters
-from swarm.net.trust import complaints as complaints_module
-from swarm.net.trust.complaints import Complaints
+from swarm.net import guard as complaints_module
+from swarm.net.guard import Complaints, Counters
 from swarm.reasons import Reason
 
 

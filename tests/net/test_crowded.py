@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.membership import crowded as crowded_module
-from swarm.net.membership.crowded import APART, ENOUGH_HOSTS, FIRST_PAUSE_S, KEPT_S, MAX_PAUSE_S
+from swarm.net.membership import dialling as crowded_module
+from swarm.net.membership.dialling import APART, ENOUGH_HOSTS, FIRST_PAUSE_S, KEPT_S, MAX_PAUSE_S
 from swarm.net.records.identity import Identity
 
 from .test_dialling import BOOT, BOOTSTRAP, Node

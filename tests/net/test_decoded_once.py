@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records import envelope as envelope_module
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import announce
-from swarm.net.records.record_store import RecordStore
+from swarm.net.records.stores import RecordStore
 from swarm.net.records.wire import make_run_id, seal
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange

@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
-from swarm.net.addresses.reported import FREE_FAILURES
+from swarm.net.addresses.dial import FREE_FAILURES
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import dialling as dialling_module
 from swarm.net.membership.dialling import (
     ENOUGH_CHOSEN,
@@ -21,9 +20,9 @@ from swarm.net.membership.dialling import (
     STEADY_AFTER_S,
     Dialling,
 )
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.identity import Identity
+from swarm.net.runtime import AsyncioRuntime
 from swarm.types import PeerRecord
 
 from .records import make_identity

@@ -8,13 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.discovery import APART, RENEWALS, Discovery
-from swarm.net.hivemind.runtime import AsyncioRuntime
+from swarm.net.hivemind.session import APART, RENEWALS, Discovery
 from swarm.net.membership.dialling import ENOUGH_PEERS
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.identity import Identity
-from swarm.net.trust.offer_rate import OfferRate
+from swarm.net.runtime import AsyncioRuntime
+from swarm.net.trust.sharing import OfferRate
 
 from .records import sealed_manifest
 

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from swarm.errors import PeerUnreachable, Refusal
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.membership.greetings import FORGOTTEN_AFTER_S, Greetings
+from swarm.net.membership.known_peers import CurrentRun
+from swarm.net.membership.member import FORGOTTEN_AFTER_S, Greetings
+from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.feed import (
     FEED_BYTES,
     FEED_RECORDS,
@@ -29,9 +30,8 @@ from swarm.net.records.feed import (
     decode_part,
     encode,
 )
-from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 
 from .records import make_manifest, sealed_manifest
 

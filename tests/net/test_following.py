@@ -11,16 +11,15 @@ from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import following as following_module
-from swarm.net.membership.following import PROVEN_FIRST, Following, Pace
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.following import PROVEN_FIRST, Following
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.feed import FEED_PROTOCOL, FOLLOWED_AT_ONCE, HELLO_PROTOCOL, Feed, FeedPart, Named, encode
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import RecordStore, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, answer_give
+from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import make_run_id, seal
+from swarm.net.runtime import AsyncioRuntime
 from swarm.reasons import Reason
 
 from .records import drained, make_group, sealed_manifest
@@ -183,13 +182,6 @@ def test_a_feed_without_end_is_read_at_the_node_s_own_pace(monkeypatch: pytest.M
     read = 600 - 20 * len(others.parts["flood"])
     assert read <= 2 * (200 + 20) + 100 * (time.monotonic() - began), "a burst for each time that it was followed"
     assert len(others.member.records.store) <= 50 + 1 + 10 * (time.monotonic() - began), "one newcomer's budget"
-
-
-def test_pace() -> None:
-    pace = Pace(10.0, 20.0)
-    assert pace.wait_s(20, 100.0) == 0.0
-    assert pace.wait_s(10, 100.0) == pytest.approx(1.0)
-    assert pace.wait_s(1, 102.0) == 0.0
 
 
 def test_half_of_those_followed_were_of_use() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import PeerUnreachable
-from swarm.net.records.framing import (
+from swarm.net.records.envelope import (
     MAX_CHUNK_BYTES,
     MAX_ERROR_BYTES,
     MAX_REQUEST_BYTES,

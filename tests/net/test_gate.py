@@ -16,10 +16,9 @@ from swarm.errors import PeerUnreachable
 from swarm.net.addresses.dial import tcp_end
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.daemon import gate as gate_module
-from swarm.net.hivemind.daemon.child import Child
-from swarm.net.hivemind.daemon.gate import Destination, Gate, routers
-from swarm.net.hivemind.daemon.process import Daemon
+from swarm.net.hivemind import gate as gate_module
+from swarm.net.hivemind.daemon import Child, Daemon
+from swarm.net.hivemind.gate import Destination, Gate, routers
 from swarm.net.hivemind.transport import UNWATCHED, HivemindTransport
 
 from .gates import impossible

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.backends import NetworkTransport
 from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import Identity
 from swarm.types import ProceduralRef
 
@@ -83,7 +83,7 @@ def newer_node(folder: Path, name: str, seed: int, bootstrap: str) -> Iterator[l
 
 @pytest.mark.network
 @pytest.mark.slow
-def test_they_do_over_a_real_network(start: Callable[..., NetworkTransport], tmp_path: Path) -> None:
+def test_they_do_over_a_real_network(start: Callable[..., MemberTransport], tmp_path: Path) -> None:
     transport = start("founder")
     old = make_peer(transport, IDENTITIES[transport.peer_id], newer=False, seed=0)
     address = transport.multiaddrs()[0]

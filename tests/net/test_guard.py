@@ -10,20 +10,17 @@ import msgspec
 import pytest
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.backends import NetworkTransport
-from swarm.net.counters import Counters
-from swarm.net.hivemind.discovery import Discovery
-from swarm.net.hivemind.runtime import AsyncioRuntime
-from swarm.net.hivemind.session import Session
+from swarm.net import guard as guard_module
+from swarm.net.guard import Counters, Guard
+from swarm.net.hivemind.session import Discovery, Session
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.following import Following
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.membership.upkeep import Upkeep
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
-from swarm.net.trust import guard as guard_module
-from swarm.net.trust.guard import Guard
+from swarm.net.runtime import AsyncioRuntime
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 
 from .records import drained, signed, until
 
@@ -86,10 +83,10 @@ FOLLOWING_LOOPS = ("greet", "follow", "fetch")
 
 @pytest.mark.network
 def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
-    start: Callable[..., NetworkTransport], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., MemberTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each loop of the first node raises at its first turn, and each handler at its first request."""
-    victim: list[NetworkTransport] = []
+    victim: list[MemberTransport] = []
     raised: list[str] = []
 
     def failing(owner: type, name: str) -> None:
@@ -111,7 +108,7 @@ def test_every_loop_and_handler_may_raise_and_the_node_goes_on(
         failing(Following, name)
     failing(Discovery, "discover")
 
-    def deaf_at_first(node: NetworkTransport) -> None:
+    def deaf_at_first(node: MemberTransport) -> None:
         victim.append(node)
         real = node._member.records.receive_gossip
 

@@ -11,8 +11,8 @@ import pytest
 
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.services import heartbeat as heartbeat_module
-from swarm.net.services.heartbeat import Heartbeats, serve_heartbeats
+from swarm.net.services import requests as heartbeat_module
+from swarm.net.services.requests import Heartbeats, serve_heartbeats
 from swarm.types import Heartbeat, Orders
 
 DEADLINE_S = 300.0

@@ -25,7 +25,7 @@ from swarm.net.hivemind import transport as hivemind_module
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest, seal_peer_record
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.types import SCHEMA_VERSION
 from tests.nodes.processes import DEADLINE_S, gone
 
@@ -55,7 +55,7 @@ def free_port() -> int:
 
 
 def test_importing_the_module_loads_neither_hivemind_nor_torch() -> None:
-    modules = "swarm.net.hivemind.transport, swarm.net.services.manifest"
+    modules = "swarm.net.hivemind.transport, swarm.net.services.requests"
     code = f"import sys, {modules}; print({{'hivemind', 'torch'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
@@ -202,7 +202,7 @@ def test_strange_addresses_in_a_record_do_no_harm(start: Start) -> None:
 
 def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     a = start("founder")
-    from swarm.net.hivemind.daemon import process as daemon_module
+    from swarm.net.hivemind import daemon as daemon_module
 
     monkeypatch.setattr(hivemind_module, "MAX_RESTARTS_IN_A_ROW", 2)
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
@@ -223,7 +223,7 @@ def test_a_daemon_that_keeps_failing_stops_the_transport_loudly(start: Start, mo
 
 
 def test_a_daemon_that_cannot_start_is_an_error_of_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.net.hivemind.daemon import process as daemon_module
+    from swarm.net.hivemind import daemon as daemon_module
 
     monkeypatch.setattr(daemon_module, "binary_path", lambda: Path(shutil.which("false") or "false"))
     with pytest.raises(TransportError, match="did not start"):

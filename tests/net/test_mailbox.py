@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.net.records.mailbox import Mailbox
+from swarm.net.records.stores import Mailbox
 
 
 def test_oldest_make_room_by_count_and_by_bytes() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 
 from .conftest import NOT_INSTALLED
 from .records import LOOPBACK, until

@@ -17,9 +17,8 @@ import pytest
 
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.addresses import bootstrap as bootstrap_module
-from swarm.net.addresses import dnsaddr as names_module
-from swarm.net.addresses.bootstrap import Bootstraps, _Name
-from swarm.net.addresses.dnsaddr import MAX_LOOK_UPS, look_up
+from swarm.net.addresses import bootstrap as names_module
+from swarm.net.addresses.bootstrap import MAX_LOOK_UPS, Bootstraps, _Name, look_up
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 

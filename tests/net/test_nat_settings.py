@@ -27,7 +27,7 @@ from swarm.net.addresses.nat import (
     relay_of,
 )
 from swarm.net.config import NetworkSettings
-from swarm.net.hivemind.daemon.circuit import CircuitLimits, read_limits
+from swarm.net.hivemind.control import CircuitLimits, read_limits
 from swarm.net.records.identity import Identity
 
 RELAY, OTHER, ME = (Identity.generate().peer_id for _ in range(3))

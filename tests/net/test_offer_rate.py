@@ -11,15 +11,14 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import open_offers, seal_offers
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange
-from swarm.net.trust.offer_rate import MAX_HEARD, OFFERS_PER_S, Appetite, OfferRate
 from swarm.net.trust.record_admission import OFFER_SHARES, RecordAdmission
+from swarm.net.trust.sharing import MAX_HEARD, OFFERS_PER_S, Appetite, OfferRate
 from swarm.reasons import Reason
 from swarm.types import OfferedGroups
 

@@ -28,12 +28,12 @@ from swarm.net.records.offers import (
     pulling_is_cheaper,
     seal_offers,
 )
-from swarm.net.records.record_store import Held, RecordStore, record_id
 from swarm.net.records.repair import answer_have
+from swarm.net.records.stores import Held, RecordStore, record_id
 from swarm.net.records.wire import check_seal, make_run_id, seal
 from swarm.net.trust.accounts import SafetySettings
-from swarm.net.trust.demand import MIN_HEARD, Demand
 from swarm.net.trust.exchange import Exchange
+from swarm.net.trust.sharing import MIN_HEARD, Demand
 from swarm.reasons import Reason
 from swarm.types import Offer, OfferedGroup, OfferedGroups, RolloutGroup, VerifiedGroup
 from swarm.types.commitments import commitment
@@ -221,7 +221,7 @@ def test_what_is_offered_arrives_when_it_is_asked_for() -> None:
     offered = pair.told()
     assert len(offered) == 5 and pair.receiver.receive() == ([], {}), "nobody is sent the groups"
     pair.receiver.pull(offered[2], 5.0)
-    assert [group for _, group in pair.receiver.receive()[0]] == [shared[2]]
+    assert [each.group for each in pair.receiver.receive()[0]] == [shared[2]]
     assert pair.far.counters()["pulled"] == 1
 
 
@@ -282,7 +282,7 @@ def test_a_false_offer_does_not_suppress_another_author_s_group(changed: dict[st
     pair.author.hold(group.record)
     pair.receiver.pull(OfferedGroup(thief.peer_id, offer_of(group, **changed)), 5.0)
     groups, refused = pair.receiver.receive()
-    assert (groups, refused) == ([(group.content_id, group.group)], {})
+    assert ([(each.content_id, each.group) for each in groups], refused) == ([(group.content_id, group.group)], {})
     book = pair.receiver.book
     assert book.stats()[thief.peer_id].dropped == {"false_offer": 1} and not book.stats()[ALICE.peer_id].dropped
 
@@ -384,7 +384,7 @@ def test_a_false_offer_costs_its_author_and_brings_the_group_of_another(
     ]
     assert swarm.member.complaints.take() == [(thief.peer_id, Reason.FALSE_OFFER)]
     store = swarm.member.records.store
-    assert store.get(record_id(group.record)) == group.record and set(store._by_owner) == {author.peer_id}
+    assert store.get(record_id(group.record)) == group.record and set(store._entries._levels[0]) == {author.peer_id}
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,14 @@ from swarm.errors import Refusal
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.dht_entries import PARTS, EntryChecker, part_of
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records import wire
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, LargeRequest
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import MAX_PEER_CONTENT_BYTES, make_run_id, open_peer_record, seal_peer_record
+from swarm.net.roster import MAX_ROW_CHARS, build_roster, read_roster, write_roster
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.net.trust.roster import MAX_ROW_CHARS, build_roster, read_roster, write_roster
 from swarm.page.node import NodeReader
 from swarm.reasons import Reason
 from swarm.types import MAX_TOLD_TASKS, PeerRecord

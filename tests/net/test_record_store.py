@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.net.records import record_store
-from swarm.net.records.record_store import RecordStore, record_id
+from swarm.net.records import stores
+from swarm.net.records.stores import RecordStore, record_id
 
 
 class Clock:
@@ -72,7 +72,7 @@ def test_bounds_hold_whatever_comes(puts: list[tuple[bytes, float, float]]) -> N
 
 
 def test_memory_of_ids_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(record_store, "SEEN_RECORDS", 2)
+    monkeypatch.setattr(stores, "SEEN_RECORDS", 2)
     store = RecordStore(10, 1_000, 60.0, Clock())
     assert [store.add(name) for name in (b"a", b"b", b"c", b"b", b"a")] == [True, True, True, False, True]
 

@@ -16,9 +16,7 @@ from msgspec.structs import replace
 from swarm.errors import PeerUnreachable
 from swarm.net.membership import upkeep as upkeep_module
 from swarm.net.records.identity import Identity
-from swarm.net.records.large import LargeRequest, answer_large
-from swarm.net.records.record_store import RecordStore, record_id
-from swarm.net.records.referrals import (
+from swarm.net.records.large import (
     MARK,
     MAX_LINE,
     MAX_NAMED,
@@ -27,9 +25,12 @@ from swarm.net.records.referrals import (
     MAX_REFERRAL_BYTES,
     SENT_ITSELF,
     SETTLED_S,
+    LargeRequest,
     Referrals,
+    answer_large,
     read_referral,
 )
+from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import seal_peer_record
 from swarm.reasons import Reason
 from swarm.types import PeerRecord

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from swarm.net.backends import NetworkTransport
+from swarm.net.membership.transport import MemberTransport
+from swarm.net.records.large import SENT_ITSELF, SETTLED_S
 from swarm.net.records.offers import describe
-from swarm.net.records.record_store import record_id
-from swarm.net.records.referrals import SENT_ITSELF, SETTLED_S
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import seal
 from swarm.types import Completion, OfferedGroup, VerifiedGroup
 
@@ -22,7 +22,7 @@ NUM_LATE = 2
 PATIENCE_S = 60.0
 
 
-def a_group_of(author: NetworkTransport) -> VerifiedGroup:
+def a_group_of(author: MemberTransport) -> VerifiedGroup:
     """One that is larger than a referral."""
     manifest = author.manifest()
     assert manifest is not None
@@ -31,7 +31,7 @@ def a_group_of(author: NetworkTransport) -> VerifiedGroup:
     return opened(seal(IDENTITIES[author.peer_id], manifest.run_id, "group", group), manifest.run_id)
 
 
-def test_who_asks_late_gets_a_group_from_those_who_asked_before(start: Callable[..., NetworkTransport]) -> None:
+def test_who_asks_late_gets_a_group_from_those_who_asked_before(start: Callable[..., MemberTransport]) -> None:
     author = start("founder")
     members = [start(f"member-{k}", author.multiaddrs()) for k in range(SENT_ITSELF + NUM_LATE)]
     for member in members:
@@ -41,7 +41,7 @@ def test_who_asks_late_gets_a_group_from_those_who_asked_before(start: Callable[
     assert offer is not None
     author.hold(group.record)
 
-    def fetch(askers: list[NetworkTransport]) -> None:
+    def fetch(askers: list[MemberTransport]) -> None:
         for asker in askers:
             asker.pull(OfferedGroup(author.peer_id, offer), PATIENCE_S)
         for asker in askers:

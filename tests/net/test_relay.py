@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.errors import PeerUnreachable
-from swarm.net.hivemind.daemon.circuit import CircuitLimits
+from swarm.net.hivemind.control import CircuitLimits
 from swarm.net.hivemind.transport import HivemindTransport
 
 from .records import until
@@ -22,7 +22,7 @@ Start = Callable[..., HivemindTransport]
 
 
 def limits_of(relay: HivemindTransport) -> CircuitLimits:
-    from swarm.net.hivemind.daemon.process import Daemon
+    from swarm.net.hivemind.daemon import Daemon
 
     async def ask() -> CircuitLimits:
         asker = await Daemon.start(listen=())

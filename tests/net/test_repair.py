@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.records import large as large_module
 from swarm.net.records import repair as repair_module
-from swarm.net.records.envelope import read_record
+from swarm.net.records.envelope import MAX_CHUNK_BYTES, read_record
 from swarm.net.records.feed import Feed
-from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import (
     LARGE_PROTOCOL,
@@ -25,12 +24,11 @@ from swarm.net.records.large import (
     MAX_WAITING_PER_PEER,
     Download,
     DownloadQueue,
+    Referrals,
     announce,
     answer_large,
     holders,
 )
-from swarm.net.records.record_store import Held, RecordStore, record_id
-from swarm.net.records.referrals import Referrals
 from swarm.net.records.repair import (
     GIVE_PROTOCOL,
     HAVE_PROTOCOL,
@@ -40,6 +38,7 @@ from swarm.net.records.repair import (
     answer_give,
     answer_have,
 )
+from swarm.net.records.stores import Held, RecordStore, record_id
 from swarm.net.records.wire import Announcement, check_seal, make_run_id, open_announcement, seal_announcement
 
 Serve = Callable[[str, bytes], Iterator[bytes]]

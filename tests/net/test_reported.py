@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.addresses.reported import (
+from swarm.net.addresses.dial import (
     DIALS_AT_ONCE,
     DIALS_PER_S,
     FREE_FAILURES,

@@ -14,13 +14,14 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.addresses.bootstrap import read_addresses
+from swarm.net.hivemind import control
 from swarm.net.hivemind.directory import Directory
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.large import LARGE_PROTOCOL
-from swarm.net.records.record_store import Held, record_id
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.records.stores import Held, record_id
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
 from swarm.net.trust.exchange import Exchange
 
@@ -193,9 +194,8 @@ def test_peers_are_learned_from_members(start: Start, monkeypatch: pytest.Monkey
 def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.net.hivemind.daemon import incoming
 
-    monkeypatch.setattr(incoming, "STALL_TIMEOUT_S", 12.0)
+    monkeypatch.setattr(control, "STALL_TIMEOUT_S", 12.0)
     first = start("founder")
     first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
     first.serve("/test/short", lambda remote, request: b"short")

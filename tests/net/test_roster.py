@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.roster import build_roster, decode_roster, encode_roster
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.net.trust.roster import build_roster, decode_roster, encode_roster
 
 
 def test_the_roster_joins_what_the_network_and_the_accounts_know() -> None:

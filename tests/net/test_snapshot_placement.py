@@ -6,11 +6,19 @@ from itertools import pairwise
 
 import pytest
 
-from swarm.net.counters import Counters
-from swarm.net.snapshots import placement as placement_module
-from swarm.net.snapshots.config import SnapshotSettings
-from swarm.net.snapshots.placement import FORGET_AFTER_POLLS, IDLE_S, MAX_REPORTS, NUM_REPORTERS, REPORT_S, Placement
-from swarm.net.snapshots.plan import LinkLimits, Place
+from swarm.net.config import SnapshotSettings
+from swarm.net.guard import Counters
+from swarm.net.snapshots import plan as placement_module
+from swarm.net.snapshots.plan import (
+    FORGET_AFTER_POLLS,
+    IDLE_S,
+    MAX_REPORTS,
+    NUM_REPORTERS,
+    REPORT_S,
+    LinkLimits,
+    Place,
+    Placement,
+)
 
 LEARNER = "learner"
 LINK = LinkLimits(2.0**20, 2.0**20)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.net.snapshots.manifests import next_version
+from swarm.net.snapshots.messages import next_version
 from swarm.net.snapshots.plan import MAX_SOURCES, LinkLimits, RelayPlan
 from swarm.types import ChunkList, SnapshotManifest
 

@@ -13,17 +13,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
-from swarm.net.counters import Counters
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, LinkLimit
+from swarm.net.guard import Counters
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, seal_snapshot
-from swarm.net.snapshots.chunks import describe
-from swarm.net.snapshots.fetching import STUCK_AFTER_STALLS, Fetching
+from swarm.net.snapshots.fetching import MAX_POOR_TURNS, STUCK_AFTER_STALLS, Downloads, Fetching, Pace, Source, Sources
 from swarm.net.snapshots.messages import ASK_PROTOCOL, StatusReply, StatusRequest
 from swarm.net.snapshots.plan import Place
-from swarm.net.snapshots.sources import MAX_POOR_TURNS, Downloads, Pace, Source, Sources
-from swarm.net.snapshots.store import SnapshotStore
+from swarm.net.snapshots.store import SnapshotStore, describe
 
 from .records import sealed_manifest
 
@@ -59,7 +57,7 @@ class Peers:
             stall_s=16.0,  # all answer at once; nothing is to depend on when
             direct=None,
             bytes_per_s=None,
-            bucket=TokenBucket(None),
+            bucket=LinkLimit(None),
             askers=self.askers,
             counters=Counters(),
             complaints=deque(),

@@ -17,17 +17,14 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import CorruptChunk, PeerUnreachable, Refusal, SnapshotError
-from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
+from swarm.net.config import NetworkSettings, SnapshotSettings
+from swarm.net.guard import Counters
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, open_snapshot, seal, seal_snapshot
-from swarm.net.snapshots import chunks as chunks_module
+from swarm.net.snapshots import serving as thread_module
+from swarm.net.snapshots import store as chunks_module
 from swarm.net.snapshots import store as store_module
-from swarm.net.snapshots import thread as thread_module
-from swarm.net.snapshots.chunks import check_size, chunk_bytes_for, cut, describe
-from swarm.net.snapshots.config import SnapshotSettings
-from swarm.net.snapshots.delta import digest
 from swarm.net.snapshots.messages import (
     ANNOUNCE_PROTOCOL,
     ASK_PROTOCOL,
@@ -39,10 +36,9 @@ from swarm.net.snapshots.messages import (
 )
 from swarm.net.snapshots.plan import LinkLimits, Place
 from swarm.net.snapshots.publish import NUM_ANNOUNCERS, UNHEARD_S, Publisher
-from swarm.net.snapshots.store import Part, SnapshotStore, Stored
+from swarm.net.snapshots.serving import MAX_FAILURES, MAX_REPEATS, Uploads
+from swarm.net.snapshots.store import Part, SnapshotStore, Stored, check_size, chunk_bytes_for, cut, describe, digest
 from swarm.net.snapshots.subscribe import Subscriber
-from swarm.net.snapshots.thread import MAX_FAILURES
-from swarm.net.snapshots.uploads import MAX_REPEATS, Uploads
 from swarm.protocols import SnapshotFeed, SnapshotPublisher, StreamHandler
 from swarm.types import ChunkList
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from swarm.net.backends import NetworkTransport
-from swarm.net.snapshots.config import SnapshotSettings
+from swarm.net.config import SnapshotSettings
+from swarm.net.membership.transport import MemberTransport
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.subscribe import Subscriber
 
@@ -26,12 +26,12 @@ class Swarm(NamedTuple):
 
     learner: Publisher
     workers: list[Subscriber]
-    nodes: list[NetworkTransport]
+    nodes: list[MemberTransport]
 
 
 @contextmanager
 def swarm(
-    start: Callable[..., NetworkTransport], folder: Path, num_workers: int, bytes_per_s: int | None
+    start: Callable[..., MemberTransport], folder: Path, num_workers: int, bytes_per_s: int | None
 ) -> Iterator[Swarm]:
     limits = {"upload_bytes_per_s": bytes_per_s, "download_bytes_per_s": bytes_per_s}
     founder = start("founder", **limits)
@@ -52,7 +52,7 @@ def swarm(
 
 
 def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
-    start: Callable[..., NetworkTransport], tmp_path: Path
+    start: Callable[..., MemberTransport], tmp_path: Path
 ) -> None:
     with swarm(start, tmp_path, num_workers=3, bytes_per_s=RATE) as (learner, workers, nodes):
         snapshot = random.Random(0).randbytes(3 * RATE)
@@ -76,7 +76,7 @@ def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
 
 
 def test_without_rate_limits_chunks_go_over_direct_links_and_past_closed_ports(
-    start: Callable[..., NetworkTransport], tmp_path: Path
+    start: Callable[..., MemberTransport], tmp_path: Path
 ) -> None:
     with swarm(start, tmp_path, num_workers=2, bytes_per_s=None) as (learner, workers, nodes):
         founder = nodes[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.socket_folders import PREFIX, STALE_AFTER_S, make_folder
+from swarm.net.hivemind.daemon import PREFIX, STALE_AFTER_S, make_folder
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.records.envelope import Body, Envelope
 from swarm.net.records.feed import decode_part
 from swarm.net.records.identity import Identity
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import Announcement, make_run_id, seal, seal_announcement
 from swarm.net.trust.accounts import SafetySettings
 from swarm.reasons import Reason

@@ -13,20 +13,20 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.extras.libp2p.transport import Libp2pTransport
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.libp2p.transport import Libp2pTransport
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.traffic import OUTBOX_RECORDS
-from swarm.net.records.framing import MAX_CHUNK_BYTES
+from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import describe, seal_offers
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import Limits, seal
 from swarm.types import Arrival, OfferedGroup, OfferedGroups, RefusedRecord
 
-from .direct import DirectHub, DirectTransport
+from .hub import DirectHub, DirectTransport
 from .records import (
     IDENTITIES,
     drained,

@@ -12,17 +12,16 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net import bandwidth as bandwidth_module
-from swarm.net.hivemind.runtime import AsyncioRuntime
 from swarm.net.membership import upkeep as upkeep_module
 from swarm.net.membership.known_peers import EXCUSED_EVERY_S, RETURNED_S, Returns
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, HEARD_S, Upkeep
 from swarm.net.records.envelope import seal_payload
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, MAX_WAITING_PER_PEER, Download, LargeRequest, announce
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
 from swarm.net.records.wire import Announcement, seal
+from swarm.net.runtime import AsyncioRuntime
 from swarm.reasons import Reason
 from swarm.types import Offer, OfferedGroup
 

@@ -6,9 +6,8 @@ import pytest
 
 from swarm.errors import Refusal
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
-from swarm.net.membership.versions import HEARD_FOR_S, MAX_PEERS, Versions
+from swarm.net.membership.member import Member, Profile
+from swarm.net.membership.traffic import HEARD_FOR_S, MAX_PEERS, Versions
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal
 from swarm.reasons import Reason

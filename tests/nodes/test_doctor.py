@@ -23,7 +23,7 @@ from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.errors import ConfigError, Refusal
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import ClockReading, DialBackReply, serve_diagnosis
 from swarm.policy.config import PolicySettings

@@ -65,7 +65,7 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
     assert "0.500" in told.text and good.name in told.text and "12D3poisoner" in told.text
     node._identity.close()
     again = _node(tmp_path / "peer")
-    assert again._node.watch.dump() == node._node.watch.dump(), "a restart ends no rest"
+    assert again._node.external.watch.dump() == node._node.external.watch.dump(), "a restart ends no rest"
     assert again._store.good == node._store.good is not None
     again.close()
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from nodes.cli import app
 from swarm.errors import BackupError, IdentityError, IdentityInUse
-from swarm.net.records.backup import Backup, open_backup, seal_backup
-from swarm.net.records.identity import Identity
+from swarm.net.records.identity import Backup, Identity, open_backup, seal_backup
 
 BACKUP = Backup("12D3KooWsomebody", 1_700_000_000, bytes(range(68)))
 

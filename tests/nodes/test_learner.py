@@ -23,7 +23,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.snapshot_progress import read_progress
+from swarm.net.roster import read_progress
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
 from swarm.schedule.pause_file import AskedPause, ask, withdraw

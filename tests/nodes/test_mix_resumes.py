@@ -32,15 +32,15 @@ def test_a_restarted_peer_knows_what_its_policy_knew(tmp_path: Path) -> None:
     first.begin()
     for _ in range(3):
         first.step()
-    known = first._node.mixer.dump()
+    known = first._node.external.mixer.dump()
     first.end("interrupted")
     assert [each.round for each in known.rounds] == [1, 2, 3] and known.state["num_rounds"] == 3
     second = _node(tmp_path, identity)
-    assert second._node.mixer.dump() == known
+    assert second._node.external.mixer.dump() == known
     second.begin()
     second.step()
     second.end("interrupted")
-    assert second._node.mixer.dump().state["num_rounds"] == 4
+    assert second._node.external.mixer.dump().state["num_rounds"] == 4
     event = PeerHistory.read(tmp_path / METRICS_FILE).rounds[4]
     assert event.mix is not None and event.mix.policy == "auto"
     assert (

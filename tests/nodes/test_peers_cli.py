@@ -18,9 +18,9 @@ from nodes.commands.watching import peers as command
 from nodes.commands.watching.peers import duration, render, show_peers, size, standing
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
+from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.net.trust.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
 from swarm.reasons import Reason
 from swarm.types import MemberSummary
 from tests.net.records import fast_settings, make_identity, sealed_manifest, until

@@ -34,7 +34,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, IdentityInUse, Refusal, TaskError
 from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.membership.current_run import CurrentRun
+from swarm.net.membership.known_peers import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
 from swarm.policy.distributed.ranks import Ranks

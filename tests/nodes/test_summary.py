@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.net.trust.roster import read_roster
+from swarm.net.roster import read_roster
 from swarm.types import MemberSummary
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, swarm, until
 

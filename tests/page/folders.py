@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from swarm.net.trust.roster import PeerRow, Roster, write_roster
+from swarm.net.roster import PeerRow, Roster, write_roster
 from swarm.telemetry.records import (
     EvaluationEvent,
     Event,

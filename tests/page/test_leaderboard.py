@@ -12,7 +12,7 @@ from rich.console import Console
 
 from nodes.commands.watching.finding import find
 from nodes.commands.watching.top import show_top
-from swarm.net.trust.roster import write_roster
+from swarm.net.roster import write_roster
 from swarm.page.leaderboard import MAX_CLAIMS, Leader, kinds, leaders
 from swarm.page.node import NodeReader
 from swarm.page.site import Site

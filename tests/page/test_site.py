@@ -10,7 +10,7 @@ from msgspec import structs
 
 from nodes.commands.watching.finding import check, find
 from swarm.errors import ConfigError
-from swarm.net.snapshot_progress import PROGRESS_FILE, Progress, write_progress
+from swarm.net.roster import PROGRESS_FILE, Progress, write_progress
 from swarm.page.node import NodeReader
 from swarm.page.sharing import MAX_MEMBERS
 from swarm.page.site import Site

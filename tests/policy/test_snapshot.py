@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import SnapshotError, WeightsRefused
-from swarm.net.snapshots.delta import apply_delta, delta, digest
+from swarm.net.snapshots.store import apply_delta, delta, digest
 from swarm.policy import snapshot
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import Precision, pack, unpack

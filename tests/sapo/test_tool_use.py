@@ -132,7 +132,7 @@ def test_episodes_with_an_own_tool_are_trained_on_and_never_shared(tmp_path: Pat
     counts = receiver.ledger.snapshot()
     assert careless.ledger.snapshot()["shared"] == counts["received"] > 0
     assert counts["dropped"] == {"untrusted": counts["received"]} and updater.batches[0][1] == []
-    account = receiver._exchange.book.stats()[careless.peer_id]
+    account = receiver.external._exchange.book.stats()[careless.peer_id]
     assert account.offence == pytest.approx(OFFENCES[Reason.UNTRUSTED] * counts["received"], rel=0.01)
 
 
@@ -192,7 +192,7 @@ def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
     trusted = player(swarm, 1, task, FakeUpdater())
     forger = player(swarm, 2, task, FakeUpdater())
     receiver = player(swarm, 3, task, updater, trusted=[trusted.peer_id])
-    exchange = forger._exchange
+    exchange = forger.external._exchange
     run_id = exchange.status().run_id
 
     class Forging:
@@ -209,7 +209,7 @@ def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
     counts = receiver.ledger.snapshot()
     assert counts["received"] == sum(counts["dropped"].values()) > 0 and updater.batches[0][1] == []
     assert counts["dropped"].keys() == {"wrong_peer", "bad_signature"}
-    assert trusted.peer_id not in receiver._exchange.book.stats(), "the forger alone is charged"
+    assert trusted.peer_id not in receiver.external._exchange.book.stats(), "the forger alone is charged"
 
 
 def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation(tmp_path: Path) -> None:

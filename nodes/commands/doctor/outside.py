@@ -18,7 +18,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.wire import open_manifest
 from swarm.net.services.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, DialBackReply, ask_dial_back, read_clock
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
+from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.reasons import Reason
 from swarm.types import SCHEMA_VERSION, RunManifest
 

@@ -279,7 +279,7 @@ def _owner(port: int) -> str:
 def try_daemon() -> DaemonTrial:
     """Find the network daemon and start it once."""
     try:
-        from swarm.net.hivemind.daemon.process import binary_path, trial_start
+        from swarm.net.hivemind.daemon import binary_path, trial_start
 
         path = binary_path()
     except ImportError as error:

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from nodes.roles.run import IDENTITY_FILE
 from swarm.errors import BackupError, IdentityError
-from swarm.net.records.backup import MAX_BACKUP_CHARS, Backup, open_backup, seal_backup
-from swarm.net.records.identity import Identity, in_use, install
+from swarm.net.records.identity import MAX_BACKUP_CHARS, Backup, Identity, in_use, install, open_backup, seal_backup
 
 PRIVATE = 0o600
 

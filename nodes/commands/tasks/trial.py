@@ -24,8 +24,8 @@ from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.foreign import clean_lines
-from swarm.groups.episodes import Played, by_generate
-from swarm.groups.playing import play as playing
+from swarm.groups import episodes as playing
+from swarm.groups.episodes import FinishedGroup, by_generate
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples.records import why
@@ -111,11 +111,11 @@ def play(
     num_answers: int = 1,
 ) -> list[Episode]:
     """Answer each question so many times."""
-    games = dict(playing.play(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
+    games = dict(playing.run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
     return [each for index, question in enumerate(questions) for each in _episodes(question, games[index])]
 
 
-def _episodes(question: Question, played: Played | Rejection) -> Iterator[Episode]:
+def _episodes(question: Question, played: FinishedGroup | Rejection) -> Iterator[Episode]:
     asked = (question.ref.task, as_text(question.prompt))
     if isinstance(played, Rejection):
         yield Episode(*asked, "", None, f"{played.reason}: {played.detail}")

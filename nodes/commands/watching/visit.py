@@ -10,7 +10,7 @@ from pathlib import Path
 from nodes.roles.run import IDENTITY_FILE
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
-from swarm.engines.contexts import Contexts, Recent
+from swarm.engines.contexts import MOST_RECENT, Contexts
 from swarm.engines.sampling import completion_seed
 from swarm.engines.transformers.scheduler import Draft, Room
+from swarm.lru import LruDict
 from swarm.policy.loading import Policy
 from swarm.types import Context, NextTurn, Past, Prompt, Rejection, Sampling
 
@@ -21,7 +22,7 @@ class Intake:
         self._places = policy.places
         self._questions = count(-1, -1)
         """For turns; those of prompts are their indices."""
-        self._starts: Recent[Prompt, int] = Recent()
+        self._starts = LruDict[Prompt, int](MOST_RECENT)
         """Questions of episodes' first prompts."""
 
     def prompt(self, index: int, prompt: Context, num_completions: int) -> list[Draft] | Rejection:

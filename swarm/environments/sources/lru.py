@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
+
+from swarm.lru import LruDict
 
 NUM_WITH_MEDIA = 16
 """Questions with pictures, sounds or clips that a source keeps: each is asked for again with every completion of its
@@ -19,23 +20,16 @@ class LruCache(Generic[Key, Value]):
 
     def __init__(self, capacity: int) -> None:
         """An empty cache."""
-        self._capacity = capacity
-        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._values = LruDict[Key, Value](capacity)
         _of_this_process.add(self)
 
     def get(self, key: Key) -> Value | None:
         """The value, which becomes the most recent, or None."""
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
-        return value
+        return self._values.get(key)
 
     def put(self, key: Key, value: Value) -> None:
         """Store a value and evict the oldest beyond the capacity."""
         self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self._capacity:
-            self._values.popitem(last=False)
 
     def clear(self) -> None:
         """Forget all values."""

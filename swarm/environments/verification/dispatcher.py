@@ -17,7 +17,6 @@ import msgspec
 
 from swarm.environments.config import VerificationSettings
 from swarm.environments.verification.channel import Oversized
-from swarm.environments.verification.fair import FairQueue
 from swarm.environments.verification.messages import (
     Drawn,
     DrawnSeveral,
@@ -35,6 +34,7 @@ from swarm.environments.verification.patience import Patience
 from swarm.environments.verification.process import START_LIMIT_S, Job, WorkerProcess
 from swarm.environments.verification.starting import WorkerStarter
 from swarm.errors import TaskError
+from swarm.fair_store import FairQueue
 from swarm.foreign import clean
 from swarm.reasons import Reason
 from swarm.types import Rejection

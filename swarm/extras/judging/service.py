@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.sources.lru import LruCache
-from swarm.environments.verification.fair import FairQueue
 from swarm.errors import ConfigError, EngineCrashed
 from swarm.extras.judging.budget import Budget
 from swarm.extras.judging.messages import Broken, Query, Ready, Told, encode
 from swarm.extras.judging.process import Asked, JudgeProcess
 from swarm.extras.judging.prompts import Sheet
+from swarm.fair_store import FairQueue
 from swarm.reasons import Reason
 from swarm.types import Rejection
 

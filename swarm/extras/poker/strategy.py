@@ -14,8 +14,7 @@ from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
 from swarm.extras.poker.tasks import KuhnTask
-from swarm.groups.episodes import Played, by_generate
-from swarm.groups.playing.play import play
+from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine
 from swarm.types import EpisodeRef, Sampling
@@ -46,8 +45,8 @@ def strategy(engine: RolloutEngine, task: KuhnTask, sampling: Sampling, num_hand
     verifier = InlineVerifier([task])
     questions = verifier.draw(0, 0, num_hands)
     hands = []
-    for index, played in play(by_generate(engine), verifier, questions, 1, sampling, seed=0):
+    for index, played in run_episodes(by_generate(engine), verifier, questions, 1, sampling, seed=0):
         ref = questions[index].ref
-        if isinstance(played, Played) and isinstance(ref, EpisodeRef):
+        if isinstance(played, FinishedGroup) and isinstance(ref, EpisodeRef):
             hands.append((ref.seed, ref.index, [turn.text for turn in played.completions[0].by_turn()]))
     return played_strategy(Kuhn(task.chosen, task.style == "compact"), hands)

@@ -16,8 +16,7 @@ import socket
 import sys
 
 from swarm.net.hivemind import light_import
-from swarm.net.hivemind.dht import PeerDirectory
-from swarm.net.hivemind.dht_protocol import BoundedP2P
+from swarm.net.hivemind.dht import BoundedP2P, PeerDirectory
 from swarm.net.hivemind.directory_messages import (
     MAX_RECORDS,
     AddPeers,

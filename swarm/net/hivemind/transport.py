@@ -1,34 +1,37 @@
 """The default transport: hivemind's go daemon for connections and requests; its DHT for discovery.
 
-All asynchronous code runs on one network thread; two mailboxes connect it to the node's thread. This module can be
-imported without hivemind: `start` imports it.
+This module can be imported without hivemind: `start` imports it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
-from concurrent.futures import CancelledError
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.net.addresses.dial import probe
 from swarm.net.addresses.listening import check_free, with_port
 from swarm.net.addresses.nat import nat_arguments
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.own_entry import Profile
-from swarm.net.membership.transport import MemberTransport
+from swarm.net.membership.member import Profile
+from swarm.net.membership.transport import CLOSED, MemberTransport
 from swarm.net.records.identity import Identity
-from swarm.protocols import StreamHandler
+from swarm.net.runtime import AsyncioRuntime
+from swarm.net.services.requests import MANIFEST_PROTOCOL, ask_for_manifest, no_manifest
+from swarm.types import RunManifest
 
 if TYPE_CHECKING:
-    from swarm.net.hivemind.daemon.process import Daemon
-    from swarm.net.hivemind.session import Session
+    from swarm.net.hivemind.daemon import Daemon
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 START_TIMEOUTS_S = (15.0, 30.0)
 """The second is for a loaded machine."""
@@ -36,7 +39,6 @@ MAX_RESTARTS_IN_A_ROW = 5
 FIRST_RESTART_PAUSE_S = 0.25
 STEADY_AFTER_S = 60.0
 """A daemon that ran for this time resets the count of restarts."""
-CLOSE_TIMEOUT_S = 5.0
 
 UNWATCHED = "strangers may have the network daemon dial addresses that they claim, as it cannot be watched here"
 
@@ -56,93 +58,54 @@ class HivemindTransport(MemberTransport):
         """See `MemberTransport`."""
         super().__init__(settings, identity, manifest, profile, clock=clock)
         self._listen: tuple[str, ...] = ()
-        self._session: Session | None = None
         self._daemon: Daemon | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._failures = 0
         """Consecutive daemons that failed early."""
-        self._closed = False
 
-    def start(self) -> None:
-        """Start the network thread and wait for its daemon. Raises `TransportError`, but not for absent peers."""
-        if self._thread is not None:
-            raise TransportError("a transport can be started only once")
+    @staticmethod
+    def fetch_manifest(
+        peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
+    ) -> tuple[RunManifest, bytes]:
+        """See `MemberTransport`."""
+        return asyncio.run(_fetch_manifest(peers, timeout_s, run_id))
+
+    def _prepare(self) -> None:
         for address in self._settings.listen:
             check_free(address)
-        # Imported on the caller's thread: a racing import can fail on half-initialised modules.
-        from swarm.net.hivemind.daemon.process import quiet_hivemind
+        from swarm.net.hivemind.daemon import quiet_hivemind
 
         quiet_hivemind()
-        self._thread = threading.Thread(target=self._run_loop, name="swarm-network", daemon=True)
-        self._thread.start()
-        self._settled.wait()
-        if self._failure is not None:
-            self.close()
-            raise TransportError(self._failure)
 
-    def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
-        """Answer requests for `protocol` chunk by chunk, on the network thread."""
-        self._member.answering.handlers = {**self._member.answering.handlers, protocol: handler}
-        if self._loop is not None and self._session is not None:
-            asyncio.run_coroutine_threadsafe(self._session.serve(), self._loop)
+    def _stop(self) -> None:
+        if self._main is not None:
+            self._soon(self._main.cancel)
 
-    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
-        """Ask one peer. Raises `PeerUnreachable`. Never call it in a handler: that would deadlock."""
-        self._require_running()
-        session, loop = self._session, self._loop
-        if session is None or loop is None:
-            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
-        answer = asyncio.run_coroutine_threadsafe(session.call(peer_id, protocol, payload, timeout_s), loop)
-        try:
-            return answer.result(timeout_s + CLOSE_TIMEOUT_S)
-        except TimeoutError as error:
-            answer.cancel()
-            raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
+    def _soon(self, action: Callable[[], object]) -> bool:
+        # asyncio raises RuntimeError if its loop is closed.
+        with suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(action)
+                return True
+        return False
 
-    def stream(
-        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
-    ) -> Generator[bytes, None, None]:
-        """Chunks of one peer's answer, read on demand. Raises `PeerUnreachable`. Never call it in a handler."""
-        self._require_running()
-        session, loop = self._session, self._loop
-        if session is None or loop is None:
-            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
-        chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
-        return _taken(chunks, loop, 3 * timeout_s + CLOSE_TIMEOUT_S)
+    def _begin(self, step: Callable[[], Awaitable[T]]) -> Future[T]:
+        async def stepped() -> T:
+            return await step()
 
-    def ban(self, peer_ids: Collection[str]) -> None:
-        """Ban exactly these peers; takes effect at once, or when the daemon is next up."""
-        self._member.peers.ban(peer_ids)
-        session, loop = self._session, self._loop
-        if session is not None and loop is not None and not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(session.refresh(), loop)
+        coroutine = stepped()
+        with suppress(RuntimeError):  # the loop is closed
+            if self._loop is not None:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise PeerUnreachable(CLOSED)
 
-    def close(self) -> None:
-        """Stop the daemon and the network thread."""
-        self._closed = True
-        if self._thread is None:
-            return
-        if self._loop is not None and self._main is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._main.cancel)
-        self._thread.join(CLOSE_TIMEOUT_S)
-
-    def _require_running(self) -> None:
-        if self._failure is not None:
-            raise TransportError(self._failure)
-        if self._closed or self._thread is None:
-            raise TransportError("the transport must be started before use, and not used after close")
-
-    def _wake(self) -> None:
-        session, loop = self._session, self._loop
-        if session is not None and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(session.wake)
-
-    def _run_loop(self) -> None:
+    def _live(self) -> None:
         self._loop = loop = asyncio.new_event_loop()
         loop.set_exception_handler(self._note_stray_error)
         try:
-            loop.run_until_complete(self._live())
+            loop.run_until_complete(self._run_daemons())
         except asyncio.CancelledError:
             logger.debug("network thread closed")
         except Exception as error:
@@ -161,12 +124,12 @@ class HivemindTransport(MemberTransport):
         self._member.counters.add("stray_errors")
         logger.debug("stray error on the network thread: %s", context)
 
-    async def _live(self) -> None:
+    async def _run_daemons(self) -> None:
         """Keep a daemon and a session running until cancelled or until they fail too often."""
         self._main = asyncio.current_task()
-        while not self._closed:
+        while not self._closing.is_set():
             born = time.monotonic()
-            reason = await self._live_once(START_TIMEOUTS_S[min(self._failures, len(START_TIMEOUTS_S) - 1)])
+            reason = await self._run_daemon(START_TIMEOUTS_S[min(self._failures, len(START_TIMEOUTS_S) - 1)])
             if time.monotonic() - born > STEADY_AFTER_S:
                 self._failures = 0
             self._failures += 1
@@ -181,10 +144,9 @@ class HivemindTransport(MemberTransport):
             logger.warning("restarting the network daemon: %s", reason)
             await asyncio.sleep(FIRST_RESTART_PAUSE_S * 2 ** (failures - 1))
 
-    async def _live_once(self, timeout_s: float) -> str:
+    async def _run_daemon(self, timeout_s: float) -> str:
         """Run one daemon from start to end; returns why it ended."""
-        from swarm.net.hivemind.daemon.process import Daemon, DaemonTooLarge
-        from swarm.net.hivemind.daemon.relay import start_relay
+        from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge, start_relay
         from swarm.net.hivemind.session import Session
 
         try:
@@ -235,37 +197,31 @@ class HivemindTransport(MemberTransport):
             self._daemon = None
 
 
-def _taken(
-    chunks: AsyncGenerator[bytes, None], loop: asyncio.AbstractEventLoop, timeout_s: float
-) -> Generator[bytes, None, None]:
-    """The items of an asynchronous iterator on this thread, each read on demand."""
-
-    async def following() -> bytes | None:
-        return await anext(chunks, None)
-
-    try:
-        while (chunk := _result(following(), loop, timeout_s)) is not None:
-            yield chunk
-    finally:
-        # Do not wait: an abandoned iterator may be collected on the network thread itself.
-        if not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(chunks.aclose(), loop)
-
-
-def _result(
-    step: Coroutine[None, None, bytes | None], loop: asyncio.AbstractEventLoop, timeout_s: float
-) -> bytes | None:
-    if loop.is_closed():
-        step.close()
-        raise PeerUnreachable("the network was closed during the request")
-    try:
-        return asyncio.run_coroutine_threadsafe(step, loop).result(timeout_s)
-    except (TimeoutError, CancelledError) as error:
-        raise PeerUnreachable("the network was closed during the request") from error
-
-
 async def _end_strays() -> None:
     strays = asyncio.all_tasks() - {asyncio.current_task()}
     for stray in strays:
         stray.cancel()
     await asyncio.gather(*strays, return_exceptions=True)
+
+
+async def _fetch_manifest(
+    peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
+) -> tuple[RunManifest, bytes]:
+    addresses = [address for group in peers.values() for address in group]
+    problems = await asyncio.gather(*map(probe, addresses))
+    if all(problems):
+        # Checked before hivemind is imported: wrong addresses are common, and this finds them without the slow import.
+        raise no_manifest([f"{address}: {problem}" for address, problem in zip(addresses, problems, strict=True)])
+    from swarm.net.hivemind.daemon import Daemon, quiet_hivemind
+
+    quiet_hivemind()
+    daemon = await Daemon.start(listen=())
+
+    async def ask(peer_id: str, addresses: tuple[str, ...]) -> bytes:
+        await daemon.connect(peer_id, addresses)
+        return await daemon.call(peer_id, MANIFEST_PROTOCOL, b"", timeout_s)
+
+    try:
+        return await ask_for_manifest(peers, ask, run_id, timeout_s, AsyncioRuntime())
+    finally:
+        await daemon.stop()

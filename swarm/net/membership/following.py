@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Sequence, Set
 from contextlib import aclosing
 from itertools import islice
@@ -21,8 +20,9 @@ from typing import TypeVar
 import msgspec
 
 from swarm.errors import PeerUnreachable, Refusal
+from swarm.lru import LruDict
 from swarm.net.addresses.dial import Backoff
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import OpenStream
 from swarm.net.records.feed import (
@@ -37,8 +37,8 @@ from swarm.net.records.feed import (
     decode_part,
     encode,
 )
-from swarm.net.records.record_store import record_id
 from swarm.net.records.repair import MAX_GIVEN, ask_records
+from swarm.net.records.stores import record_id
 from swarm.net.runtime import AsyncRuntime
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Following:
         self._greeting: set[str] = set()
         self._followed: set[str] = set()
         self._unhelpful = Backoff(UNHELPFUL_S, MAX_UNHELPFUL_S)
-        self._named: dict[str, OrderedDict[bytes, Named]] = {}
+        self._named: dict[str, LruDict[bytes, Named]] = {}
         """By followed member: records that it has and this node lacks."""
         self._under_way: set[bytes] = set()
         """Ids of the records being fetched."""
@@ -166,8 +166,8 @@ class Following:
         assert manifest is not None
         began = time.monotonic()
         until = began + random.uniform(*FOLLOWED_S)
-        self._named[peer_id] = OrderedDict()
-        read = Pace(ITEMS_PER_S, ITEMS_AT_ONCE)
+        self._named[peer_id] = LruDict(FEED_RECORDS)
+        read = TokenBucket(ITEMS_PER_S, ITEMS_AT_ONCE)
         request = encode(FeedRequest(manifest.run_id))
         async with aclosing(self._fetch(peer_id, FEED_PROTOCOL, request, MAX_FEED_BYTES)) as chunks:
             async for chunk in chunks:
@@ -176,7 +176,8 @@ class Following:
                     self._receive(peer_id, record)
                 self._note(peer_id, part.named)
                 now = time.monotonic()
-                await self._runtime.sleep(read.wait_s(len(part.records) + len(part.named), now))
+                read.spend(len(part.records) + len(part.named), now)
+                await self._runtime.sleep(read.wait_s(now))
                 if self._unhelpful.wait_s(peer_id, now) > 0:
                     raise PeerUnreachable("it did not give what it named")
                 if peer_id not in self._member.peers.in_run or (now > until and self._choose() is not None):
@@ -190,8 +191,6 @@ class Following:
             records.feed.known_to(peer_id, each.record_id)
             if not records.store.has_seen(each.record_id):
                 wanted[each.record_id] = each
-        while len(wanted) > FEED_RECORDS:
-            wanted.popitem(last=False)
         if wanted:
             self._wanted.set()
 
@@ -283,18 +282,3 @@ def candidates(free: list[Peer], followed: Set[Peer], proven: Set[Peer]) -> list
     if len(followed & proven) < PROVEN_FIRST:
         return [peer for peer in free if peer in proven] or free
     return free
-
-
-class Pace:
-    """How fast to read: a rate with a burst, met by waiting. Pure."""
-
-    def __init__(self, per_s: float, at_once: float) -> None:
-        """Nothing has been read."""
-        self._per_s = per_s
-        self._at_once = at_once
-        self._settled_at = float("-inf")
-
-    def wait_s(self, count: int, now: float) -> float:
-        """Seconds to wait after reading so many."""
-        self._settled_at = max(self._settled_at, now - self._at_once / self._per_s) + count / self._per_s
-        return max(0.0, self._settled_at - now)

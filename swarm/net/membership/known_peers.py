@@ -1,9 +1,14 @@
-"""Other peers: those connected, known, remembered from earlier, and banned."""
+"""Other peers: those connected, known, remembered from earlier, and banned.
+
+----
+
+The run that a node is in: the founder's sealed manifest and values derived from it."""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,11 +18,10 @@ from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addr
 from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.records.wire import open_peer_record
+from swarm.net.guard import Counters
+from swarm.net.records.wire import is_outdated, open_manifest, open_peer_record
 from swarm.reasons import Reason
-from swarm.types import PeerRecord
+from swarm.types import PeerRecord, RunManifest
 
 logger = logging.getLogger(__name__)
 
@@ -200,3 +204,34 @@ def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
         return {}
     except OSError as error:
         raise ConfigError(f"the file of known peers {path} cannot be read: {error.strerror or error}") from error
+
+
+class CurrentRun:
+    """The run of the newest adopted manifest; none at first. Any thread may adopt and read."""
+
+    def __init__(self, run_id: str | None, sealed: bytes | None) -> None:
+        """`run_id`: join this run only; None: any run. `sealed`: a manifest whose date was checked on arrival.
+
+        Raises `Refusal` if it is invalid or of another run.
+        """
+        self.sealed: bytes | None = None
+        self.manifest: RunManifest | None = None
+        self.since = time.monotonic()
+        """When this node entered the run."""
+        self._wanted = run_id
+        self._adopting = threading.Lock()
+        if sealed is not None:
+            self.adopt(sealed, now=math.inf)
+
+    def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
+        """Adopt a manifest. Raises `Refusal` if it is invalid, outdated or of another run."""
+        with self._adopting:
+            expected = self.manifest.run_id if self.manifest else self._wanted
+            manifest = open_manifest(sealed, expected, now=now)
+            if self.manifest is not None and is_outdated(manifest, self.manifest, now=now):
+                raise Refusal(
+                    Reason.STALE, f"created at {manifest.created_at}, before the known one ({self.manifest.created_at})"
+                )
+            if self.manifest is None:
+                self.since = time.monotonic()
+            self.sealed, self.manifest = sealed, manifest

@@ -10,27 +10,50 @@ greetings   who takes part in the run       what peers said of themselves
 answering   peers' requests                 handlers by protocol
 
 Written on the network thread, readable on any.
-"""
+
+----
+
+This node's own entry: its addresses and what it does.
+
+----
+
+Who of the connected peers takes part in the run: each connection is greeted once, by an end that knows the run.
+
+----
+
+Handlers for peers' requests, and which peers they serve."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from swarm.net.addresses.nat import reachability
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from swarm.lru import LruDict
+from swarm.net.addresses.dial import Backoff, is_private_run, may_be_public
+from swarm.net.addresses.nat import most_reachable_first, reachability
+from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.membership.answering import Answering
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.membership.greetings import Greetings
-from swarm.net.membership.known_peers import KnownPeers
-from swarm.net.membership.own_entry import OwnEntry, Profile
-from swarm.net.membership.traffic import RecordTraffic
-from swarm.net.membership.versions import Versions
+from swarm.net.guard import Complaints, Counters, Guard
+from swarm.net.membership.known_peers import CurrentRun, KnownPeers
+from swarm.net.membership.traffic import RecordTraffic, Versions
+from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, Feed, FeedRequest, Hello, decode_hello, encode
 from swarm.net.records.identity import Identity
-from swarm.net.trust.complaints import Complaints
-from swarm.net.trust.guard import Guard
-from swarm.types import NetworkStatus
+from swarm.net.records.large import LARGE_PROTOCOL, Referrals, answer_large
+from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
+from swarm.net.records.stores import RecordStore
+from swarm.net.records.wire import (
+    MAX_PEER_CONTENT_BYTES,
+    MAX_PEER_RECORD_BYTES,
+    MAX_PEER_RECORD_LIFE_S,
+    seal_peer_record,
+)
+from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL, answer_peers
+from swarm.protocols import StreamHandler, Wakeup
+from swarm.types import MAX_MULTIADDRS, MAX_TOLD_TASKS, MemberSummary, NetworkStatus, PeerRecord
 
 
 class Member:
@@ -94,3 +117,237 @@ class Member:
             len(self.peers.in_run & self.peers.known.keys()),
             self.records.offer_rate.per_s(),
         )
+
+
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+class Profile(Struct, frozen=True):
+    """What a node does, for other peers."""
+
+    model: str = ""
+    tasks: tuple[str, ...] = ()
+    role: str = "peer"
+    version: str = ""
+    name: str = ""
+    """What its user calls it; empty if it was not named."""
+    listed: bool = True
+    """False for a visitor: it does not enter the directory and follows nobody."""
+
+
+class OwnEntry:
+    """This node's entry in the peer directory. Written on the network thread, readable on any."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        identity: Identity,
+        profile: Profile,
+        run: CurrentRun,
+        peers: KnownPeers,
+        clock: Callable[[], float],
+    ) -> None:
+        """No addresses yet."""
+        self._settings = settings
+        self._identity = identity
+        self._run = run
+        self._peers = peers
+        self._clock = clock
+        self._ends: Mapping[str, Sequence[str]] = {}
+        self.profile = profile
+        self.addresses: tuple[str, ...] = ()
+        self.summary: MemberSummary | None = None
+        """Told with each renewal of the entry."""
+
+    def locate(self, addresses: tuple[str, ...]) -> bool:
+        """Set the node's own addresses; whether they changed."""
+        changed = set(addresses) != set(self.addresses)
+        self.addresses = addresses
+        return changed
+
+    def in_private_run(self) -> bool:
+        """Whether the run appears to be confined to this machine or local network.
+
+        While nobody is connected, the last connections decide.
+        """
+        self._ends = self._peers.observed or self._ends
+        named = [address for group in self._peers.bootstrap.values() for address in group]
+        settings = self._settings
+        return is_private_run([*named, *settings.announce, *settings.listen], self.addresses, self._ends)
+
+    def multiaddrs(self) -> tuple[str, ...]:
+        """Addresses at which others can reach this node."""
+        return tuple(f"{address}/p2p/{self._identity.peer_id}" for address in self.addresses)
+
+    def sealed(self) -> tuple[bytes, float]:
+        """The signed entry and its expiry. Tasks are omitted if it would be too large. The run must be known."""
+        record = self._record()
+        sealed = seal_peer_record(self._identity, record)
+        if len(sealed) > MAX_PEER_RECORD_BYTES or len(msgspec.msgpack.encode(record)) > MAX_PEER_CONTENT_BYTES:
+            # Addresses matter more than tasks.
+            sealed = seal_peer_record(self._identity, replace(record, tasks=()))
+        return sealed, record.expires_at
+
+    def _record(self) -> PeerRecord:
+        """A record whose lifetime covers three renewals."""
+        assert self._run.manifest is not None
+        life_s = min(3 * self._settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
+        return PeerRecord(
+            self._run.manifest.run_id,
+            self._identity.peer_id,
+            self._published()[: MAX_MULTIADDRS // 2],
+            self.profile.model,
+            self.profile.tasks[:MAX_TOLD_TASKS],
+            self.profile.role,
+            self.profile.version,
+            self._clock() + life_s,
+            self.profile.name,
+            pulls=True,
+            summary=self.summary,
+        )
+
+    def _published(self) -> tuple[str, ...]:
+        """The addresses that others may know: in a public run those that its members would dial, and no others."""
+        found = most_reachable_first(self.multiaddrs())
+        if not self.in_private_run():
+            return tuple(filter(may_be_public, found))
+        # Loopback addresses are useless to other machines. With no others, all peers are on this machine.
+        return tuple(address for address in found if not address.startswith(LOOPBACK)) or found
+
+
+FORGOTTEN_AFTER_S = 30.0
+"""A peer that was not connected for this time is greeted again. Longer than it takes to notice its connection."""
+MAX_GREETED = 4_096
+RETRY_S = 5.0
+
+
+class _Greeted:
+    """What one peer has said, and whether it has been answered as a member."""
+
+    def __init__(self, now: float) -> None:
+        self.takes_part = False
+        self.knows_us = False
+        self.seen_at = now
+
+
+class Greetings:
+    """What peers said of themselves. Written on the network thread, readable on any."""
+
+    def __init__(self, run: CurrentRun, takes_part: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nobody has been greeted. `takes_part`: whether this node itself follows others and can be followed."""
+        self._run = run
+        self._takes_part = takes_part
+        self._clock = clock
+        self._greeted = LruDict[str, _Greeted](MAX_GREETED)
+        self._failed = Backoff(RETRY_S)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a peer turns out to take part in the run, or not to."""
+
+    def members(self) -> frozenset[str]:
+        """Peers that said that they take part in this run."""
+        return frozenset(peer_id for peer_id, greeted in tuple(self._greeted.items()) if greeted.takes_part)
+
+    def own(self) -> bytes:
+        """This node's greeting."""
+        run_id = self._run.manifest.run_id if self._run.manifest else ""
+        return encode(Hello(run_id, self._takes_part))
+
+    def answer(self, remote: str, request: bytes) -> bytes:
+        """Take in a peer's greeting and return this node's. Raises as `decode_hello`."""
+        self.heard(remote, request, knows_us=self._run.manifest is not None)
+        return self.own()
+
+    def heard(self, peer_id: str, content: bytes, *, knows_us: bool) -> None:
+        """Take in what a peer says of itself; `knows_us`: it has this node's greeting. Raises as `decode_hello`."""
+        hello = decode_hello(content)
+        # Before this node knows its own run it takes any: it greets the peer again when it does.
+        own = self._run.manifest.run_id if self._run.manifest else hello.run_id
+        takes_part = hello.takes_part and hello.run_id == own != ""
+        greeted = self._greeted.setdefault(peer_id, _Greeted(self._clock()))
+        greeted.knows_us = greeted.knows_us or knows_us
+        greeted.seen_at = self._clock()
+        self._failed.succeeded(peer_id)
+        if greeted.takes_part != takes_part:
+            greeted.takes_part = takes_part
+            self.on_change()
+
+    def failed(self, peer_id: str) -> None:
+        """A peer did not answer; it is asked again later, ever less often."""
+        self._failed.failed(peer_id, self._clock())
+
+    def due(self, connected: frozenset[str]) -> list[str]:
+        """Connected peers that do not have this node's greeting."""
+        now = self._clock()
+        for peer_id in connected & self._greeted.keys():
+            self._greeted[peer_id].seen_at = now
+        for peer_id, greeted in list(self._greeted.items()):
+            if now - greeted.seen_at > FORGOTTEN_AFTER_S:
+                del self._greeted[peer_id]
+        known = {peer_id for peer_id, greeted in self._greeted.items() if greeted.knows_us}
+        return [peer_id for peer_id in connected - known if self._failed.wait_s(peer_id, now) <= 0]
+
+
+class Answering:
+    """The handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        run: CurrentRun,
+        peers: KnownPeers,
+        own: OwnEntry,
+        store: RecordStore,
+        feed: Feed,
+        greetings: Greetings,
+        guard: Guard,
+        counters: Counters,
+    ) -> None:
+        """Answer from the node's own state."""
+        self._run = run
+        self._peers = peers
+        self._own = own
+        self._feed = feed
+        self._guard = guard
+        self._counters = counters
+        self.uploads = LinkLimit(settings.upload_bytes_per_s)
+        """Pacing of all answers."""
+        referrals = Referrals(peers.is_record_of)
+        self.on_banned: Callable[[], None] = lambda: None
+        """Called when a banned peer turns out to be connected."""
+        self.handlers: dict[str, StreamHandler] = {
+            MANIFEST_PROTOCOL: lambda remote, request: iter([run.sealed or b""]),
+            HAVE_PROTOCOL: lambda remote, request: iter([answer_have(store, request)]),
+            GIVE_PROTOCOL: lambda remote, request: answer_give(store, feed, request),
+            HELLO_PROTOCOL: lambda remote, request: iter([greetings.answer(remote, request)]),
+            FEED_PROTOCOL: self._serve_feed,
+            LARGE_PROTOCOL: lambda remote, request: answer_large(store, referrals, remote, request),
+            PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self._fresh_peers())]),
+        }
+        """By protocol."""
+
+    def _serve_feed(self, remote: str, request: bytes) -> Iterator[bytes | Wakeup]:
+        asked = msgspec.msgpack.decode(request, type=FeedRequest)
+        if self._run.manifest is None or asked.run_id != self._run.manifest.run_id or not self._own.profile.listed:
+            raise LookupError("this node takes no part in the run")
+        return self._feed.follow(remote)
+
+    def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | Wakeup | None]:
+        """Answer a peer's request. Errors are counted and raised again, so the peer is told."""
+        try:
+            yield from self.handlers[protocol](remote, request)
+        except Exception as error:
+            self._guard.request_failed(remote, error)
+            raise
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether requests of this peer are answered."""
+        if peer_id in self._peers.banned:
+            self._counters.add("banned_streams")
+            self.on_banned()
+            return False
+        return True
+
+    def _fresh_peers(self) -> list[bytes]:
+        """Signed records to pass on, this node's own first."""
+        own = [self._own.sealed()[0]] if self._run.manifest else []
+        return own + self._peers.fresh()

@@ -9,30 +9,32 @@ receive_fetched    finished downloads  -> store, inbox    (announced large recor
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
 is charged. A refused record is not handed on, unless a node of a later version may understand it.
-"""
+
+----
+
+Protocol versions of other peers: a split swarm must be reported."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, Refusal
+from swarm.lru import LruDict
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
-from swarm.net.membership.current_run import CurrentRun
-from swarm.net.membership.known_peers import KnownPeers
-from swarm.net.membership.versions import Versions
+from swarm.net.guard import Complaints, Counters
+from swarm.net.membership.known_peers import CurrentRun, KnownPeers
 from swarm.net.records.envelope import SealedRecord, SignedRecord, check_signature, read_record
 from swarm.net.records.feed import Feed
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES, Download, DownloadQueue, announce, pull
-from swarm.net.records.mailbox import Mailbox
 from swarm.net.records.offers import OFFERS, check_pulled, open_offers
-from swarm.net.records.record_store import RecordStore, record_id
+from swarm.net.records.stores import Mailbox, RecordStore, record_id
 from swarm.net.records.wire import (
     Announcement,
     Limits,
@@ -42,9 +44,8 @@ from swarm.net.records.wire import (
     open_group,
     refused,
 )
-from swarm.net.trust.complaints import Complaints
-from swarm.net.trust.offer_rate import OfferRate
 from swarm.net.trust.record_admission import RecordAdmission
+from swarm.net.trust.sharing import OfferRate
 from swarm.reasons import Reason
 from swarm.types import Arrival, OfferedGroup, VerifiedGroup
 
@@ -368,3 +369,42 @@ class RecordTraffic:
     def is_proven(self, peer_id: str) -> bool:
         """Whether a peer's groups were useful here."""
         return self.admission.has_merit(peer_id)
+
+
+HEARD_FOR_S = 600.0
+MAX_PEERS = 1_024
+
+
+class Versions:
+    """Thread-safe record of peers heard recently, and of those with another major version."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """No peers heard yet."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._heard = LruDict[str, tuple[float, str]](MAX_PEERS)
+        """By peer: when it was last heard, and the version problem; empty if its record could be read."""
+
+    def understood(self, peer_id: str) -> None:
+        """A record of this peer could be read."""
+        self._note(peer_id, "")
+
+    def refused(self, peer_id: str, refusal: Refusal) -> None:
+        """A record of this peer was refused, for any reason."""
+        if refusal.reason == Reason.SCHEMA_VERSION:
+            self._note(peer_id, refusal.detail)
+
+    def describe(self) -> str:
+        """One line if most peers heard in the last ten minutes have another version; else empty."""
+        with self._lock:
+            since = self._clock() - HEARD_FOR_S
+            heard = [problem for heard_at, problem in self._heard.values() if heard_at >= since]
+        others = [problem for problem in heard if problem]
+        if 2 * len(others) <= len(heard):
+            return ""
+        ((most, _),) = Counter(others).most_common(1)
+        return f"{len(others)} of {len(heard)} peers heard lately cannot be understood: {most}"
+
+    def _note(self, peer_id: str, problem: str) -> None:
+        with self._lock:
+            self._heard[peer_id] = (self._clock(), problem)

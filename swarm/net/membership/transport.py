@@ -1,25 +1,34 @@
-"""The part of a transport that both libraries share; the network thread keeps its state current."""
+"""The part of a transport that all libraries share: a node's network thread, its state, and requests to it."""
 
 from __future__ import annotations
 
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
-from swarm.errors import Refusal, TransportError
+from swarm.errors import PeerUnreachable, Refusal, TransportError
 from swarm.net.config import NetworkSettings
-from swarm.net.membership.member import Member
-from swarm.net.membership.own_entry import Profile
+from swarm.net.membership.member import Member, Profile
+from swarm.net.membership.session import MemberSession
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import Arrival, MemberSummary, NetworkStatus, OfferedGroup, PeerRecord, RunManifest
 
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 5.0
+CLOSED = "the network was closed during the request"
+
 
 class MemberTransport(ABC):
-    """The part of `Transport` that both networks share: mailboxes, run, peers and counters."""
+    """`Transport` over a library: a subclass runs sessions on the network thread and hands steps over to it."""
 
     def __init__(
         self,
@@ -48,6 +57,38 @@ class MemberTransport(ABC):
         self._settled = threading.Event()
         """Set when the network is up or has failed permanently."""
         self._failure: str | None = None
+        self._closing = threading.Event()
+        self._session: MemberSession | None = None
+        """The current session; None while the network starts."""
+
+    @staticmethod
+    @abstractmethod
+    def fetch_manifest(
+        peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
+    ) -> tuple[RunManifest, bytes]:
+        """The first manifest that one of the peers has, decoded and sealed; `peers` are multiaddrs by peer id.
+
+        Starts and stops its own network. Raises `PeerUnreachable`, or `TransportError` if the network cannot start.
+        """
+
+    def start(self) -> None:
+        """Start the network thread and wait until it is up. Raises `TransportError`, but not for absent peers."""
+        if self._thread is not None:
+            raise TransportError("a transport can be started only once")
+        self._prepare()
+        self._thread = threading.Thread(target=self._live, name="swarm-network", daemon=True)
+        self._thread.start()
+        self._settled.wait()
+        if self._failure is not None:
+            self.close()
+            raise TransportError(self._failure)
+
+    def close(self) -> None:
+        """Leave the swarm and stop the network thread."""
+        self._closing.set()
+        if self._thread is not None:
+            self._stop()
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def manifest(self) -> RunManifest | None:
         """The run that this node is in; None until known."""
@@ -137,9 +178,65 @@ class MemberTransport(ABC):
         """Answer requests for `protocol`, on the network thread."""
         self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
 
-    @abstractmethod
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
         """Answer requests for `protocol` chunk by chunk, on the network thread."""
+        self._member.answering.handlers = {**self._member.answering.handlers, protocol: handler}
+        if (session := self._session) is not None:
+            with suppress(PeerUnreachable):
+                self._begin(session.serve)
+
+    def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one peer. Raises `PeerUnreachable`. Never call it in a handler: that would deadlock."""
+        step = partial(self._session_for(peer_id).call, peer_id, protocol, payload, timeout_s)
+        late = f"{peer_id} did not answer {protocol} within {timeout_s:g} s"
+        return self._result(step, timeout_s + CLOSE_TIMEOUT_S, late)
+
+    def stream(
+        self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
+    ) -> Generator[bytes, None, None]:
+        """Chunks of one peer's answer, read on demand. Raises `PeerUnreachable`. Never call it in a handler."""
+        session = self._session_for(peer_id)
+        chunks = session.stream(peer_id, protocol, payload, timeout_s, max_bytes)
+        return self._read(session, chunks, 3 * timeout_s + CLOSE_TIMEOUT_S)
+
+    def _read(
+        self, session: MemberSession, chunks: AsyncGenerator[bytes, None], timeout_s: float
+    ) -> Generator[bytes, None, None]:
+        """The items of an asynchronous iterator on this thread, each read on demand."""
+
+        async def following() -> bytes | None:
+            if self._session is not session:
+                raise PeerUnreachable(CLOSED)
+            return await anext(chunks, None)
+
+        try:
+            while (chunk := self._result(following, timeout_s, CLOSED)) is not None:
+                yield chunk
+        finally:
+            # Do not wait: an abandoned iterator may be collected on the network thread itself.
+            with suppress(PeerUnreachable):
+                self._begin(chunks.aclose)
+
+    def _session_for(self, peer_id: str) -> MemberSession:
+        self._require_running()
+        if (session := self._session) is None:
+            raise PeerUnreachable(f"no request can be sent to {peer_id} now: {self._member.detail}")
+        return session
+
+    def _result(self, step: Callable[[], Awaitable[T]], timeout_s: float, late: str) -> T:
+        """The result of a step on the network thread. Raises `PeerUnreachable`, with `late` after `timeout_s`."""
+        outcome = self._begin(step)
+        try:
+            return outcome.result(timeout_s)
+        except (TimeoutError, CancelledError) as error:
+            outcome.cancel()
+            raise PeerUnreachable(late) from error
+
+    def ban(self, peer_ids: Collection[str]) -> None:
+        """Ban exactly these peers: disconnect them, do not dial them, pass on nothing that they write or forward."""
+        self._member.peers.ban(peer_ids)
+        if (session := self._session) is not None:
+            self._soon(session.refresh_soon)
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts, see `Transport.counters`, including errors and restarts."""
@@ -147,13 +244,40 @@ class MemberTransport(ABC):
         drops = {"drop_inbox": records.inbox.num_dropped, "drop_outbox": records.outbox.num_dropped}
         return {**self._member.counters.snapshot(), **drops}
 
-    @abstractmethod
     def _require_running(self) -> None:
         """Raises `TransportError` before `start`, after `close`, and when the network has failed permanently."""
+        if self._failure is not None:
+            raise TransportError(self._failure)
+        if self._closing.is_set() or self._thread is None:
+            raise TransportError("the transport must be started before use, and not used after close")
 
-    @abstractmethod
     def _wake(self) -> None:
         """Make the network thread recheck the outbox and the run."""
+        if (session := self._session) is not None:
+            self._soon(session.wake)
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Check and import on the caller's thread what `_live` needs. Raises `TransportError`.
+
+        A racing import can fail on half-initialised modules.
+        """
+
+    @abstractmethod
+    def _live(self) -> None:
+        """The network thread: run one session after another until closed, or until they fail too often."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Make the network thread end its session."""
+
+    @abstractmethod
+    def _soon(self, action: Callable[[], object]) -> bool:
+        """Call an action on the network thread; False if the thread is not running."""
+
+    @abstractmethod
+    def _begin(self, step: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Start a step on the network thread. Raises `PeerUnreachable` if no session runs there."""
 
 
 def _bad_manifest(refusal: Refusal) -> TransportError:

@@ -23,13 +23,12 @@ from typing import Protocol
 
 from swarm.errors import NoConnection, PeerUnreachable
 from swarm.net.addresses.dial import Backoff
-from swarm.net.bandwidth import SlowHolder, TokenBucket, paced
+from swarm.net.bandwidth import LinkLimit, SlowHolder, paced
 from swarm.net.membership.member import Member
-from swarm.net.records.large import Download, DownloadQueue, holders
-from swarm.net.records.referrals import SENT_ITSELF
+from swarm.net.records.large import SENT_ITSELF, Download, DownloadQueue, holders
 from swarm.net.records.repair import ROUND_TIMEOUT_S, Repair
 from swarm.net.runtime import AsyncRuntime
-from swarm.net.services.peer_exchange import ask_peers
+from swarm.net.services.requests import ask_peers
 from swarm.reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Upkeep:
             backfill_s=member.settings.backfill_s,
         )
         self._unhelpful = Backoff(member.settings.repair_every_s)
-        self._fetch_paced = paced(self._fetch, TokenBucket(member.settings.download_bytes_per_s), runtime)
+        self._fetch_paced = paced(self._fetch, LinkLimit(member.settings.download_bytes_per_s), runtime)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         self._misleading = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         """Authors who named members that did not give the record: asked for the record itself for a while."""

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.records.envelope import MAX_RUN_ID_CHARS
 from swarm.net.records.large import INLINE_BYTES
-from swarm.net.records.record_store import RECORD_ID_BYTES, record_id
+from swarm.net.records.stores import RECORD_ID_BYTES, record_id
 from swarm.protocols import Wakeup
 from swarm.reasons import Reason
 from swarm.types import complete

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from swarm.errors import PeerUnreachable
 from swarm.net.records.feed import Feed, Named
 from swarm.net.records.large import INLINE_BYTES, Fetch
-from swarm.net.records.record_store import RECORD_ID_BYTES, Held, RecordStore, record_id
+from swarm.net.records.stores import RECORD_ID_BYTES, Held, RecordStore, record_id
 from swarm.types import complete
 
 HAVE_PROTOCOL = "/swarm/have/1"

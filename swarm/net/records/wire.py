@@ -20,6 +20,7 @@ from msgspec import Struct
 from swarm.errors import Refusal
 from swarm.foreign import NAME_CHARS, is_name
 from swarm.net.records.envelope import (
+    MAX_CHUNK_BYTES,
     Body,
     Kind,
     SealedRecord,
@@ -31,9 +32,8 @@ from swarm.net.records.envelope import (
     read_record,
     seal_payload,
 )
-from swarm.net.records.framing import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity, is_peer_id
-from swarm.net.records.record_store import RECORD_ID_BYTES
+from swarm.net.records.stores import RECORD_ID_BYTES
 from swarm.reasons import Reason
 from swarm.types import (
     MAX_COMPLETIONS,

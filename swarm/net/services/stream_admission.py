@@ -18,12 +18,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.net.addresses.dial import host_of
-from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, Rates
+from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, RatePerName
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
 from swarm.net.records.large import LARGE_PROTOCOL
-from swarm.net.services.heartbeat import HEARTBEAT_PROTOCOL
-from swarm.net.services.manifest import MANIFEST_PROTOCOL
-from swarm.net.services.peer_exchange import PEERS_PROTOCOL
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 from swarm.reasons import Reason
 
@@ -93,9 +91,9 @@ class StreamAdmission:
         self._proven: list[Stream] = []
         self._others: list[Stream] = []
         self._refused: list[Stream] = []
-        self._peers = Rates(REQUESTS_PER_S, REQUESTS_AT_ONCE)
-        self._hosts = Rates(ADDRESS_FACTOR * REQUESTS_PER_S, ADDRESS_FACTOR * REQUESTS_AT_ONCE)
-        self._blames = Rates(1 / BLAME_EVERY_S, 1.0)
+        self._peers = RatePerName(REQUESTS_PER_S, REQUESTS_AT_ONCE)
+        self._hosts = RatePerName(ADDRESS_FACTOR * REQUESTS_PER_S, ADDRESS_FACTOR * REQUESTS_AT_ONCE)
+        self._blames = RatePerName(1 / BLAME_EVERY_S, 1.0)
 
     def admit(self, remote: str, address: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
         """Admit a stream from `address`; None if it must be reset without an answer."""

@@ -21,18 +21,14 @@ import msgspec
 from swarm.errors import SnapshotError, TransportError
 from swarm.net.addresses.dial import Backoff
 from swarm.net.config import NetworkSettings
-from swarm.net.counters import Counters
+from swarm.net.guard import Counters
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
-from swarm.net.snapshot_progress import Progress
-from swarm.net.snapshots.chunks import check_size, describe
-from swarm.net.snapshots.manifests import Signed
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, SnapshotAnnouncement, StatusRequest
-from swarm.net.snapshots.placement import Placement
-from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import Serving
-from swarm.net.snapshots.store import Stored
-from swarm.net.snapshots.thread import SnapshotThread
+from swarm.net.roster import Progress
+from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Signed, SnapshotAnnouncement, StatusRequest
+from swarm.net.snapshots.plan import LinkLimits, Place, Placement
+from swarm.net.snapshots.serving import Serving, SnapshotThread
+from swarm.net.snapshots.store import Stored, check_size, describe
 from swarm.protocols import Transport
 
 logger = logging.getLogger(__name__)

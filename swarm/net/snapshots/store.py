@@ -9,7 +9,18 @@ download was overtaken catches up.
 
 Chunks arrive in order, so a file's length gives its progress. After any restart every chunk is verified again; those
 from the first bad one on are fetched again.
-"""
+
+----
+
+A snapshot as its learner signs it: split into chunks, whole and as a delta from the previous one.
+
+----
+
+Lossless delta between two snapshots.
+
+A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two
+snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal
+significance."""
 
 from __future__ import annotations
 
@@ -22,11 +33,14 @@ from pathlib import Path
 from typing import Literal
 from weakref import finalize
 
+import numpy as np
+import zstandard
 from blake3 import blake3
 
 from swarm.errors import CorruptChunk, Refusal, SnapshotError
 from swarm.files import replace_file
-from swarm.net.records.record_store import record_id
+from swarm.net.records.stores import record_id
+from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNKS, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.types import ChunkList, SnapshotManifest
 
 logger = logging.getLogger(__name__)
@@ -290,3 +304,96 @@ class SnapshotStore:
 
     def _path(self, version: int) -> Path:
         return self._folder / str(version)
+
+
+NUM_CHUNKS = 256
+"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
+
+
+def chunk_bytes_for(num_bytes: int) -> int:
+    """Chunk size for a snapshot of this size."""
+    return min(max(-(-num_bytes // NUM_CHUNKS), MIN_SNAPSHOT_CHUNK_BYTES), MAX_SNAPSHOT_CHUNK_BYTES)
+
+
+def check_size(num_bytes: int, chunk_bytes: int | None) -> int:
+    """The size of the chunks of a snapshot with `num_bytes`. Raises `SnapshotError` for none or too many bytes."""
+    size = chunk_bytes or chunk_bytes_for(num_bytes)
+    if num_bytes == 0:
+        raise SnapshotError("a snapshot must have at least 1 byte, got none")
+    if num_bytes > size * MAX_SNAPSHOT_CHUNKS:
+        fits = num_bytes <= MAX_SNAPSHOT_CHUNK_BYTES * MAX_SNAPSHOT_CHUNKS
+        advice = "a larger network.snapshots.chunk_bytes allows more" if fits else "no chunk_bytes allows as much"
+        raise SnapshotError(f"a snapshot must have 1 to {size * MAX_SNAPSHOT_CHUNKS} bytes, got {num_bytes}; {advice}")
+    return size
+
+
+def cut(content: bytes, chunk_bytes: int | None) -> ChunkList:
+    """The chunk list of `content`; the default chunk size fits it. Raises `SnapshotError` for none or too many."""
+    size = check_size(len(content), chunk_bytes)
+    view = memoryview(content)
+    ids = tuple(record_id(view[start : start + size]) for start in range(0, len(content), size))
+    return ChunkList(len(content), size, ids)
+
+
+def describe(
+    run_id: str, learner: str, version: int, snapshot: bytes, parent: tuple[int, bytes] | None, chunk_bytes: int | None
+) -> tuple[SnapshotManifest, bytes | None]:
+    """The manifest of a snapshot, and its delta from the parent (version, bytes) if that is smaller.
+
+    Raises `SnapshotError` if the snapshot is empty or too large.
+    """
+    change = delta(snapshot, parent[1]) if parent is not None else None
+    if change is not None and len(change) >= len(snapshot):
+        change = None
+    return SnapshotManifest(
+        run_id=run_id,
+        learner=learner,
+        version=version,
+        digest=digest(snapshot),
+        whole=cut(snapshot, chunk_bytes),
+        parent=parent[0] if parent is not None and change is not None else None,
+        change=cut(change, chunk_bytes) if change is not None else None,
+    ), change
+
+
+LEVEL = 3
+PLANES = 4
+"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
+
+
+def delta(new: bytes, parent: bytes) -> bytes | None:
+    """The delta from `parent` to `new`; None if their sizes differ, since nothing would be gained."""
+    if len(new) != len(parent):
+        return None
+    changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(parent, np.uint8))
+    return zstandard.ZstdCompressor(LEVEL).compress(_to_planes(changed))
+
+
+def apply_delta(change: bytes, parent: bytes) -> bytes:
+    """The inverse of `delta`. Raises `SnapshotError` if the delta does not fit a parent of this size."""
+    try:
+        if zstandard.frame_content_size(change) != len(parent):
+            raise SnapshotError(f"the delta is not for a parent of {len(parent)} bytes")
+        planes = zstandard.ZstdDecompressor().decompress(change, max_output_size=len(parent))
+    except zstandard.ZstdError as error:
+        raise SnapshotError(f"the delta cannot be read: {error}") from error
+    changed = _from_planes(np.frombuffer(planes, np.uint8))
+    restored: bytes = np.bitwise_xor(changed, np.frombuffer(parent, np.uint8)).tobytes()
+    return restored
+
+
+def digest(snapshot: bytes) -> bytes:
+    """32-byte digest of a snapshot."""
+    return blake3(snapshot, max_threads=blake3.AUTO).digest()
+
+
+def _to_planes(content: np.ndarray) -> bytes:
+    """Group every fourth byte, for each of four offsets; the remainder of an incomplete row comes last."""
+    even = len(content) - len(content) % PLANES
+    planes = np.ascontiguousarray(content[:even].reshape(-1, PLANES).T)
+    return planes.tobytes() + content[even:].tobytes()
+
+
+def _from_planes(planes: np.ndarray) -> np.ndarray:
+    even = len(planes) - len(planes) % PLANES
+    return np.concatenate([planes[:even].reshape(PLANES, -1).T.reshape(-1), planes[even:]])

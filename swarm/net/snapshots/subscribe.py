@@ -19,19 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from swarm.errors import Refusal, SnapshotError, TransportError
-from swarm.net.bandwidth import TokenBucket
+from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
-from swarm.net.direct.client import DirectClient
-from swarm.net.snapshot_progress import Progress
-from swarm.net.snapshots.delta import apply_delta, digest
-from swarm.net.snapshots.fetching import Fetching
-from swarm.net.snapshots.manifests import Signed, next_version
-from swarm.net.snapshots.messages import DIRECT_PROTOCOL, SnapshotAnnouncement, StatusRequest, request_status
+from swarm.net.roster import Progress
+from swarm.net.snapshots.fetching import Downloads, Fetching
+from swarm.net.snapshots.messages import (
+    DIRECT_PROTOCOL,
+    Signed,
+    SnapshotAnnouncement,
+    StatusRequest,
+    next_version,
+    request_status,
+)
 from swarm.net.snapshots.plan import LinkLimits, Place
-from swarm.net.snapshots.serving import Serving
-from swarm.net.snapshots.sources import Downloads
-from swarm.net.snapshots.store import PartName, Stored
-from swarm.net.snapshots.thread import RETRY_S, SnapshotThread
+from swarm.net.snapshots.serving import RETRY_S, DirectClient, Serving, SnapshotThread, direct_links
+from swarm.net.snapshots.store import PartName, Stored, apply_delta, digest
 from swarm.protocols import Transport
 from swarm.reasons import Reason
 
@@ -72,7 +74,7 @@ class Subscriber:
             stall_s=settings.snapshots.stall_s,
             direct=self._direct(settings),
             bytes_per_s=settings.download_bytes_per_s,
-            bucket=TokenBucket(settings.download_bytes_per_s, burst_s=CATCH_UP_S),
+            bucket=LinkLimit(settings.download_bytes_per_s, burst_s=CATCH_UP_S),
             askers=ThreadPoolExecutor(NUM_ASKERS, "swarm-snapshots-ask"),
             counters=self._serving.counters,
             complaints=deque(maxlen=MAX_COMPLAINTS),
@@ -134,7 +136,10 @@ class Subscriber:
     def _direct(self, settings: NetworkSettings) -> DirectClient | None:
         if settings.download_bytes_per_s is not None or not settings.snapshots.direct:
             return None
-        return DirectClient(self._transport, DIRECT_PROTOCOL, self._serving.counters)
+        if (links := direct_links()) is None:
+            return None
+        client: DirectClient = links.DirectClient(self._transport, DIRECT_PROTOCOL, self._serving.counters)
+        return client
 
     # -- on the network thread
 

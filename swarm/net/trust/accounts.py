@@ -19,6 +19,8 @@ from msgspec import Struct, field
 from pydantic import Field
 
 from swarm.errors import Refusal
+from swarm.lru import LruDict
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.records.wire import MAX_CLOCK_SKEW_S
 from swarm.reasons import FRAUDS, Outcome, Reason
 from swarm.settings import Settings
@@ -143,11 +145,8 @@ class PeerStats(Struct):
     """Groups made up to this time may have been seen before the account was removed."""
     newest_at: float = 0.0
     """Creation time of its newest group."""
-    group_allowance: float = math.inf
-    byte_allowance: float = math.inf
-    verify_allowance: float = math.inf
-    """Token buckets, the last in seconds; infinite before first use."""
-    refilled_at: float = 0.0
+    allowances: tuple[TokenBucket, ...] = ()
+    """For groups, for bytes and for seconds of verification."""
 
     @property
     def highest_sequence(self) -> int:
@@ -168,7 +167,7 @@ class PeerBook:
         self._settings = settings
         self._clock = clock
         self._peers: OrderedDict[str, PeerStats] = OrderedDict()
-        self._retired: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._retired = LruDict[str, tuple[int, float]](MAX_RETIRED_PEERS)
         """Of removed accounts: highest sequence number, and creation time of the newest group."""
         self._retired_until = -math.inf
         """Peers outside `_retired`: groups made up to this time may have been seen before."""
@@ -196,13 +195,14 @@ class PeerBook:
         self._check_quarantine(stats, now)
         self._check_sequence(stats, sequence, now if created_at is None else created_at, now)
         self._check_allowances(stats, num_bytes, now)
-        stats.group_allowance -= 1
-        stats.byte_allowance -= num_bytes
+        groups, bytes_, _ = stats.allowances
+        groups.spend(1, now)
+        bytes_.spend(num_bytes, now)
 
     def admit_offers(self, peer_id: str, num: int) -> None:
         """Book offers, each as a group. Raises `Refusal`: `quarantined`, `rate` or `verify_budget`."""
         self.precheck(peer_id, 0)
-        self._of(peer_id).group_allowance -= num
+        self._of(peer_id).allowances[0].spend(num, self._clock())
 
     def is_quarantined(self, peer_id: str) -> bool:
         """Whether records of this peer are refused now."""
@@ -215,7 +215,7 @@ class PeerBook:
         `verify_s`: seconds of verification.
         """
         stats, now = self._of(peer_id), self._clock()
-        stats.verify_allowance -= verify_s
+        stats.allowances[2].spend(verify_s, now)
         if outcome == "used":
             stats.used += 1
         elif outcome != "informative":
@@ -271,7 +271,10 @@ class PeerBook:
     def _of(self, peer_id: str) -> PeerStats:
         stats = self._peers.get(peer_id)
         if stats is None:
-            stats = self._peers[peer_id] = PeerStats()
+            rates = self._settings
+            per_min = (rates.groups_per_min, rates.bytes_per_min, rates.verify_s_per_min)
+            stats = PeerStats(allowances=tuple(TokenBucket(rate / 60, rate) for rate in per_min))
+            self._peers[peer_id] = stats
             if peer_id in self._retired:
                 stats.sequence_floor, stats.newest_at = self._retired.pop(peer_id)
             else:
@@ -299,10 +302,8 @@ class PeerBook:
             self._retire(peer_id, stats.highest_sequence, stats.newest_at)
 
     def _retire(self, peer_id: str, highest: int, newest_at: float) -> None:
-        self._retired[peer_id] = (highest, newest_at)
-        while len(self._retired) > MAX_RETIRED_PEERS:
-            _, (_, forgotten_at) = self._retired.popitem(last=False)
-            self._retired_until = max(self._retired_until, forgotten_at)
+        if (forgotten := self._retired.put(peer_id, (highest, newest_at))) is not None:
+            self._retired_until = max(self._retired_until, forgotten[1][1])
 
     def _note(self, stats: PeerStats, num_bytes: int, now: float) -> None:
         stats.received += 1
@@ -328,15 +329,11 @@ class PeerBook:
         stats.newest_at = max(stats.newest_at, min(created_at, now))
 
     def _check_allowances(self, stats: PeerStats, num_bytes: int, now: float) -> None:
-        minutes = _elapsed_s(stats.refilled_at, now) / 60
         rates = self._settings
-        stats.group_allowance = min(rates.groups_per_min, stats.group_allowance + minutes * rates.groups_per_min)
-        stats.byte_allowance = min(rates.bytes_per_min, stats.byte_allowance + minutes * rates.bytes_per_min)
-        stats.verify_allowance = min(rates.verify_s_per_min, stats.verify_allowance + minutes * rates.verify_s_per_min)
-        stats.refilled_at = now
-        if stats.verify_allowance < 0:
+        groups, bytes_, verify_s = (allowance.left(now) for allowance in stats.allowances)
+        if verify_s < 0:
             raise Refusal(Reason.VERIFY_BUDGET, f"more than {rates.verify_s_per_min:g} s of verification per minute")
-        if stats.group_allowance < 1 or stats.byte_allowance < num_bytes:
+        if groups < 1 or bytes_ < num_bytes:
             raise Refusal(
                 Reason.RATE, f"more than {rates.groups_per_min:g} groups or {rates.bytes_per_min:g} bytes per minute"
             )

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
 from swarm.errors import Refusal
+from swarm.lru import LruDict
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import in_records, seal_offers
 from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.net.trust.demand import Demand
-from swarm.net.trust.offer_rate import Usefulness
-from swarm.net.trust.sharing import Sharing
+from swarm.net.trust.sharing import Demand, Sharing, Usefulness
 from swarm.protocols import NEWCOMERS, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
@@ -27,6 +26,7 @@ from swarm.types import (
     NetworkStatus,
     OfferedGroup,
     OfferedGroups,
+    ReceivedGroup,
     RefusedRecord,
     RolloutGroup,
     VerifiedGroup,
@@ -70,10 +70,10 @@ class Exchange:
         self._identity = identity
         self._limits = limits or Limits()
         self._clock = clock
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = LruDict[str, None](SEEN_GROUPS)
         self._demand = Demand()
         self._sharing = Sharing(self._demand, offer_life_s, identity.peer_id, clock)
-        self._pulled: OrderedDict[str, str] = OrderedDict()
+        self._pulled = LruDict[str, str](SEEN_GROUPS)
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
         self._offers: list[OfferedGroup] = []
         self._commitments: list[Commitment] = []
@@ -139,11 +139,11 @@ class Exchange:
         """Block until records have arrived or the timeout expires; whether records have arrived."""
         return self._transport.wait(timeout_s)
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """(content id, group) of accepted arrivals, and refusals by reason, since the last call."""
+    def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
+        """The accepted arrivals, and refusals by reason, since the last call."""
         # As many as the transport's inbox has room for: each limit of their own would let a flood displace others'.
         self._offers, self._commitments = [], []
-        groups: list[tuple[str, RolloutGroup]] = []
+        arrivals: list[VerifiedGroup] = []
         refused: Counter[Reason] = Counter()
         run_id = self._transport.status().run_id
         for arrival in self._transport.drain():
@@ -157,10 +157,15 @@ class Exchange:
                     self.book.report(refusal.peer_id, refusal.reason)
                 continue
             if admitted is not None:
-                groups.append(admitted)
+                arrivals.append(admitted)
         self.judge()
-        self._demand.heard(sum(self._pulled.pop(content_id, None) is None for content_id, _ in groups))
-        return groups, dict(refused)
+        self._demand.heard(sum(self._pulled.pop(each.content_id, None) is None for each in arrivals))
+        return [self._received(each) for each in arrivals], dict(refused)
+
+    def _received(self, arrival: VerifiedGroup) -> ReceivedGroup:
+        group = arrival.group
+        account = self.account(group.peer_id)
+        return ReceivedGroup(arrival.content_id, group, account, group.memory_bytes, self._clock())
 
     def offers(self) -> list[OfferedGroup]:
         """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
@@ -179,8 +184,6 @@ class Exchange:
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a group on offer; a later `receive` returns it."""
         self._pulled[offered.offer.content_id.hex()] = offered.peer_id
-        if len(self._pulled) > SEEN_GROUPS:
-            self._pulled.popitem(last=False)
         self._transport.pull(offered, patience_s)
 
     def judge(self, complaints: Iterable[tuple[str, Reason]] = ()) -> None:
@@ -227,8 +230,8 @@ class Exchange:
             self._warned_of_clocks_at = now
             logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
-    def _admit(self, arrival: Arrival, run_id: str | None) -> tuple[str, RolloutGroup] | None:
-        """An arrival as (content id, group), or None for offers and for this node's own groups. Raises `Refusal`."""
+    def _admit(self, arrival: Arrival, run_id: str | None) -> VerifiedGroup | None:
+        """An arrival that is a group of another peer, or None. Raises `Refusal`."""
         if run_id is None:
             raise Refusal(Reason.WRONG_RUN, "no run is known yet")
         if isinstance(arrival, RefusedRecord):
@@ -248,7 +251,7 @@ class Exchange:
         self._attributed(
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
         )
-        return arrival.content_id, group
+        return arrival
 
     def _note(self, arrival: OfferedGroups) -> None:
         """Keep offers for the caller. Raises `Refusal` for those of a peer that is quarantined or over its rate."""
@@ -277,7 +280,4 @@ class Exchange:
     def _seen_before(self, content_id: str) -> bool:
         seen = content_id in self._seen
         self._seen[content_id] = None
-        self._seen.move_to_end(content_id)
-        if len(self._seen) > SEEN_GROUPS:
-            self._seen.popitem(last=False)
         return seen

@@ -13,12 +13,13 @@ a node that judges nobody treats connected authors as proven.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from msgspec import Struct
 
+from swarm.lru import LruDict
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.config import NetworkSettings
 
 MAX_BUCKETS = 2_048
@@ -40,12 +41,6 @@ class Budget(Struct, frozen=True):
     """Burst."""
     records_per_min: float
     bytes_per_min: float
-
-
-class _Bucket(Struct):
-    records: float
-    num_bytes: float
-    filled_at: float
 
 
 _Payer = tuple[str, str, Budget]
@@ -75,7 +70,8 @@ class RecordAdmission:
             safety.newcomer_groups_per_min,
             safety.newcomer_bytes_per_min,
         )
-        self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+        self._buckets = LruDict[tuple[str, str], tuple[TokenBucket, TokenBucket]](MAX_BUCKETS)
+        """Of records and of bytes, by what is bounded and the account."""
 
     def account(self, author: str, connected: Collection[str], helper: str = STRANGERS) -> str:
         """The account for an author's records: its own, or that of the helper who handed them over."""
@@ -132,29 +128,28 @@ class RecordAdmission:
         """Charge a record to all of these; nothing if one of them cannot pay."""
         if not self._have(payers, num_bytes):
             return False
+        now = self._clock()
         for payer in payers:
-            bucket = self._filled(payer)
-            bucket.records -= 1
-            bucket.num_bytes -= num_bytes
+            records, bytes_ = self._paid_from(payer)
+            records.spend(1, now)
+            bytes_.spend(num_bytes, now)
         return True
 
     def _have(self, payers: Sequence[_Payer], num_bytes: int) -> bool:
-        buckets = [self._filled(payer) for payer in payers]
-        return all(bucket.records >= 1 and bucket.num_bytes >= num_bytes for bucket in buckets)
-
-    def _filled(self, payer: _Payer) -> _Bucket:
-        """The payer's bucket, with what has come into it since it was looked at."""
-        what, account, budget = payer
         now = self._clock()
-        bucket = self._buckets.setdefault((what, account), _Bucket(budget.records, budget.num_bytes, now))
-        self._buckets.move_to_end((what, account))
-        if len(self._buckets) > MAX_BUCKETS:
-            self._buckets.popitem(last=False)
-        minutes = (now - bucket.filled_at) / 60
-        bucket.filled_at = now
-        bucket.records = min(budget.records, bucket.records + minutes * budget.records_per_min)
-        bucket.num_bytes = min(budget.num_bytes, bucket.num_bytes + minutes * budget.bytes_per_min)
-        return bucket
+        buckets = map(self._paid_from, payers)
+        return all(records.left(now) >= 1 and bytes_.left(now) >= num_bytes for records, bytes_ in buckets)
+
+    def _paid_from(self, payer: _Payer) -> tuple[TokenBucket, TokenBucket]:
+        """The payer's buckets, whose limits are now those of its budget: that of all newcomers varies."""
+        what, account, budget = payer
+        limits = (budget.records_per_min / 60, budget.records), (budget.bytes_per_min / 60, budget.num_bytes)
+        buckets = self._buckets.get((what, account))
+        if buckets is None:
+            buckets = self._buckets[what, account] = (TokenBucket(*limits[0]), TokenBucket(*limits[1]))
+        for bucket, (per_s, burst) in zip(buckets, limits, strict=True):
+            bucket.per_s, bucket.burst = per_s, burst
+        return buckets
 
 
 def _times(budget: Budget, shares: int) -> Budget:

@@ -16,7 +16,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
 from swarm.extras.judging.messages import Query, Told
 from swarm.extras.judging.verifier import JudgingVerifier
-from swarm.groups.signal import has_signal
+from swarm.groups.credit import has_signal
 from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, Grade, Question, Rejection, Text
 from tests.extras.judging.fake import FakeProcess, fives, service

@@ -1,0 +1,174 @@
+"""The peers in the run and how useful they were to this node: `OUT/peers.json`, written by a running node.
+
+----
+
+How far a node's newest snapshot is, for people: `OUT/snapshot.json`, written while the node runs."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from swarm.errors import ConfigError
+from swarm.files import replace_file
+from swarm.net.trust.accounts import PeerBook, PeerStats
+from swarm.protocols import Transport
+from swarm.types import MemberSummary, PeerRecord
+
+ROSTER_FILE = "peers.json"
+MAX_ROSTER_BYTES = 16 * 2**20
+MAX_ROW_CHARS = 1_024
+"""Of the names of a peer's tasks: the peers name them, and all rows together must stay below the limit."""
+
+
+class PeerRow(Struct, frozen=True):
+    """This node's view of one peer."""
+
+    peer_id: str
+    model: str = ""
+    tasks: tuple[str, ...] = ()
+    """The first of them, up to `MAX_ROW_CHARS`."""
+    role: str = ""
+    version: str = ""
+    connected: bool = False
+    received: int = 0
+    """Groups received from it."""
+    used: int = 0
+    """Its groups that an update has used."""
+    dropped: dict[str, int] = {}
+    """Its groups that were not used, by reason."""
+    bytes: int = 0
+    """Sealed bytes received from it."""
+    last_seen: float | None = None
+    """Unix seconds of its last group or connection."""
+    reputation: float = 1.0
+    """In [0, 1]."""
+    quarantined_until: float | None = None
+    """Unix seconds until which its records are refused."""
+    name: str = ""
+    """What its user calls it."""
+    summary: MemberSummary | None = None
+    """How far it says it is."""
+
+    @property
+    def usefulness(self) -> tuple[float, ...]:
+        """Sort key of the rows: groups used, their fraction of those received, reputation."""
+        return (self.used, self.used / max(self.received, 1), self.reputation, self.received, self.connected)
+
+
+class Roster(Struct, frozen=True):
+    """All peers that a node knows at one moment."""
+
+    time: float
+    """Unix seconds of writing."""
+    run_id: str | None
+    self_id: str = msgspec.field(name="self")
+    """Peer id of the node that wrote it; `self` in the file."""
+    peers: tuple[PeerRow, ...] = ()
+
+
+def build_roster(transport: Transport, book: PeerBook, now: float) -> Roster:
+    """All peers that are connected, or known from their own record or from a group."""
+    status = transport.status()
+    records = {record.peer_id: record for record in transport.peers()}
+    accounts = book.stats()
+    connected = frozenset(status.connected)
+    ids = sorted(records.keys() | accounts.keys() | connected)
+    rows = (_row(peer_id, records.get(peer_id), accounts.get(peer_id), peer_id in connected, now) for peer_id in ids)
+    return Roster(time=now, run_id=status.run_id, self_id=transport.peer_id, peers=tuple(rows))
+
+
+def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, connected: bool, now: float) -> PeerRow:
+    stats = stats or PeerStats()
+    quarantined = stats.quarantined_until is not None and stats.quarantined_until > now
+    return PeerRow(
+        peer_id=peer_id,
+        model=record.model if record else "",
+        tasks=_first(record.tasks) if record else (),
+        role=record.role if record else "",
+        version=record.version if record else "",
+        connected=connected,
+        received=stats.received,
+        used=stats.used,
+        dropped=dict(stats.dropped),
+        bytes=stats.num_bytes,
+        last_seen=now if connected else stats.last_seen,
+        reputation=stats.reputation,
+        quarantined_until=stats.quarantined_until if quarantined else None,
+        name=record.name if record else "",
+        summary=record.summary if record else None,
+    )
+
+
+def _first(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    num_chars = accumulate(map(len, tasks))
+    return tuple(task for task, total in zip(tasks, num_chars, strict=True) if total <= MAX_ROW_CHARS)
+
+
+def encode_roster(roster: Roster) -> bytes:
+    """The roster as JSON."""
+    return msgspec.json.encode(roster)
+
+
+def decode_roster(encoded: bytes) -> Roster:
+    """The inverse of `encode_roster`; unknown fields are ignored. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode(encoded, type=Roster)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a valid roster, as a node writes it to {ROSTER_FILE}: {error}") from error
+
+
+def write_roster(out: Path, roster: Roster) -> None:
+    """Replace `OUT/peers.json` atomically."""
+    replace_file(out / ROSTER_FILE, encode_roster(roster))
+
+
+def read_roster(out: Path) -> Roster:
+    """The roster of the node in a directory. Raises `ConfigError` if there is none."""
+    path = out / ROSTER_FILE
+    try:
+        with path.open("rb") as file:
+            encoded = file.read(MAX_ROSTER_BYTES)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no {path}: a node writes it while it runs; give the directory of one, or the multiaddr of any "
+            "member of a run"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        return decode_roster(encoded)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+PROGRESS_FILE = "snapshot.json"
+MAX_BYTES = 2**16
+
+
+class Progress(Struct, frozen=True):
+    """Progress of the newest snapshot on this node."""
+
+    version: int
+    fraction: float
+    source: str | None
+    """The peer that it is fetched from."""
+    feeds: tuple[str, ...]
+    """The peers that it is sent to."""
+
+
+def write_progress(out: Path, progress: Progress) -> None:
+    """Replace the file of a node's directory. Raises `OSError`."""
+    replace_file(out / PROGRESS_FILE, msgspec.json.encode(progress))
+
+
+def read_progress(out: Path) -> Progress | None:
+    """What the file says; None without one, or when it cannot be read."""
+    try:
+        with (out / PROGRESS_FILE).open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_BYTES), type=Progress)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
