@@ -24,8 +24,7 @@ from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.foreign import clean_lines
-from swarm.groups import episodes as playing
-from swarm.groups.episodes import FinishedGroup, by_generate
+from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples.records import why
@@ -111,7 +110,7 @@ def play(
     num_answers: int = 1,
 ) -> list[Episode]:
     """Answer each question so many times."""
-    games = dict(playing.run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
+    games = dict(run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
     return [each for index, question in enumerate(questions) for each in _episodes(question, games[index])]
 
 

@@ -236,7 +236,6 @@ POLICIES: Kinds[type[MixPolicy]] = Kinds(
     "swarm.sapo.mixing:MixPolicy",
     {each.__name__.lower(): f"{__name__}:{each.__name__}" for each in (Fixed, Advantage, Edge, Novelty, Worth, Auto)},
 )
-"""By the name that `mix.policy` gives."""
 
 
 def find_policy(name: str) -> type[MixPolicy]:
