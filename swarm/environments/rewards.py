@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, model_validator
 from swarm.environments.code import code_digest
 from swarm.kinds import Kinds
 from swarm.settings import Settings
-from swarm.types import ANSWER, Actions, Earned, Observation, by_turn
+from swarm.types import ANSWER, Actions, Observation, StepReward, by_turn
 
 MAX_REWARD_NAME_CHARS = 32
 MAX_RE2_CHARS = 256
@@ -203,10 +203,11 @@ class Combination:
         return weighted_mean(self._rewards, found, len(completions)), found
 
     def credited(self, observations: Sequence[Observation]) -> tuple[Observation, ...]:
-        """Observations in which what turns earn is a part of the mean, as it is of the task's own reward."""
+        """Observations whose step rewards are a part of the mean, as they are of the task's own reward."""
+        share = self.answers_share
         return tuple(
-            tuple(Earned(part.reward * self.answers_share) if isinstance(part, Earned) else part for part in shown)
-            for shown in observations
+            tuple(StepReward(part.reward * share) if isinstance(part, StepReward) else part for part in observation)
+            for observation in observations
         )
 
 

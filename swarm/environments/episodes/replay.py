@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from swarm.errors import Refusal
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Earned, End, Observation, Part, TaskRef, by_turn, earned
+from swarm.types import Actions, Observation, Part, StepReward, TaskRef, Terminal, by_turn, earned
 from swarm.types.media import Media
 
 MAX_OBSERVATION_CHARS = 8_192
@@ -39,9 +39,9 @@ class OneTurn:
         self._source = source
         self._ref = ref
 
-    def step(self, action: str) -> End:
+    def step(self, action: str) -> Terminal:
         """The end. See `Episode`."""
-        return End(self._source.score(self._ref, action))
+        return Terminal(self._source.score(self._ref, action))
 
 
 def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
@@ -54,8 +54,8 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
     reward = 0.0
     for number, action in enumerate(turns, start=1):
         answer = episode.step(action)
-        reward = min(1.0, reward + (answer.reward if isinstance(answer, End) else earned(answer)))
-        if isinstance(answer, End) or number == max_turns:
+        reward = min(1.0, reward + (answer.reward if isinstance(answer, Terminal) else earned(answer)))
+        if isinstance(answer, Terminal) or number == max_turns:
             if number < len(turns):
                 raise Refusal(Reason.EPISODE_MISMATCH, f"the episode ends with turn {number}, got {len(turns)}")
             return Replay(tuple(observations), reward)
@@ -66,7 +66,7 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
 def _within(observation: Observation, num_chars: int) -> Iterator[Part]:
     """The parts of an observation, its texts up to so many characters in all."""
     for part in observation:
-        if isinstance(part, Earned | Media):
+        if isinstance(part, StepReward | Media):
             yield part
             continue
         yield replace(part, text=part.text[:num_chars])

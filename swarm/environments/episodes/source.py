@@ -21,12 +21,12 @@ from swarm.reasons import Reason
 from swarm.types import (
     HELD_OUT_STREAMS,
     MAX_TURNS,
-    Earned,
-    End,
     EpisodeRef,
     Observation,
     Question,
+    StepReward,
     TaskRef,
+    Terminal,
     as_prompt,
     media_of,
 )
@@ -164,14 +164,15 @@ class _Guarded:
         self._name = name
         self._counts = counts
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """As the environment does. See `Episode`."""
         try:
             answer = self._environment.step(action)
-            rewards = [answer] if isinstance(answer, End) else [part for part in answer if isinstance(part, Earned)]
+            parts = (answer,) if isinstance(answer, Terminal) else answer
+            rewards = [part for part in parts if isinstance(part, StepReward | Terminal)]
             if any(not 0 <= each.reward <= 1 for each in rewards):
                 raise ValueError(f"a turn adds a reward in [0, 1], got {rewards}")
             return answer
         except Exception as error:  # an environment may be anybody's code, and reads foreign text
             self._counts.note("environment_failures", self._name, f"its environment raised {error!r}")
-            return End(0.0)
+            return Terminal(0.0)

@@ -1,9 +1,9 @@
 """Custom tools, whose calls nobody else can replay with the same result: a search, a shell, a service.
 
-They run in the node's process, as the user's own code with the user's rights, and never in a worker. A worker leaves
-each call as an `OwnCall` in its replay; here the call is made once and its result kept, so that later replays of the
-same episode show the same. Others' episodes never call them: their results are self-reported, and count if
-this node trusts the author (`groups/intake.py`).
+They run in the node's process, as the user's code with the user's rights, and never in a worker. A worker leaves each
+call as a `PendingCall` in its replay; here the call is made once and its result kept, so that later replays of the same
+episode show the same. Others' episodes never call them: their results are self-reported, and count if this node trusts
+the author (`received/intake.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from swarm.types import (
     Actions,
     Grade,
     Observation,
-    OwnCall,
+    PendingCall,
     Question,
     Rejection,
     TaskRef,
-    Told,
+    ToolResult,
     by_turn,
 )
 
@@ -129,13 +129,13 @@ class CustomTools:
         turns = by_turn(actions)
         return tuple(
             tuple(
-                Told(self._result((ref, turns[: number + 1]), part)) if isinstance(part, OwnCall) else part
+                ToolResult(self._result((ref, turns[: number + 1]), part)) if isinstance(part, PendingCall) else part
                 for part in observation
             )
             for number, observation in enumerate(observations)
         )
 
-    def _result(self, key: _Key, call: OwnCall) -> str:
+    def _result(self, key: _Key, call: PendingCall) -> str:
         with self._lock:
             kept = self._results.get(key)
         if kept is not None:

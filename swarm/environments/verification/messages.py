@@ -18,12 +18,12 @@ from swarm.reasons import OF_GRADING
 from swarm.types import (
     MAX_TURNS,
     Actions,
-    Earned,
     Grade,
     Observation,
     Prompt,
     Question,
     Rejection,
+    StepReward,
     TaskRef,
     as_text,
     media_of,
@@ -262,7 +262,7 @@ def observed_problem(grade: Grade) -> str | None:
 def _num_observed_chars(grade: Grade) -> int:
     """Characters of all observations of a group, and one more for each part: empty ones take memory, too."""
     parts = (part for episode in grade.observations for shown in episode for part in shown)
-    return sum(1 if isinstance(part, Earned | Media) else len(part.text) + 1 for part in parts)
+    return sum(1 if isinstance(part, StepReward | Media) else len(part.text) + 1 for part in parts)
 
 
 def _media_in(observation: Observation) -> tuple[Media, ...]:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from pokerkit import Automation, Card, State
 
 from swarm.environments.digests import RESOLUTION, Chance
-from swarm.types import End, Observation, Text
+from swarm.types import Observation, Terminal, Text
 
 AUTOMATIONS = (
     Automation.ANTE_POSTING,
@@ -143,7 +143,7 @@ class HeadsUp(ABC):
                 return self._observation(heard)
         raise AssertionError("unreachable")
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """Make the policy's move, and the opponent's until the policy's next. See `Environment`."""
         move = self.menu().read(action)
         if move is None:
@@ -186,9 +186,9 @@ class HeadsUp(ABC):
     def _observation(self, heard: Sequence[Move]) -> Observation:
         return (Text(self._shown(heard)),)
 
-    def _end(self) -> End:
+    def _end(self) -> Terminal:
         stack = self.state.starting_stacks[self.seat]
-        return End(reward(self.state.stacks[self.seat] - stack, stack))
+        return Terminal(reward(self.state.stacks[self.seat] - stack, stack))
 
 
 def reward(net: float, stack: float) -> float:
