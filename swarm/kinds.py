@@ -260,7 +260,7 @@ def module_in(file: Path) -> ModuleType:
 
 
 @contextmanager
-def own_code(name: str) -> Iterator[None]:
+def custom_code(name: str) -> Iterator[None]:
     """Turns what a user's own code raises within the block into a `ConfigError` of one line that names it."""
     try:
         yield

@@ -160,7 +160,7 @@ class QuestionSettings(FindSettings, TaskSettings):
         return (*graded, {"reading": READING_VERSION}) if compares else graded
 
     @property
-    def own_tool(self) -> str | None:
+    def custom_tool(self) -> str | None:
         """The code of a custom tool, `(call: str) -> str`, which runs in the node's process without a sandbox."""
         return self.tool if self.tool is not None and ":" in self.tool else None
 

@@ -122,7 +122,7 @@ class TaskSettings(Settings):
         return code_digest(self.code) if self.is_custom and self.code else ""
 
     @property
-    def own_tool(self) -> str | None:
+    def custom_tool(self) -> str | None:
         """The code of a custom tool, whose results nobody else can replay; None without."""
         return None
 
@@ -179,9 +179,9 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 """Reads and writes a list of tasks as JSON."""
 
 
-def own_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
+def custom_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
     """Names of the tasks whose episodes nobody else could replay: those with custom tools."""
-    return frozenset(config.name for config in configs if config.own_tool)
+    return frozenset(config.name for config in configs if config.custom_tool)
 
 
 class DataSettings(Settings):

@@ -18,7 +18,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import TASKS, TaskConfig, own_tool_tasks
+from swarm.environments.config import TASKS, TaskConfig, custom_tool_tasks
 from swarm.environments.digests import content_digest
 from swarm.environments.sources.dataset import DatasetTask, is_hub_id, looks_local
 from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL
@@ -49,7 +49,7 @@ def to_specs(configs: Iterable[TaskConfig], trusted: Collection[str] = ()) -> tu
     Raises `TaskError` for one that members would refuse.
     """
     configs = tuple(configs)
-    own = own_tool_tasks(configs)
+    own = custom_tool_tasks(configs)
     return tuple(_to_spec(config, config.name in own) for config in configs if trusted or config.name not in own)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import TaskConfig, own_tool_tasks
+from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
 from swarm.environments.tools.custom import CustomTools, with_custom_tools
@@ -122,7 +122,7 @@ def own(tmp_path: Path, name: str = "search") -> TaskConfig:
 def test_episodes_with_an_own_tool_are_trained_on_and_never_shared(tmp_path: Path) -> None:
     swarm, task = Swarm(), own(tmp_path)
     sent, updater = FakeUpdater(), FakeUpdater()
-    sender = player(swarm, 1, task, sent, unshared=own_tool_tasks([task]))
+    sender = player(swarm, 1, task, sent, unshared=custom_tool_tasks([task]))
     sender.run_round()
     assert sender.ledger.snapshot()["shared"] == 0 and len(sent.batches[0][0]) == 2
     careless = player(swarm, 2, task, FakeUpdater())

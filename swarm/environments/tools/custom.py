@@ -48,7 +48,9 @@ _Key = tuple[TaskRef, tuple[str, ...]]
 
 def with_custom_tools(verifier: TaskVerifier, configs: Iterable[TaskConfig]) -> TaskVerifier:
     """The verifier, which also calls this node's custom tools that the tasks name. Raises `TaskError`."""
-    tools = {config.name: _loaded(config.name, config.own_tool) for config in configs if config.own_tool is not None}
+    tools = {
+        config.name: _loaded(config.name, config.custom_tool) for config in configs if config.custom_tool is not None
+    }
     return CustomTools(verifier, tools) if tools else verifier
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES, Loss, LossBatch, LossOutput
 from swarm.errors import ConfigError
-from swarm.kinds import own_code
+from swarm.kinds import custom_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
 def _own_advantages(name: str, function: Callable[[Tensor], Tensor], rewards: Tensor) -> Tensor:
     """Finite advantages [P, G] by the user's own function. Raises `ConfigError`."""
     where = f"update.advantage {name}"
-    with own_code(where):
+    with custom_code(where):
         advantages = function(rewards)
     shape = _shape(advantages)
     if shape != list(rewards.shape):
@@ -56,7 +56,7 @@ def loss_of(name: str, loss: Loss, batch: LossBatch) -> LossOutput:
     if name in LOSSES:
         return loss(batch)
     where = f"update.objective {name}"
-    with own_code(where):
+    with custom_code(where):
         output = loss(batch)
     if not isinstance(output, LossOutput):
         raise ConfigError(f"{where} must return a swarm.algorithms.losses.LossOutput, got {_got(output)}")
