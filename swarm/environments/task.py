@@ -15,9 +15,8 @@ from pydantic import Field, JsonValue, ValidationError
 
 from swarm.environments.answering import QuestionSettings, RewardSettings
 from swarm.environments.code import code_digest, load
-from swarm.environments.config import Context, Target
+from swarm.environments.config import Context, Failures, Target
 from swarm.environments.digests import check_options, digest, with_code
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.environments.sources.procedural import HeldApart, referenced, regenerate, with_last_text

@@ -10,12 +10,10 @@ from msgspec import DecodeError
 from msgspec.structs import replace
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
-from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.config import Failures, TaskConfig, VerificationSettings
 from swarm.environments.episodes.number_guessing import NumberGuessing, NumberGuessingTask
-from swarm.environments.episodes.replay import MAX_OBSERVATION_CHARS, Replay, replay
 from swarm.environments.episodes.source import EnvironmentSource
-from swarm.environments.failures import Failures
-from swarm.environments.mixture import TaskMixture
+from swarm.environments.mixture import MAX_OBSERVATION_CHARS, Replay, TaskMixture, replay
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier

@@ -14,9 +14,8 @@ import PIL.JpegImagePlugin
 import PIL.PngImagePlugin
 import PIL.WebPImagePlugin
 
-from swarm.environments.decoding.files import Undecodable, decoding
+from swarm.environments.decoding.files import MediaSettings, Undecodable, decoding
 from swarm.environments.decoding.pixels import Pixels, scaled
-from swarm.environments.decoding.settings import MediaSettings
 from swarm.types.media import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from swarm.environments.config import Context, TaskSettings
+from swarm.environments.config import Context, Failures, TaskSettings
 from swarm.environments.digests import check_options, digest, question_hash, with_code
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import is_safe_option
 from swarm.environments.sources.dataset import is_hub_id
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache

@@ -12,8 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from swarm.environments.answering import MatchRule, QuestionSettings, RewardSettings, Template
 from swarm.environments.config import Context, StoredRows, Target
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings, decoders
 from swarm.files import at_home
 from swarm.foreign import is_name
 from swarm.protocols import TaskSource

@@ -15,7 +15,7 @@ import datasets
 from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.code import code_digest
-from swarm.environments.config import FileRows, StoredRows
+from swarm.environments.config import Failures, FileRows, StoredRows
 from swarm.environments.conversion.by_rows import PLACE, read_by_rows
 from swarm.environments.conversion.counting import Conversion
 from swarm.environments.conversion.json_rows import read_json
@@ -29,7 +29,6 @@ from swarm.environments.digests import (
     question_hash,
     with_code,
 )
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.dataset import FORMATS, DatasetTask

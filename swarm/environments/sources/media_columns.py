@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.decoding.files import MAX_FILE_BYTES, Undecodable
+from swarm.environments.decoding.files import MAX_FILE_BYTES, Undecodable, decoders
 from swarm.environments.sources.columns import Column, MalformedRow, Row, as_plain, conversation, describe
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.types import Prompt, Shown, Text

@@ -21,9 +21,8 @@ from msgspec import Struct
 from pydantic import JsonValue
 
 from swarm.environments.answering import QuestionSettings, RewardSettings
-from swarm.environments.config import Context, TaskName
+from swarm.environments.config import Context, Failures, TaskName
 from swarm.environments.digests import check_options, digest, draw
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry

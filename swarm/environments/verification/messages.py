@@ -10,9 +10,8 @@ from types import MappingProxyType
 import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
-from swarm.environments.config import StoredRows
+from swarm.environments.config import MAX_FAILURE_CHARS, StoredRows
 from swarm.environments.conversion.limits import Limits
-from swarm.environments.failures import MAX_FAILURE_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.reasons import OF_GRADING
 from swarm.types import (

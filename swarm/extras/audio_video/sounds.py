@@ -9,8 +9,7 @@ import numpy
 import numpy.typing
 import soundfile
 
-from swarm.environments.decoding.files import Undecodable, decoding
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings, Undecodable, decoding
 from swarm.types.media import MAX_MEDIA_BYTES, MAX_RATE, Audio
 
 Samples = numpy.typing.NDArray[numpy.int64]

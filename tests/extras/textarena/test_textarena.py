@@ -14,9 +14,8 @@ if find_spec("textarena") is None:
     pytest.skip("TextArena is not installed: make install-textarena", allow_module_level=True)
 
 from swarm.environments.config import Context, VerificationSettings
-from swarm.environments.episodes.replay import Replay
 from swarm.environments.episodes.source import EnvironmentSource
-from swarm.environments.mixture import TaskMixture
+from swarm.environments.mixture import Replay, TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
