@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import isabstract
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -94,7 +95,7 @@ NAMES_ELSEWHERE = {
     "dataset": "tasks",
     "reward_funcs": "tasks",
 }
-"""TRL's names, and some that are common elsewhere, for fields here; docs/coming-from.md has the table."""
+"""TRL's names, and some that are common elsewhere, for fields here; docs/faq.md has the table."""
 
 Values = dict[str, JsonValue]
 
@@ -212,11 +213,19 @@ class NodeConfig(Settings):
         return self
 
 
-class LoadedConfig(Settings):
+@dataclass(frozen=True)
+class LoadedConfig:
     """A valid configuration and the origin of every value that is not a default, by dotted path."""
 
     config: NodeConfig
     origins: dict[str, str]
+    _own: Sequence[tuple[str, Values]]
+    """The node's own layers: origin and values, lowest first."""
+    _file: YamlFile | None
+
+    def in_run(self, manifest: Values, out: Path) -> LoadedConfig:
+        """The same with the values that the run sets, in this directory. Raises `ConfigError`."""
+        return _validated([*self._own, ("command line", {"out": str(out)})], manifest, self._file)
 
 
 MOST_SHOWN = 200
@@ -234,16 +243,18 @@ def load_config(
     Raises `ConfigError` with the path and the origin of every wrong field. `manifest` holds the values that the run
     sets, `command_line` (dotted path, text) pairs.
     """
-    own: list[tuple[str, Values]] = []
     yaml_file = YamlFile(file) if file is not None else None
-    if yaml_file is not None:
-        own.append((str(file), yaml_file.values))
+    own = [(str(file), yaml_file.values)] if yaml_file is not None else []
     own.append(("environment", environment_values(environment or {})))
     own.append(("command line", _nest((*pair, "command line") for pair in command_line)))
+    return _validated(own, manifest or {}, yaml_file)
+
+
+def _validated(own: Sequence[tuple[str, Values]], manifest: Values, yaml_file: YamlFile | None) -> LoadedConfig:
     merged: Values = {}
     origins: dict[str, str] = {}
     preset = _preset(_chosen_model(values for _, values in own))
-    for origin, values in [preset, ("manifest", manifest or {}), *own]:
+    for origin, values in [preset, ("manifest", manifest), *own]:
         _check_characters(values, origin)
         _check_version(origin, values)
         _merge(merged, values, origin, origins, "")
@@ -256,8 +267,8 @@ def load_config(
                 raise
             config = NodeConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_describe(error, origins, str(file), yaml_file)) from error
-    return LoadedConfig(config=config, origins=origins)
+        raise ConfigError(_describe(error, origins, yaml_file)) from error
+    return LoadedConfig(config, origins, own, yaml_file)
 
 
 def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> bool:
@@ -477,13 +488,13 @@ def _origin(path: str, origins: Mapping[str, str]) -> str | None:
     return None
 
 
-def _describe(error: ValidationError, origins: Mapping[str, str], file: str, yaml_file: YamlFile | None) -> str:
+def _describe(error: ValidationError, origins: Mapping[str, str], yaml_file: YamlFile | None) -> str:
     lines = []
     for item in _causes(error.errors()):
         path = ".".join(str(part) for part in item["loc"])
         origin = _origin(path, origins)
-        if origin == file and yaml_file is not None and (number := yaml_file.line(item["loc"])) is not None:
-            origin = f"{file}, line {number}"
+        if yaml_file is not None and origin == str(yaml_file.path) and (number := yaml_file.line(item["loc"])):
+            origin = f"{origin}, line {number}"
         where = f" (from {origin})" if origin else ""
         lines.append(f"{path}{where}: {_problem(item)}" if path else _problem(item))
     return "\n".join(lines)

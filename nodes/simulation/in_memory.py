@@ -6,8 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.simulation.members import Member
 from nodes.stop import Stop
 from swarm.config import NodeConfig
@@ -96,7 +97,7 @@ class MemoryRun:
     def _join(self, config: NodeConfig) -> PeerNode:
         config.out.mkdir(parents=True, exist_ok=True)
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity)
+        self._sealed = self._sealed or found_run(config, identity).sealed
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         transport = MemoryTransport(
             self.hub,

@@ -18,7 +18,7 @@ import yaml
 import zstandard
 from torch.nn import Linear, Sequential
 
-from nodes.roles.run import manifest_values
+from nodes.boot.manifest import manifest_values
 from swarm.config import NodeConfig, load_config
 from swarm.environments.conversion.stated import UNREADABLE, stated_by
 from swarm.environments.scoring.antiderivatives import is_antiderivative

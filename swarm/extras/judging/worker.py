@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from swarm import torchao
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import SwarmError
 from swarm.extras.judging.messages import (
@@ -59,6 +60,7 @@ def serve(connection: Connection) -> None:
 
 def main() -> None:
     """Serve the node at the other end of the descriptor in the argument."""
+    torchao.hide()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(Connection(int(sys.argv[1])))
