@@ -76,7 +76,7 @@ class StoredRows(Struct, frozen=True):
 
     files: tuple[FileRows, ...]
     revision: str
-    """As in `DatasetRef`."""
+    """The `revision` of `DatasetRef`."""
 
 
 class Context(Struct, frozen=True):
@@ -132,7 +132,7 @@ class TaskSettings(Settings):
 
     @property
     def label(self) -> str:
-        """The kind's name in digests and references: the class of a custom one, whose place differs between members."""
+        """The kind's name in digests and references: a custom one's class name, since its location differs."""
         return type(self).__name__ if self.is_custom else self.kind
 
     @property
@@ -149,7 +149,7 @@ class TaskSettings(Settings):
 
     @property
     def custom_tool(self) -> str | None:
-        """The code of a custom tool, whose results nobody else can replay; None without."""
+        """The code of a custom tool, whose results others cannot replay; None without."""
         return None
 
     @property
@@ -206,7 +206,7 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 
 
 def custom_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
-    """Names of the tasks whose episodes nobody else could replay: those with custom tools."""
+    """Names of the tasks with custom tools: no other node can replay their episodes."""
     return frozenset(config.name for config in configs if config.custom_tool)
 
 

@@ -72,8 +72,8 @@ class EnvironmentTask(TaskSettings):
     def options(self) -> dict[str, JsonValue]:
         """All that decides how an episode goes and is rewarded: members of a run must agree on it.
 
-        Rewards are left out if there are none, as before there could be any. Code is not named by its place, which
-        differs between members.
+        Rewards are left out if there are none, as before there could be any. Code is not named by its
+        location, which differs between members.
         """
         left_out = {"kind", "name", "weight", self.code_field, *(() if self.rewards else ("rewards",))}
         return self.model_dump(mode="json", exclude=left_out)
@@ -164,7 +164,7 @@ class _Guarded:
         self._counts = counts
 
     def step(self, action: str) -> Observation | Terminal:
-        """As the environment does. See `Episode`."""
+        """The environment's answer. See `Episode`."""
         try:
             answer = self._environment.step(action)
             parts = (answer,) if isinstance(answer, Terminal) else answer

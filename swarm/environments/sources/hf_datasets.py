@@ -212,7 +212,7 @@ class DatasetSource:
     def _is_right(self, item: Item, answer: str) -> bool:
         try:
             return item.is_right(answer, self._config.match)
-        except Exception as error:  # on foreign text: any exception means a wrong answer
+        except Exception as error:  # on untrusted text: any exception means a wrong answer
             self.counts.note("scorer_failures", self.name, f"matching an answer raised {error!r}")
             return False
 
@@ -293,7 +293,7 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
         files = [file for split in wanted for file in builder.config.data_files[split]] if local else []
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
-    except Exception as error:  # many format readers and the hub's client, on foreign input
+    except Exception as error:  # many format readers and the hub's client, on untrusted input
         if conversion is not None and isinstance(error.__cause__ or error, MemoryError):
             raise TaskError(f"{where}: {conversion.out_of_memory()}") from error
         if isinstance(error.__cause__, TaskError):
@@ -312,7 +312,7 @@ def _read(stored: StoredRows) -> Rows:
 
 
 def _open(path: str) -> datasets.Dataset:
-    """The rows of an Arrow file, their pictures, sounds and clips as they are stored: `datasets` decodes none."""
+    """The rows of an Arrow file, their images, audio and video as they are stored: `datasets` decodes none."""
     opened = datasets.Dataset.from_file(path)
     stored = datasets.Features({name: _undecoded(feature, whole=True) for name, feature in opened.features.items()})
     if stored == opened.features:

@@ -217,7 +217,7 @@ class ReasoningGymSource:
         own = OWN_SCORERS.get(self._dataset_name)
         try:
             return own(seen, entry) if own is not None else float(self._scorer.score_answer(seen, _copy(entry)))
-        except Exception as error:  # 105 scorers on foreign text: any exception means a wrong answer
+        except Exception as error:  # 105 scorers on untrusted text: any exception means a wrong answer
             self.counts["scorer_failures"] += 1
             logger.debug("scorer of %s raised %r", self.name, error)
             return 0.0

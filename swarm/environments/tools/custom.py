@@ -1,4 +1,4 @@
-"""Custom tools, whose calls nobody else can replay with the same result: a search, a shell, a service.
+"""Custom tools, whose calls no other node can replay with the same result: a search, a shell, a service.
 
 They run in the node's process, as the user's code with the user's rights, and never in a worker. A worker leaves each
 call as a `PendingCall` in its replay; here the call is made once and its result kept, so that later replays of the same

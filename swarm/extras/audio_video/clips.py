@@ -1,4 +1,4 @@
-"""Files of clips, read by PyAV: some frames a second, without sound.
+"""Video files, decoded by PyAV: some frames a second, without sound.
 
 Only the decoders of FFmpeg are used. Its conversion of colours and sizes differs between processors.
 """
@@ -19,7 +19,7 @@ from swarm.environments.decoding.pixels import Pixels, scaled
 from swarm.types.media import MAX_FRAMES_PER_S, MAX_MEDIA_BYTES, Video
 
 MAX_SOURCE_PIXELS = 2**23
-"""Of a frame before it is made smaller."""
+"""Pixels of a frame before it is scaled down."""
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mjpeg", "ffv1", "png"})
 _YUV = re.compile(r"yuv(j?)4(20|22|44)p")
 _ONE = 2**16

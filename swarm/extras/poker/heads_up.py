@@ -105,7 +105,7 @@ class Menu(Struct, frozen=True):
         return Move(offered.kind, chips) if offered and self.least <= chips <= self.most else None
 
     def __str__(self) -> str:
-        """As it is shown, e.g. `1 fold, 2 call 4`."""
+        """Text for the policy, e.g. `1 fold, 2 call 4`."""
         return ", ".join(f"{number} {move}" for number, move in self.numbered.items())
 
 
@@ -122,7 +122,7 @@ class HeadsUp(ABC):
     opponent: str
     """Who plays this hand."""
     moves: list[Move]
-    """Of both players."""
+    """Moves of both players so far."""
 
     def __init__(self, game: str, opponents: Sequence[str], compact: bool) -> None:
         """One of the `opponents` plays each hand; `compact` observations are for policies that read characters."""
