@@ -161,12 +161,16 @@ def _is_installed(target: str) -> bool:
         return False
 
 
+def has_extra(name: str) -> bool:
+    """Whether `swarm.extras.NAME` is installed."""
+    return _is_installed(f"swarm.extras.{name}")
+
+
 def extra(name: str) -> ModuleType:
     """The module `swarm.extras.NAME`, for the core, which finds extras by name. Raises `ConfigError` without it."""
-    module = f"swarm.extras.{name}"
-    if not _is_installed(module):
+    if not has_extra(name):
         raise ConfigError(f"this needs swarm.extras.{name.partition('.')[0]}, which this installation of swarm lacks")
-    return importlib.import_module(module)
+    return importlib.import_module(f"swarm.extras.{name}")
 
 
 def offered(name: str, group: str) -> str | None:

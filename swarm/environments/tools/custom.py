@@ -3,7 +3,7 @@
 They run in the node's process, as the user's code with the user's rights, and never in a worker. A worker leaves each
 call as a `PendingCall` in its replay; here the call is made once and its result kept, so that later replays of the same
 episode show the same. Others' episodes never call them: their results are self-reported, and count if this node trusts
-the author (`received/intake.py`).
+the author (`swarm/received/intake.py`).
 """
 
 from __future__ import annotations

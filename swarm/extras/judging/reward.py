@@ -35,7 +35,7 @@ class JudgeReward(NamedReward):
     most: int = Field(10, ge=1, le=100)
     """Most points."""
     orders: Literal["both", "one"] = "both"
-    """Show each pair in both orders, because judges prefer a position; or in one order, drawn from the texts, for half of
+    """Show each pair in both orders, because judges prefer a position; or in one, drawn from the texts, for half of
     the requests."""
     tolerance: float = Field(0.0, ge=0, le=1)
     """Noise of the judge: if its rewards of a group differ by no more than this, they count as equal."""
