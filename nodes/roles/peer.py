@@ -13,7 +13,7 @@ from nodes.roles.adoption import SnapshotAdoption
 from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
 from nodes.roles.runtime import Checkpoints, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
-from swarm.environments.config import own_tool_tasks
+from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
@@ -241,7 +241,7 @@ class PeerNode(RoleNode):
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
             share=config.share,
-            unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
+            unshared=() if self._identity.peer_id in config.trusted else custom_tool_tasks(config.tasks),
         )
         policy_id = PolicyId(public_name(config.policy.model), self.policy.tokenizer_hash, 0)
         seed = config.seed if config.seed is not None else stream_seed(self._identity.peer_id)

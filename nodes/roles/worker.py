@@ -25,7 +25,7 @@ from swarm.central.terms import differences
 from swarm.central.worker_groups import WorkerGroups
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose, look_for_vllm, open_engine
-from swarm.environments.config import own_tool_tasks
+from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.foreign import clean
@@ -280,7 +280,7 @@ class Assignment:
 
     def _groups(self) -> WorkerGroups:
         config, peer_id = self._config, self._runtime.peer_id
-        names = sorted(own_tool_tasks(config.tasks))
+        names = sorted(custom_tool_tasks(config.tasks))
         if names and peer_id not in config.trusted:
             raise ConfigError(
                 f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}: the run's "

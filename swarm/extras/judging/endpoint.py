@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible server. Its replies are foreign: bounded in bytes and time, decoded by type."""
+"""A judge behind an OpenAI-compatible server. Its replies are untrusted: bounded in bytes and time, decoded by type."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.kinds import extra, has_extra
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -38,8 +38,6 @@ from swarm.net.snapshots.messages import (
 from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 from swarm.protocols import Transport
-
-DIRECT_LINKS = "swarm.extras.direct"
 
 
 class DirectServer(Protocol):
@@ -66,12 +64,7 @@ class DirectClient(Protocol):
 
 def direct_links() -> Any:
     """The extra with `DirectServer` and `DirectClient`; None if it is not installed."""
-    try:
-        return import_module(DIRECT_LINKS)
-    except ModuleNotFoundError as error:
-        if error.name is None or not DIRECT_LINKS.startswith(error.name):
-            raise
-        return None
+    return extra("direct") if has_extra("direct") else None
 
 
 class Serving:

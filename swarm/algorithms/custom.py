@@ -1,6 +1,6 @@
-"""Find a loss or an advantage by its name here, or by the place of the user's own.
+"""Losses and advantages by name, custom ones included.
 
-The user's own is watched: what it raises, and what no update could use, is a `ConfigError` that names it.
+A custom one is checked: whatever it raises, and any output that no update could use, is a `ConfigError` that names it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES, Loss, LossBatch, LossOutput
 from swarm.errors import ConfigError
-from swarm.kinds import own_code
+from swarm.kinds import custom_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +26,16 @@ def find_loss(name: str) -> type[Loss]:
 def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
     """The function that `update.advantage` names: rewards [P, G] to advantages [P, G]. Raises `ValueError`.
 
-    The user's own raises `ConfigError` for what no update could use.
+    A custom one raises `ConfigError` for output that no update could use.
     """
     found = ADVANTAGES.find(name)
     return found if name in ADVANTAGES else partial(_own_advantages, name, found)
 
 
 def _own_advantages(name: str, function: Callable[[Tensor], Tensor], rewards: Tensor) -> Tensor:
-    """Finite advantages [P, G] by the user's own function. Raises `ConfigError`."""
+    """Finite advantages [P, G] by a custom function. Raises `ConfigError`."""
     where = f"update.advantage {name}"
-    with own_code(where):
+    with custom_code(where):
         advantages = function(rewards)
     shape = _shape(advantages)
     if shape != list(rewards.shape):
@@ -51,12 +51,12 @@ def _own_advantages(name: str, function: Callable[[Tensor], Tensor], rewards: Te
 def loss_of(name: str, loss: Loss, batch: LossBatch) -> LossOutput:
     """What `loss`, which `update.objective` names, makes of a batch.
 
-    Raises `ConfigError` where the user's own fails.
+    Raises `ConfigError` where a custom one fails.
     """
     if name in LOSSES:
         return loss(batch)
     where = f"update.objective {name}"
-    with own_code(where):
+    with custom_code(where):
         output = loss(batch)
     if not isinstance(output, LossOutput):
         raise ConfigError(f"{where} must return a swarm.algorithms.losses.LossOutput, got {_got(output)}")

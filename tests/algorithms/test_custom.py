@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from swarm.algorithms.custom import find_advantage, loss_of
 from swarm.algorithms.losses import Loss, LossBatch, LossOutput
-from swarm.algorithms.own import find_advantage, loss_of
 from swarm.errors import ConfigError
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.mixing.base import MixRound
