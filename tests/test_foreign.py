@@ -24,8 +24,7 @@ from swarm.net.services.diagnosis import DialBackReply
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView
 from swarm.telemetry.records import EvaluationEvent, NoteEvent, StartEvent, encode
-from swarm.telemetry.report import page
-from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.report import page, swarm_summary
 from swarm.types import PeerRecord
 
 HOSTILE = (

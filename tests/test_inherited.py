@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nodes.page import page_of
 from swarm.inherited import inherited, spare_loopback, user_path
 from swarm.judging.config import JudgeSettings
 from swarm.judging.process import JudgeProcess
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
-from swarm.page.serving import page_of
 
 SECRETS = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "VLLM_API_KEY"),

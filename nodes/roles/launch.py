@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
+from nodes.page import page_of
 from nodes.roles.home import Home, claim_home, resumed
 from nodes.roles.progress import policy_progress
 from nodes.roles.ranks.led import follow, leading
@@ -65,7 +66,6 @@ from swarm.net.backends import open_transport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, SMOLLM2, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
@@ -74,13 +74,11 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.alerts.checks import HIGH_LEARNING_RATE
-from swarm.telemetry.end import print_end
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
-from swarm.telemetry.report import write_report
-from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.report import print_end, swarm_summary, write_report
 from swarm.training.objective import check_own_code
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
@@ -514,9 +512,9 @@ def _show_plan(
 
 def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
     summary = swarm_summary([history], config.model_dump(mode="json"), versions())
-    write_report(config.out, [history], summary)
+    report = write_report(config.out, [history], summary)
     print_end(console, summary, [history])
-    console.print(Text(f"report: {config.out / 'report.html'}"), soft_wrap=True)
+    console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
 def _profile(role: Role, config: NodeConfig) -> Profile:

@@ -25,9 +25,7 @@ from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
-from swarm.telemetry.alerts.checks import slowed
-from swarm.telemetry.alerts.refusals import RefusalWatch
-from swarm.telemetry.alerts.watch import AlertWatch
+from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import (
@@ -43,7 +41,7 @@ from swarm.telemetry.records import (
     RoundEvent,
     StartEvent,
 )
-from swarm.telemetry.samples.log import SampleLog
+from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
 from swarm.types import MemberSummary

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from swarm.figures import LAG_MAX
 from swarm.reasons import NO_LOSS
-from swarm.telemetry.alerts.figures import NodeCurves, external_uses
+from swarm.telemetry.curves import NodeCurves, external_uses
 from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
@@ -108,14 +108,21 @@ class PeerHistory:
     """
 
     def __init__(
-        self, path: Path, name: str | None = None, max_rounds: int | None = None, max_detailed: int | None = None
+        self,
+        path: Path,
+        name: str | None = None,
+        max_rounds: int | None = None,
+        max_detailed: int | None = None,
+        control: bool = False,
     ) -> None:
         """`name` is used until the peer's start event gives one; default: the folder's name.
 
         With `max_rounds` memory is bounded, for readers that run for weeks: it keeps `FIRST_ROUNDS` and that many of
         the last rounds, of all but the latest only rewards and counts, and the first and the last evaluation. With
         `max_detailed` it keeps all rounds, at most so many with their figures, counters and times: every Nth.
+        `control`: the node learns alone for others to be compared with.
         """
+        self.control = control
         self.path = path
         self._max_rounds = max_rounds
         self._max_detailed = max_detailed
@@ -124,10 +131,15 @@ class PeerHistory:
 
     @classmethod
     def read(
-        cls, path: Path, name: str | None = None, max_rounds: int | None = None, max_detailed: int | None = None
+        cls,
+        path: Path,
+        name: str | None = None,
+        max_rounds: int | None = None,
+        max_detailed: int | None = None,
+        control: bool = False,
     ) -> PeerHistory:
         """The whole file; a missing file gives an empty history."""
-        history = cls(path, name, max_rounds, max_detailed)
+        history = cls(path, name, max_rounds, max_detailed, control)
         for _ in history.news():
             pass
         return history
@@ -167,6 +179,16 @@ class PeerHistory:
                 self.take(event)
                 events.append(event)
         return events
+
+    @property
+    def demo(self) -> Path:
+        """The directory that it shares with its control and the other nodes of its demo."""
+        return self.path.parent.parent
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether bounded memory has dropped details of its rounds."""
+        return self._max_rounds is not None and max(self.rounds, default=0) > self._max_rounds
 
     @property
     def name(self) -> str:

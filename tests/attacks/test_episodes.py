@@ -17,7 +17,7 @@ from swarm.environments.config import ReasoningGymTask, TaskConfig
 from swarm.environments.episodes.config import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import digest, joined
-from swarm.telemetry.samples.records import read
+from swarm.telemetry.samples import read
 from swarm.types import (
     HELD_OUT_STREAMS,
     Completion,

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarm.telemetry.benefit.control import Benefit, benefit, is_enough
+from swarm.telemetry.benefit.verdict import BY_CONTROL, by_control, verdict
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import Event, RoundEvent
-from swarm.telemetry.report import page, write_report
-from swarm.telemetry.summary import swarm_summary
-from swarm.telemetry.verdict.benefit import Benefit, benefit, is_enough
-from swarm.telemetry.verdict.verdict import BY_CONTROL, by_control, verdict
+from swarm.telemetry.report import page, swarm_summary, write_report
 
 from . import synthetic
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from swarm.telemetry.sections.evaluations import accuracy_ranges, task_table
+from swarm.telemetry.sections.traffic import rates, traffic
 
 from swarm.reasons import Reason, sentence
 from swarm.telemetry import plots
@@ -31,10 +33,7 @@ from swarm.telemetry.records import (
     StartEvent,
     encode,
 )
-from swarm.telemetry.report import page, write_report
-from swarm.telemetry.sections.evaluations import accuracy_ranges, task_table
-from swarm.telemetry.sections.traffic import rates, traffic
-from swarm.telemetry.summary import SwarmSummary, swarm_summary
+from swarm.telemetry.report import SwarmSummary, page, swarm_summary, write_report
 from swarm.types import Sample
 from swarm.types.media import Image
 from swarm.types.thumbnails import as_url, thumbnail

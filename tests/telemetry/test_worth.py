@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from swarm.telemetry.benefit.verdict import Verdict, by_estimate, missing, rewards_ratio, standing_of
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import RoundEvent, decode, encode
-from swarm.telemetry.report import page
-from swarm.telemetry.summary import swarm_summary
-from swarm.telemetry.verdict.verdict import Verdict, by_estimate, standing_of
-from swarm.telemetry.verdict.worth import missing, rewards_ratio
+from swarm.telemetry.report import page, swarm_summary
 from swarm.types import Estimate, SwarmWorth
 
 from . import synthetic
