@@ -63,9 +63,9 @@ ALLOWED = {
         "swarm.telemetry.records",
     },
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.errors"},
-    "swarm/telemetry": PURE | {"swarm.telemetry"},
+    "swarm/documents.py": {"swarm.errors"},
+    "swarm/telemetry": PURE | {"swarm.telemetry", "swarm.net.roster"},
     "swarm/schedule": PURE | {"swarm.schedule"},
-    "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/judging": PURE
     | {"swarm.judging", "swarm.environments"}
@@ -121,9 +121,10 @@ ALLOWED = {
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
     "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
     "swarm/extras/libp2p": BACKEND | {"swarm.extras.libp2p"},
+    "swarm/extras/page": PURE | {"swarm.extras.page", "swarm.documents", "swarm.telemetry", "swarm.net.roster"},
     "swarm/extras/direct": NET | RECORDS | ADDRESSES | {"swarm.extras.direct"},
     "nodes/commands": {"swarm", "nodes"},
-    "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.neighbours", "nodes.stop"},
+    "nodes/roles": {"swarm", "nodes.roles", "nodes.exits", "nodes.neighbours", "nodes.page", "nodes.stop"},
     "nodes/simulation": {"swarm", "nodes.roles", "nodes.simulation", "nodes.exits", "nodes.stop"},
 }
 FORBIDDEN = {
@@ -135,7 +136,7 @@ FORBIDDEN = {
     "swarm/engines/vllm/messages.py": {"torch", "pydantic", "vllm"},
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
-    "swarm/page": {"torch"},
+    "swarm/extras/page": {"torch"},
     "swarm/schedule": {"torch"},
     "swarm/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},

@@ -224,8 +224,8 @@ def test_a_full_disk_is_reported_once_and_leaves_the_other_sinks(
 def test_importing_telemetry_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "import swarm.telemetry.sinks, swarm.telemetry.history, swarm.telemetry.ledger, swarm.telemetry.live\n"
-        "import swarm.telemetry.plots, swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
+        "import swarm.telemetry.nodes, swarm.telemetry.history, swarm.telemetry.ledger, swarm.telemetry.live\n"
+        "import swarm.extras.page.report, swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
         "heavy = {'torch', 'matplotlib', 'rich', 'prometheus_client', 'tensorboard', 'wandb'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )

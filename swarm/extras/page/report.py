@@ -24,6 +24,7 @@ POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; "
     "form-action 'none'; require-trusted-types-for 'script'"
 )
+FOOTER = '<footer class="note">What each part means: <code>swarm docs page</code></footer>'
 MAX_FIGURES = 120
 """Tasks and users' losses name figures as they like."""
 MAX_VALUE_CHARS = 2_000
@@ -63,6 +64,7 @@ def _html(data: Json) -> bytes:
         f'<script type="application/json" id="frozen">{embedded}</script>\n<script type="module">{script}</script>\n'
     )
     page = re.sub(r"<link .*?>\n|<script .*?></script>\n", "", (ASSETS / "index.html").read_text())
+    page = re.sub(r"<footer .*?</footer>", FOOTER, page)
     return page.replace("</head>", f"{links}</head>", 1).encode()
 
 

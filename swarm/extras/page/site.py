@@ -249,7 +249,7 @@ def _tasks(node: NodeReader) -> list[Json]:
     ]
 
 
-def _suites(history: PeerHistory) -> list[Json]:
+def _suites(history: PeerHistory) -> Sequence[Json]:
     """Each figure of each suite before the first round and of the latest policy evaluated, with 95% intervals."""
     return [
         {

@@ -13,13 +13,13 @@ import psutil
 import pytest
 from msgspec import structs
 from rich.console import Console
-from swarm.page import arrivals
 
 from nodes.commands.watching import top
 from nodes.commands.watching.finding import find
 from nodes.commands.watching.top import show_top
 from nodes.page import LOG_FILE, PORT_FILE, page_of
 from swarm.errors import ConfigError
+from swarm.telemetry import nodes as module
 from swarm.telemetry.records import RoundEvent
 from tests.extras.page.folders import ending_at, events, hostile
 from tests.extras.page.folders import swarm as directories
@@ -122,7 +122,7 @@ def test_ui_serves_the_nodes_of_a_directory_until_ctrl_c(tmp_path: Path) -> None
 
 
 def test_top_sees_nodes_that_start_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "FIND_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "FIND_EVERY_S", 0.0)
     frame = top.Frame(lambda: find([tmp_path]))
     console = Console(file=io.StringIO(), width=120)
     console.print(frame)

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from nodes.commands.reference.docs import show_document
-from swarm.documents import DOCS, anchor, as_html, names, section
+from swarm.documents import DOCS, anchor, names, section
 from swarm.errors import ConfigError
-from swarm.telemetry.alerts import checks as module
+from swarm.extras.page.server import as_html
+from swarm.telemetry import alerts as module
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 PAGES = sorted(set(re.findall(r'"([a-z-]+\.md(?:#[\w-]+)?)",\n', Path(module.__file__).read_text())))
 
 
@@ -48,7 +49,7 @@ def _seen(name: str) -> Seen:
 
 def test_the_package_has_all_documents() -> None:
     assert names() == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
-    assert DOCS.parent == ROOT / "swarm" / "page"
+    assert DOCS.parent == ROOT / "swarm"
 
 
 @pytest.mark.parametrize("where", PAGES)

@@ -92,7 +92,7 @@ def test_a_node_in_detail(tmp_path: Path) -> None:
 def test_samples_of_both_sides_and_what_became_of_them(tmp_path: Path) -> None:
     found = _site(swarm(tmp_path, NOW)).samples(0)
     assert found is not None
-    shown = json.loads(found)
+    shown = json.loads(found)["groups"]
     assert {(each["outcome"], each["own"]) for each in shown} == {
         ("used_local", True), ("unused", True), ("used_external", False), ("no_signal", False), ("refused", False),
     }  # fmt: skip

@@ -69,7 +69,7 @@ export class Chart {
   }
 
   x(round) {
-    return LEFT + ((WIDTH - LEFT - 2) * (round - this.first)) / Math.max(1, this.last - this.first);
+    return LEFT + ((WIDTH - LEFT - 4) * (round - this.first)) / Math.max(1, this.last - this.first);
   }
 
   y(value) {

@@ -260,7 +260,7 @@ function groupBoxes(groups, given) {
       el("p", {}, `Own: ${count(groups.generated)} generated, ${count(groups.used_local)} used here, ${count(groups.shared)} shared. ${fate}`),
       reasons("Own groups that were not used", groups.own_unused)),
     el("div", {},
-      el("p", {}, `Received: ${count(groups.received)} = ${count(groups.used_external)} used + ${count(spare)} not needed + ${count(refused)} refused + ${count(groups.pool + groups.pending)} waiting${groups.lost ? ` + ${count(groups.lost)} lost in a restart` : ""}.`),
+      el("p", {}, `Received: ${count(groups.received)} = ${count(groups.used_external)} used + ${count(spare)} not needed + ${count(refused)} refused + ${count(groups.pool + groups.pending)} waiting${groups.lost ? ` + ${count(groups.lost)} lost in a restart` : ""}.${usedOf(groups)}`),
       bar,
       reasons("Received groups that were not used", groups.dropped)));
 }
@@ -272,6 +272,12 @@ function reasons(title, rows) {
     ["reason", (row) => row.reason],
     ["", (row) => row.means, "wide"],
   ], rows));
+}
+
+// Shares of the received and of the graded groups that an update used.
+function usedOf(groups) {
+  const shares = [["received", groups.received], ["checked", groups.checked]].filter(([, number]) => number > 0);
+  return shares.length ? ` Used: ${shares.map(([words, number]) => `${percent(groups.used_external / number)} of those ${words}`).join(", ")}.` : "";
 }
 
 function mix(decisions) {
@@ -391,7 +397,6 @@ if (frozen) {
   setText(byId("title"), `Swarm report${frozen.details[0]?.run ? `: ${frozen.details[0].run}` : ""}`);
   byId("samples-read").hidden = true;
   byId("report").hidden = false;
-  byId("footer").replaceChildren("What each part means: ", el("code", {}, "swarm docs page"));
   for (const name of ["config", "versions"]) byId(name).append(table([["", ([key]) => key], ["", ([, value]) => value, "wide"]], frozen[name]));
 }
 byId("samples-read").addEventListener("click", readSamples);
