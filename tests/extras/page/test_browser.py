@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+from swarm.extras.page.report import frozen
+from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, EndEvent, encode
 from tests.extras.page.folders import PICTURE, crowd, events, hostile, swarm
 from tests.extras.page.served import Served, serving, until
@@ -50,14 +52,18 @@ return low;
 """
 
 
-@contextmanager
-def looking(browser: Chrome, folder: Path, width: int = 1280, scheme: str = "light") -> Iterator[Served]:
-    """The page of `folder`, in a window of that width; without errors in the browser's console."""
+def _window(browser: Chrome, width: int, scheme: str) -> None:
     browser.get_log("browser")  # type: ignore[no-untyped-call]
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
+
+@contextmanager
+def looking(browser: Chrome, folder: Path, width: int = 1280, scheme: str = "light") -> Iterator[Served]:
+    """The page of `folder`, in a window of that width; without errors in the browser's console."""
+    _window(browser, width, scheme)
     with serving(folder) as page:
         browser.get(page.url)
         connected = ("live", "all nodes have ended")
@@ -114,6 +120,49 @@ def test_what_it_shows(chromium: Chrome, width: int, scheme: str, tmp_path: Path
         until(lambda: chromium.execute_script(width_of) == PICTURE.width, "the picture of the question")
         assert chromium.execute_script(CONTRAST) == []
         _picture(chromium, f"swarm-{width}-{scheme}")
+
+
+def _report(run: Path, out: Path) -> str:
+    """The address of a report of the nodes in `run`."""
+    paths = sorted(run.glob(f"*/{METRICS_FILE}"), key=lambda path: (path.parent.name == "alone", path))
+    out.write_bytes(
+        frozen([PeerHistory.read(path, control=path.parent.name == "alone") for path in paths], {"seed": 7}, {"a": "1"})
+    )
+    return out.as_uri()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_report_is_the_page_without_a_server(chromium: Chrome, width: int, scheme: str, tmp_path: Path) -> None:
+    _window(chromium, width, scheme)
+    chromium.get(_report(swarm(tmp_path / "run", time.time()), tmp_path / "report.html"))
+    assert _text(chromium, "answer-words") == "The swarm helps"
+    assert _text(chromium, "connection").startswith("report of ") and "incomplete" in _text(chromium, "connection")
+    assert _text(chromium, "title") == "Swarm report: demo-abc" and _text(chromium, "node-title") == "peer-1"
+    assert "refused" in _text(chromium, "samples") and _text(chromium, "config") == "seed7"
+    shown = "return [...document.querySelectorAll('figure')].filter((each) => each.getClientRects().length).length"
+    assert chromium.execute_script(shown) >= 20
+    chromium.execute_script("document.querySelector('[data-key=\"1\"]').click()")
+    assert _text(chromium, "node-title") == "peer-2"
+    chromium.execute_script("document.querySelector('#samples summary').click()")
+    until(lambda: "greatest common divisor" in _text(chromium, "samples"), "an opened sample")
+    sideways = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert chromium.execute_script(sideways) <= 0, "only tables scroll sideways"
+    assert chromium.execute_script(CONTRAST) == []
+    _picture(chromium, f"report-{width}-{scheme}")
+    assert chromium.get_log("browser") == []  # type: ignore[no-untyped-call]
+    chromium.get("about:blank")
+
+
+def test_nobody_s_text_runs_in_a_report(chromium: Chrome, tmp_path: Path) -> None:
+    _window(chromium, 1280, "light")
+    chromium.get(_report(hostile(tmp_path / "run", time.time()), tmp_path / "report.html"))
+    chromium.execute_script("document.querySelectorAll('#samples summary').forEach((each) => each.click())")
+    until(lambda: "<script>" in _text(chromium, "samples"), "the hostile texts")
+    assert chromium.execute_script("return window.attacked ?? null") is None
+    assert chromium.execute_script("return document.querySelectorAll('body script, img, iframe, a[href]').length") == 1
+    assert chromium.get_log("browser") == []  # type: ignore[no-untyped-call]
+    chromium.get("about:blank")
 
 
 def test_the_first_paint_is_soon_and_needs_no_data(chromium: Chrome, tmp_path: Path) -> None:
