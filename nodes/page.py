@@ -57,7 +57,7 @@ def listen(folder: Path | None, port: int | None) -> tuple[socket.socket, str]:
 
 
 def address(listening: socket.socket) -> str:
-    """Where a browser finds the page."""
+    """The page's URL."""
     return f"http://{HOST}:{listening.getsockname()[1]}/"
 
 

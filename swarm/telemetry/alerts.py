@@ -1,4 +1,4 @@
-"""What is wrong with a node, each with what to do, for all views; docs/page.md lists all alerts."""
+"""Alerts: problems of a node, each with advice, the same in all views; docs/page.md lists them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Level = Literal["warning", "error"]
 T = TypeVar("T")
 
 COLLAPSED = 0.25
-"""Of the entropy at the start: below, and while answers are still wrong, variety is lost."""
+"""Fraction of the entropy at the start below which, while answers are still wrong, variety is lost."""
 MASTERED = 0.9
-"""Mean reward above which little entropy is what one expects."""
+"""Mean reward above which low entropy is expected."""
 FELL = 0.2
-"""Part of its best that the reward must have lost."""
+"""Fraction of its best that the reward must have lost."""
 CLEARLY = 3.0
 """Standard errors."""
 MORE_OTHERS = 0.05
-"""Rise of others' part of the updates."""
+"""Rise of the fraction of others' groups in updates."""
 SLOW = 0.5
-"""Of the node's best rate of tokens."""
+"""Fraction of the node's best token rate."""
 EMPTY_ROUNDS = 3
-"""In a row, or all that there are."""
+"""Consecutive rounds, or all of them where there are fewer."""
 MANY = 32
-"""Groups, before their fates are judged."""
+"""Groups before their fates say anything."""
 CLOCK_GROUPS = 8
 HIGH_LEARNING_RATE = 0.01
-"""From here on, policies that others trained hardly ever survive."""
+"""From here on, pretrained policies hardly ever survive."""
 LOW_DISK_BYTES = 2 * 2**30
 FULL_DISK_BYTES = 256 * 2**20
 LONELY_AFTER_S = 60.0
@@ -47,19 +47,19 @@ SILENT_AFTER_ROUNDS = 10.0
 
 
 class Alert(Struct, frozen=True):
-    """One thing that is wrong."""
+    """One problem."""
 
     key: str
     level: Level
     text: str
-    """What is seen; figures and the program's own words only."""
+    """The observation; figures and the program's own words only."""
     advice: str
     page: str
-    """Of docs/, with a heading's anchor."""
+    """A page of docs/, with a heading's anchor."""
 
     @property
     def more(self) -> str:
-        """Where a terminal shows the section."""
+        """The command that shows the section in a terminal."""
         return f"More: swarm docs {self.page}"
 
 
@@ -365,26 +365,26 @@ def duration(seconds: float) -> str:
 
 
 AGAIN_AFTER_ROUNDS = 500
-"""Between two reports of one alert."""
+"""Rounds between two reports of one alert."""
 REPORTED_OTHERWISE = frozenset({"failed", "silent", "alone", "refused", "no-groups"})
 """The node has notes of these with more detail, or cannot report them."""
 
 
 class AlertWatch:
-    """Looks at a node's events as it writes them."""
+    """The alerts that a running node reports itself, each once in a while."""
 
     def __init__(self, history: PeerHistory) -> None:
-        """`history` has no event yet, and reads none."""
+        """`history` starts empty; `take` feeds it."""
         self.history = history
         self._reported: dict[str, int] = {}
         """The round in which each alert was last reported."""
 
     def take(self, event: Event) -> None:
-        """Add what the node has just written."""
+        """Add an event that the node has just written."""
         self.history.take(event)
 
     def look(self, now: float) -> Iterator[Alert]:
-        """What is newly wrong; `now` in Unix seconds."""
+        """New alerts; `now` in Unix seconds."""
         event = self.history.latest
         if event is None:
             return
@@ -396,7 +396,7 @@ class AlertWatch:
 
 
 FIRST = 32
-"""Groups dropped for one reason before it is said; then ten times as many, and so on."""
+"""Groups dropped for one reason before the first line about it; the next one comes at ten times as many."""
 
 _OWN_TASKS = "take the run's tasks (remove `tasks` from the configuration), or make sure that all members list the same"
 REMEDIES: Mapping[Reason, str] = MappingProxyType(
@@ -420,14 +420,14 @@ REMEDIES: Mapping[Reason, str] = MappingProxyType(
         "policy.system_prompt, dtype and chat template",
     }
 )
-"""What helps against each reason that a difference of configurations explains."""
+"""The remedy for each reason that a difference of configurations explains."""
 
 
 class RefusalWatch:
-    """Looks at the counts of dropped groups."""
+    """Warns of groups dropped because this node and others do not agree."""
 
     def __init__(self) -> None:
-        """Nothing said yet."""
+        """No warning yet."""
         self._next = dict.fromkeys(REMEDIES, FIRST)
 
     def look(self, dropped: Mapping[str, int]) -> Iterator[str]:

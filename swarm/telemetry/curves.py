@@ -146,7 +146,7 @@ class NodeCurves:
 
     def _forget(self) -> None:
         self.curves: dict[str, Curve] = {}
-        """By name: reward, accuracy, those of `FIGURES`, and the increments of `between`."""
+        """Reward, accuracy, those of `FIGURES`, and the increments of `between`."""
         self.tasks: dict[str, Curve] = {}
         """Mean reward by task."""
         self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
@@ -176,7 +176,7 @@ class NodeCurves:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether chance hardly explains that the last rounds earned nothing.
+        """True if chance hardly explains that the last rounds earned nothing.
 
         If groups with signal came at an even rate, all of them would be in the rounds before with this probability.
         """
@@ -187,7 +187,7 @@ class NodeCurves:
 
     @property
     def useless(self) -> bool:
-        """Whether the process has made rounds, and each of them had no group, or a reward function that failed."""
+        """True if each of the process's rounds, at least one, had no group or a reward function that failed."""
         return 0 < self.num_rounds == self._num_useless
 
     def take(self, event: Event) -> None:

@@ -187,7 +187,7 @@ class PeerHistory:
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether bounded memory has dropped details of its rounds."""
+        """True if bounded memory may have dropped rounds."""
         return self._max_rounds is not None and max(self.rounds, default=0) > self._max_rounds
 
     @property
@@ -197,7 +197,7 @@ class PeerHistory:
 
     @property
     def role(self) -> Role:
-        """What a round is: a peer's round, a learner's step, or a worker's batch."""
+        """A round is a peer's round, a learner's step, or a worker's batch."""
         if self.latest is not None and self.latest.following is not None:
             return "worker"
         return "learner" if self.latest is not None and self.latest.learning is not None else "peer"
@@ -221,12 +221,12 @@ class PeerHistory:
 
     @property
     def worth(self) -> SwarmWorth | None:
-        """What others' groups do for the node, by its latest round; None when it is not measured."""
+        """Benefit of others' groups to the node, by its latest round; None when it is not measured."""
         return self.latest.worth if self.latest else None
 
     @property
     def seconds(self) -> float:
-        """That the rounds took by the clock, without evaluations and checkpoints."""
+        """Wall-clock time of the rounds, without evaluations and checkpoints."""
         return sum(event.seconds for event in self.series())
 
     def series(self) -> list[RoundEvent]:
@@ -337,7 +337,7 @@ class PeerHistory:
         self.latest: RoundEvent | None = None
         """The round that describes the node's current state."""
         self.alive_at: float | None = None
-        """When it last started, trained, was evaluated or went on after a pause, in Unix seconds."""
+        """Unix time at which it last started, trained, was evaluated or resumed."""
         self.rounds: dict[int, RoundEvent] = {}
         self.figures = NodeCurves()
         """The course of its figures."""
@@ -355,7 +355,7 @@ class PeerHistory:
 
     @property
     def alone_since(self) -> float | None:
-        """Since when no peer is connected, in Unix seconds, as far as this process has told; None while there are."""
+        """Unix time since when no peer is connected, by this process; None while one is."""
         if self.latest is None or self.start is None or self.latest.time < self.start.time:
             return None
         return self.latest.alone_since

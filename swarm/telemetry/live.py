@@ -60,7 +60,7 @@ class Column(Struct, frozen=True):
 
 
 MOST_LINES = 3
-"""Of a sentence below the table."""
+"""Lines of a sentence below the table."""
 ROOMY = 76
 """Width from which on the view also says why, and what to do."""
 MEDIUM = 98

@@ -1,6 +1,6 @@
-"""What a run leaves at its end: `summary.json`, the page as a file, and the verdict with a table in the terminal.
+"""The end of a run: `summary.json`, the page as a file, and the verdict with a table in the terminal.
 
-They work with partial data: an interrupted run, a peer without a round, one peer or many.
+All three work with partial data: an interrupted run, a peer without a round, one peer or many.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ with signal, not trained on; `refused`: a received group, not trained on. For th
 
 
 class Turn(Struct, frozen=True):
-    """What one side said."""
+    """One side's turn."""
 
     role: Speaker
     text: str
@@ -60,7 +60,7 @@ class SampledCompletion(Struct, frozen=True):
 
 
 class SampleRecord(Struct, frozen=True):
-    """One group, and what became of it."""
+    """One group and its fate."""
 
     time: float
     """Unix seconds at which this was decided."""
@@ -71,11 +71,11 @@ class SampleRecord(Struct, frozen=True):
     """A key of `swarm/reasons.py`; empty for groups trained on."""
     task: str
     question: str | None
-    """As this node asks it, cut; None when it did not make it again."""
+    """The question as this node asks it, cut; None when it did not regenerate it."""
     sender: str
     """Peer id of the author."""
     own: bool
-    """Whether this node is the author."""
+    """True if this node is the author."""
     policy: str
     """Name of the model that sampled the group, as the author says."""
     version: int
@@ -143,17 +143,17 @@ logger = logging.getLogger(__name__)
 MAX_QUESTION_CHARS = 4_000
 MAX_COMPLETIONS = 16
 MAX_GROUP_CHARS = 32_000
-"""Of all completions of a group together; each gets the same share."""
+"""For all completions of a group together; each gets the same share."""
 MAX_PICTURES = 4
-"""Of a question, and of a turn."""
+"""For a question, and for a turn."""
 MAX_TURN_PICTURES = 16
-"""Of all completions of a group together; each gets the same share."""
+"""For all completions of a group together; each gets the same share."""
 
 
 class SampleLog:
     """Appends records; when a file has half of the bytes allowed, it replaces the older one.
 
-    A sample is for people: where it cannot be written, that is logged once, and the node goes on. Main thread only.
+    A sample is for people: a failure to write is logged once, and the node continues. Main thread only.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SampleLog:
         self._broken = settings.samples_bytes == 0
 
     def begin(self, round: int) -> None:
-        """What comes now belongs to this round."""
+        """Start a round: the next samples belong to it."""
         self._round = round
         self._kept.clear()
 
@@ -267,7 +267,7 @@ def _outcome(fate: Fate, own: bool) -> Outcome:
 def _turns(
     completion: Completion, observations: Sequence[Observation], max_chars: int, max_pictures: int
 ) -> tuple[Turn, ...]:
-    """What was said in turns; without a grade it is not known what the environment said."""
+    """The turns; without a grade those of the environment are unknown."""
     said = dialogue(completion, observations)
     seen = iter(observations)
     turns = []

@@ -430,7 +430,7 @@ def scalars(event: RoundEvent | EvaluationEvent | SuiteEvent) -> dict[str, float
 
 
 def history(run: str | Path) -> PeerHistory:
-    """What the node of this directory has written so far, running or not.
+    """The history of the node of this directory so far, running or not.
 
     Raises `ConfigError` where no node has written anything.
     """

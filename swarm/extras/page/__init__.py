@@ -1,5 +1,5 @@
-"""The local web page of the nodes on this machine. It reads their directories and writes nothing.
+"""The local web page of the nodes on this machine, and the report, which is the page frozen to a file.
 
-metrics.jsonl, peers.json ──▶ node.py ──▶ alerts.py, sharing.py ──▶ site.py ──▶ app.py ──▶ assets/
-samples.jsonl ─────────────────────────────────────────────────────▶ samples.py ─┘
+It reads the nodes' directories and writes nothing there: telemetry/nodes.py ──▶ site.py ──▶ server.py or report.py, with
+assets/ in the browser.
 """

@@ -53,7 +53,7 @@ def frozen(histories: Sequence[PeerHistory], config: Mapping[str, object], versi
 
 
 def _html(data: Json) -> bytes:
-    """`index.html` with style, scripts and data in place of the links to them."""
+    """`index.html` with style, scripts and data instead of links to them."""
     style = (ASSETS / "page.css").read_text()
     script = "\n".join(_without_modules((ASSETS / name).read_text()) for name in SCRIPTS)
     # The data block is no script for a browser; as text it can neither end its element nor begin another.

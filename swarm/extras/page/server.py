@@ -56,7 +56,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 LINK = re.compile(r"[a-z-]+\.md(#[\w-]+)?|#[\w-]+|https://[^\s]+")
-"""What a link in a document may lead to; other files are in the repository only."""
+"""Allowed links in a document; other files are in the repository only."""
 DOCUMENT = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -78,10 +78,10 @@ DOCUMENT = """<!DOCTYPE html>
 
 
 class Board:
-    """Refreshes the site while a page is open, and tells all pages; one event loop's."""
+    """Refreshes the site while a page is open, and notifies all pages; for one event loop."""
 
     def __init__(self, site: Site, ending: Callable[[], bool]) -> None:
-        """Nobody looks yet; streams end when the server is `ending`."""
+        """No page is open yet; streams end when the server is `ending`."""
         self.site = site
         self._ending = ending
         self._num_streams = 0
@@ -310,7 +310,7 @@ class BoundedConnection(H11Protocol):
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """As uvicorn makes its connections."""
+        """The arguments are uvicorn's."""
         super().__init__(*arguments, **named)
         self._asked_by: asyncio.TimerHandle | None = None
         self._taken_by: asyncio.TimerHandle | None = None

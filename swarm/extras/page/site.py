@@ -47,11 +47,11 @@ MAX_SAMPLES = 40
 MAX_PER_OUTCOME = 12
 """So that the most frequent outcome does not displace the others."""
 MAX_TEXT_CHARS = 1_000
-"""Of a question, and of a completion."""
+"""For a question, and for a completion."""
 MAX_COMPLETIONS = 8
 MAX_ANSWER_CHARS = 200
 MAX_PICTURES = 8
-"""Of a question, and of a completion."""
+"""For a question, and for a completion."""
 MAX_ANSWERS = 4
 Json = Mapping[str, object]
 Standing = Literal["here", "connected", "away", "isolated"]
@@ -71,7 +71,7 @@ class Site:
         self._answered_at = 0.0
         self._overview = b"{}"
         self._details: dict[int, bytes] = {}
-        """By index, since the last refresh: several pages may look at one node."""
+        """Cached by index since the last refresh: several pages may look at one node."""
 
     def refresh(self) -> bool:
         """Read new data; returns whether there is any."""
@@ -158,7 +158,7 @@ def _accuracy(event: EvaluationEvent | None) -> tuple[float, float, float] | Non
 
 
 def detail(node: NodeReader, nodes: Sequence[NodeReader], now: float) -> Json:
-    """One of the nodes with everything that its directory tells."""
+    """One of the nodes with everything in its directory."""
     history = node.history
     latest = history.latest
     return {
@@ -318,7 +318,7 @@ def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
 
 
 def _complaints(row: PeerRow) -> str:
-    """What counts against a peer, the most frequent first; drops of a healthy swarm do not."""
+    """Complaints about a peer, the most frequent first; drops of a healthy swarm are none."""
     against = {reason: count for reason, count in row.dropped.items() if reason not in NO_LOSS}
     most = sorted(against.items(), key=lambda item: -item[1])[:MAX_COMPLAINTS]
     return ", ".join(f"{count:,} {short(reason)}" for reason, count in most)
@@ -364,7 +364,7 @@ class Relay(Struct, frozen=True):
     taker: int
     version: int
     fraction: float | None
-    """What the taker has of it; None for a member of another machine."""
+    """Fraction that the taker has; None for a member of another machine."""
 
 
 class Sharing(Struct, frozen=True):
@@ -428,7 +428,7 @@ def _relays(here: Mapping[str, NodeReader], members: list[Member], indexes: dict
 
 
 def given(node: NodeReader, nodes: Sequence[NodeReader]) -> Given:
-    """Fates of a node's groups, as far as the other nodes of this machine tell."""
+    """Fates of a node's groups, by the accounts of the other nodes of this machine."""
     rows = [
         row
         for other in nodes
@@ -456,7 +456,7 @@ def _of_row(row: PeerRow) -> Member:
 
 
 def standing(row: PeerRow) -> Standing:
-    """How a peer stands with the node of this row."""
+    """Standing of a peer with the node of this row."""
     if row.quarantined_until is not None:
         return "isolated"
     return "connected" if row.connected else "away"
@@ -479,7 +479,7 @@ class ShownCompletion(Struct, frozen=True):
     why: str
     """The answer found in it, and the expected one."""
     count: int
-    """How often it was given."""
+    """Times that it was given."""
     pictures: list[str]
     """Shown to the policy between its turns, as data addresses."""
 
@@ -497,7 +497,7 @@ class ShownSample(Struct, frozen=True):
     expected: str
     """The right answer; empty where there is no single one."""
     pictures: list[str]
-    """Of the question, likewise."""
+    """Images of the question, likewise."""
     sender: str
     own: bool
     policy: str

@@ -1,4 +1,4 @@
-"""Whether sharing helped: the rewards of nodes that learned together, over those of a lone node that is their control.
+"""Gain by control: rewards of nodes that learned together over those of a lone node, their control.
 
 Nodes and control have the same policy, questions and completions a round, and as many groups in an update; the
 control's are all its own. They are compared after as many rounds, and in the same time: a round with others takes
@@ -24,7 +24,7 @@ Curve = npt.NDArray[np.float64]
 
 NUM_RESAMPLES = 4_000
 MIN_REWARDS = 30
-"""Of the control, before a gain is claimed. The interval leaves out the chance in a node's own rewards, a fifth of so
+"""Rewards of the control before a gain is claimed. The interval ignores the noise of a node's rewards, a fifth of so
 few."""
 
 
@@ -32,7 +32,7 @@ class InSeconds(TypedDict):
     """Rewards up to the same number of seconds."""
 
     seconds: float
-    """Of rounds, as many as every node has."""
+    """Wall-clock time of rounds that every node has."""
     ratio: float
     """Mean reward of the answers up to then, the nodes' over the control's; each task weighs alike."""
     low: float
@@ -52,7 +52,7 @@ class Benefit(TypedDict):
     together: float
     """Mean reward of the nodes over the last rounds, as many as `reward_window` says."""
     alone: float
-    """That of the control."""
+    """Mean reward of the control, likewise."""
     cumulative_ratio: float
     """Rewards of all rounds, the nodes' mean over the control's; each task weighs alike."""
     low: float
@@ -63,9 +63,9 @@ class Benefit(TypedDict):
     alone_rewards: float
     """Sum of the control's rewards in all rounds: as many right answers, where a reward is 0 or 1."""
     seconds_together: float
-    """That these rounds took, the mean over the nodes."""
+    """Wall-clock time of these rounds, mean over the nodes."""
     seconds_alone: float
-    """That they took the control."""
+    """Wall-clock time of the control's."""
     processor_s_together: float | None
     """Processor seconds of these rounds, likewise, of a node's processes; None where they were not counted."""
     processor_s_alone: float | None
@@ -76,7 +76,7 @@ class Benefit(TypedDict):
 
 
 def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | None:
-    """What the nodes have gained over the control; None when there is nothing to compare yet."""
+    """Gain of the nodes over the control; None when there is nothing to compare yet."""
     rounds = min((max(history.rounds, default=0) for history in (*nodes, control)), default=0)
     if not nodes or rounds == 0:
         return None
@@ -105,7 +105,7 @@ def benefit(nodes: Sequence[PeerHistory], control: PeerHistory) -> Benefit | Non
 
 
 def is_enough(found: Benefit | InSeconds) -> bool:
-    """Whether the control has rewards enough for the interval to be relied on."""
+    """True if the control has enough rewards for the interval to be relied on."""
     return found["alone_rewards"] >= MIN_REWARDS
 
 
@@ -114,12 +114,12 @@ Seconds = Callable[[PeerHistory], list[float]]
 
 
 def _seconds(history: PeerHistory) -> list[float]:
-    """By the clock: without pauses, evaluations, checkpoints, and the rounds that a restart lost."""
+    """Wall-clock time, without pauses, evaluations, checkpoints and the rounds that a restart lost."""
     return list(accumulate(event.seconds for event in history.series()))
 
 
 def _processor_seconds(history: PeerHistory) -> list[float]:
-    """Of the node's processes; infinite from the first round on for which they are not known."""
+    """Processor time of the node's processes; infinite from the first round on for which it is unknown."""
     known = (math.inf if event.processor_s is None else event.processor_s for event in history.series())
     return list(accumulate(known))
 

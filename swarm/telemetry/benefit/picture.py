@@ -1,4 +1,4 @@
-"""The picture of comparisons: each row against the first, the rewards by round, and what accuracy costs."""
+"""Plots of comparisons: each row against the first, rewards by round, accuracy against its cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Section(Struct, frozen=True):
 
     title: str
     outcomes: Mapping[str, Sequence[SwarmOutcome]]
-    """By row; the first is the baseline."""
+    """Results by row; the first row is the baseline."""
 
 
 class _Line(Struct, frozen=True):

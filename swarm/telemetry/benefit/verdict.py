@@ -47,7 +47,7 @@ HOW_LONG = (
 
 
 def missing(worth: SwarmWorth) -> str:
-    """What an estimate still needs, and how long that takes."""
+    """Missing measurements of an estimate, and how long they take."""
     left = NEEDED_ROUNDS - worth.compared
     if left <= 0:
         return (
@@ -72,7 +72,7 @@ def with_interval(found: Estimate | None) -> str:
 
 
 def in_own_groups(found: Estimate) -> str:
-    """The worth of a group of others with its 95% interval."""
+    """Worth of a group of others with its 95% interval."""
     return f"{found.value:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 
@@ -83,9 +83,9 @@ class Verdict(Struct, frozen=True):
     word: str
     """The answer in a few words."""
     why: str
-    """What it means, in a line."""
+    """The meaning, in a line."""
     how: str
-    """What it rests on."""
+    """The method."""
     per_round: str = ""
     """Ratio per round with its interval; empty where there is none."""
     in_time: str = ""
@@ -105,7 +105,7 @@ class Verdict(Struct, frozen=True):
 
 
 def verdict(nodes: Sequence[PeerHistory]) -> Verdict:
-    """By the control of each demo if there is one, else by the nodes' own estimates, else by their progress."""
+    """The verdict by the control of each demo if there is one, else by the nodes' own estimates, else by progress."""
     return by_controls(nodes) or by_estimate([node for node in nodes if not node.control])
 
 
@@ -130,7 +130,7 @@ def _gain(control: PeerHistory, nodes: Sequence[PeerHistory]) -> Benefit | None:
 
 
 def by_control(found: Benefit) -> Verdict:
-    """What the nodes have gained over the control of their demo."""
+    """Gain of the nodes over the control of their demo."""
     per_round = Estimate(found["cumulative_ratio"], found["low"], found["high"])
     clock, processor = found["in_time"], found["in_processor_time"]
     clocks = [_estimate(each) for each in (clock, processor) if each is not None]
@@ -155,7 +155,7 @@ def by_control(found: Benefit) -> Verdict:
 
 
 def by_estimate(nodes: Sequence[PeerHistory]) -> Verdict:
-    """What the nodes have measured themselves; their own progress where they have not."""
+    """The nodes' own estimates; their progress where there are none."""
     learner = next((node for node in nodes if node.role == "learner"), None)
     if learner is not None:
         return _following(learner)
@@ -183,7 +183,7 @@ def standing_of(per_round: Estimate, clocks: Sequence[Estimate]) -> Standing:
 
 
 def progress(nodes: Sequence[PeerHistory]) -> str:
-    """How far the nodes have come, and how much of what they trained on came from others; empty before a reward."""
+    """Rewards at first and now, and the fraction of groups from others; empty before a reward."""
     trained = [node for node in nodes if node.role != "worker"]
     first = mean(node.early_reward(_few(node)) for node in trained)
     last = mean(node.recent_reward(_few(node)) for node in trained)
