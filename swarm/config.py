@@ -46,7 +46,7 @@ from swarm.sapo.watch import WatchSettings
 from swarm.schedule.config import ScheduleSettings
 from swarm.settings import Settings, field_paths, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
-from swarm.telemetry.config import TelemetrySettings
+from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
 from swarm.yaml_file import UNREADABLE, YamlFile, check, read

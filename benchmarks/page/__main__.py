@@ -22,7 +22,7 @@ from benchmarks.common.children import ChildFailed, ChildProcesses, until
 from benchmarks.common.live import Nodes
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, scratch, wide_console
-from swarm.page.serving import PORT_FILE
+from nodes.page import PORT_FILE
 from swarm.telemetry.intervals import bootstrap_mean
 
 NUM_PAGES = 3

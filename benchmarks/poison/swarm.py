@@ -30,7 +30,7 @@ from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import TINY
 from swarm.reasons import Fate, Reason
 from swarm.sapo.round import RoundReport, SapoNode
-from swarm.telemetry.samples.log import SampleLog
+from swarm.telemetry.samples import SampleLog
 from swarm.types import Actions, Grade, GradedGroup, ReceivedGroup, Rejection, RolloutGroup, TaskRef
 from swarm.types.questions import as_text
 

@@ -21,8 +21,8 @@ from benchmarks.sharing.tables import DEFENCES, TABLES, WITHOUT_ANY
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
-from swarm.telemetry.comparison.picture import Section, write_comparisons
-from swarm.telemetry.comparison.table import compare, markdown, stops_in_words
+from swarm.telemetry.benefit.comparison import compare, markdown, stops_in_words
+from swarm.telemetry.benefit.picture import Section, write_comparisons
 
 S = TypeVar("S", bound=Scale)
 

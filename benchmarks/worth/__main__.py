@@ -22,7 +22,7 @@ from nodes.console import policy_progress
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores
-from swarm.telemetry.comparison.table import stops_in_words
+from swarm.telemetry.benefit.comparison import stops_in_words
 
 ROUNDS = 160
 QUICK_ROUNDS = 48

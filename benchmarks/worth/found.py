@@ -12,7 +12,6 @@ from nodes.simulation.cells import Cell, CellStore
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import percentile_interval
 from swarm.telemetry.records import METRICS_FILE
-from swarm.telemetry.verdict.worth import rewards_ratio
 from swarm.types import Estimate
 
 Curves = npt.NDArray[np.float64]
@@ -90,3 +89,20 @@ def _rewards(histories: Sequence[PeerHistory]) -> Curves:
 def _cost(history: PeerHistory) -> float:
     """Fraction of the rounds' time."""
     return sum(event.figures.get("worth/cost_s") or 0.0 for event in history.series()) / history.seconds
+
+
+def rewards_ratio(rewards: Sequence[float], found: float) -> float:
+    """Rewards of all rounds over what they would have been alone, if `help` was `found` in every round.
+
+    Alone, the node is after t rounds where it is in fact after t / help: the same curve of `rewards`, stretched. For
+    help of at most 1 that curve would have to go on beyond its end; the result is then help itself, the ratio without
+    any reward at the start. Raises `ValueError` without a reward above 0.
+    """
+    together = np.array(rewards, dtype=np.float64)
+    if not together.sum() > 0:
+        raise ValueError(f"one of the {len(together)} rewards must be above 0")
+    if found <= 1:
+        return max(0.0, found)
+    rounds = np.arange(len(together))
+    alone = np.interp(rounds / found, rounds, together)
+    return max(1.0, float(together.sum() / alone.sum())) if alone.sum() > 0 else found

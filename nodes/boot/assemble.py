@@ -23,6 +23,7 @@ from nodes.boot.directory import (
 from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools, terms_of
 from nodes.boot.resolve import Node, Notice, ResolvedNode, Role, check_settings, resolve
 from nodes.console import policy_progress, say, warn
+from nodes.page import page_of
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
 from swarm.environments.judge import with_judge
@@ -39,7 +40,6 @@ from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport

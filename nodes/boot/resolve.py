@@ -27,7 +27,7 @@ from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier
-from swarm.telemetry.alerts.checks import HIGH_LEARNING_RATE
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE
 from swarm.training.objective import check_own_code
 from swarm.types import RunManifest
 

@@ -33,9 +33,7 @@ from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import Watch
 from swarm.schedule.pausing import Pausing
 from swarm.schedule.schedule import Schedule
-from swarm.telemetry.alerts.checks import slowed
-from swarm.telemetry.alerts.refusals import RefusalWatch
-from swarm.telemetry.alerts.watch import AlertWatch
+from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import (
@@ -51,7 +49,7 @@ from swarm.telemetry.records import (
     RoundEvent,
     StartEvent,
 )
-from swarm.telemetry.samples.log import SampleLog
+from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
 from swarm.types import MemberSummary

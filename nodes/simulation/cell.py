@@ -22,10 +22,10 @@ from nodes.stop import Stop, StopRequest
 from swarm.config import ENVIRONMENT_PREFIX
 from swarm.errors import Interrupted, SwarmError
 from swarm.net.in_memory import MemoryHub
-from swarm.telemetry.comparison.outcome import SwarmOutcome, node_outcome
+from swarm.telemetry.benefit.comparison import SwarmOutcome, node_outcome
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
-from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE
+from swarm.telemetry.samples import OLDER_FILE, SAMPLES_FILE
 
 Invite = Callable[[MemoryHub, Clock, int], Guest]
 """Brings a guest into a run; the number is a seed."""

@@ -21,7 +21,7 @@ from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.files import replace_file
-from swarm.telemetry.comparison.outcome import SwarmOutcome
+from swarm.telemetry.benefit.comparison import SwarmOutcome
 
 Values = dict[str, object]
 """Fields of a configuration, nested, as JSON."""

@@ -22,7 +22,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, LargeRequest
 from swarm.net.roster import read_roster
 from swarm.net.services.requests import MANIFEST_PROTOCOL
-from swarm.telemetry.samples.records import read as read_samples
+from swarm.telemetry.samples import read as read_samples
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger

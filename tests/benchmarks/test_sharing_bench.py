@@ -50,7 +50,7 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.policy import tiny
 from swarm.policy.config import TINY_SPARSE, PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.telemetry.comparison.outcome import Evaluated, SwarmOutcome
+from swarm.telemetry.benefit.comparison import Evaluated, SwarmOutcome
 from swarm.telemetry.history import PeerHistory
 from swarm.types import Grade
 from tests.telemetry.outcomes import node, swarm

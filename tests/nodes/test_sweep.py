@@ -38,8 +38,7 @@ from nodes.simulation.schedule import run_cells
 from swarm.config import load_config
 from swarm.errors import ConfigError
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
-from swarm.telemetry.comparison.outcome import NodeOutcome, SwarmOutcome
-from swarm.telemetry.comparison.table import stops_in_words
+from swarm.telemetry.benefit.comparison import NodeOutcome, SwarmOutcome, stops_in_words
 from swarm.telemetry.history import PeerHistory
 
 SMALL = [

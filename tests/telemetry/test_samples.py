@@ -11,17 +11,19 @@ from rich.console import Console
 
 from nodes.commands.watching.samples import SampleFilter, show_samples
 from swarm.errors import ConfigError
-from swarm.page.samples import latest
+from swarm.extras.page.site import latest
 from swarm.reasons import Reason
-from swarm.telemetry.config import TelemetrySettings
-from swarm.telemetry.samples.log import (
+from swarm.telemetry.samples import (
     MAX_COMPLETIONS,
     MAX_GROUP_CHARS,
     MAX_PICTURES,
     MAX_TURN_PICTURES,
+    OLDER_FILE,
+    SAMPLES_FILE,
     SampleLog,
+    read,
 )
-from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE, read
+from swarm.telemetry.sinks import TelemetrySettings
 from swarm.types import Completion, GradedGroup, Message, StepReward, Text, Turn
 from swarm.types.media import Audio, Image
 from swarm.types.thumbnails import thumbnail

@@ -7,7 +7,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from swarm.page.documents import found, names, section, title
+from swarm.documents import found, names, section, title
 
 
 def show_document(where: str | None, console: Console) -> None:

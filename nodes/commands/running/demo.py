@@ -26,6 +26,7 @@ from rich.console import Console
 
 from nodes import exits
 from nodes.console import policy_progress
+from nodes.page import check_installed, page_of
 from nodes.real_models.settings import real_model
 from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, STOP_TIMEOUT_S, Child, stop_all
 from nodes.simulation.mixes import as_fields, lone
@@ -37,14 +38,11 @@ from swarm.config import NodeConfig, Values, environment_values, load_config, ov
 from swarm.distribution import versions
 from swarm.errors import ConfigError, Interrupted
 from swarm.files import private_directory
-from swarm.page.serving import check_installed, page_of
 from swarm.policy.config import EMBEDDED, TINY, TINY_SEES, TINY_SPARSE, check_model_path
-from swarm.telemetry.end import print_end
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE
-from swarm.telemetry.report import write_report
-from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.report import print_end, swarm_summary, write_report
 
 POLL_S = 0.1
 PLAIN_EVERY_ROUNDS = 20
@@ -111,20 +109,18 @@ def demo(options: DemoOptions, console: Console) -> int:
     _write_config(options, values)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
     names = _names(options)
-    histories = [_history(options, name) for name in names]
-    control = _history(options, CONTROL) if options.has_control else None
-    shown = [*histories, control] if control else histories
+    histories = [_history(options, name) for name in [*names, *([CONTROL] if options.has_control else [])]]
     title = f"swarm demo: {options.peers} peers, {options.local} local + {options.external} external groups"
     if options.mode == "learner":
         title = f"swarm demo: a learner and {options.peers - 1} workers"
-    view = LiveView(shown, title=title, control=control)
+    view = LiveView(histories, title=title)
     live = options.live and console.is_terminal
     children: list[Child] = []
     with _page(options, console):
         try:
             with view.shown(console) if live else contextlib.nullcontext():
                 plain_every = PLAIN_EVERY_ROUNDS if options.model in EMBEDDED else 1
-                watch = _Watch(view, shown, None if live else console, plain_every)
+                watch = _Watch(view, histories, None if live else console, plain_every)
                 children += _start(options, names, stop, watch)
                 watch.until_done(children, stop)
         except Interrupted:
@@ -134,9 +130,9 @@ def demo(options: DemoOptions, console: Console) -> int:
             if saving and stop():
                 console.print(SAVING, highlight=False, soft_wrap=True)
             stop_all(children, SAVE_TIMEOUT_S if saving else STOP_TIMEOUT_S)
-    for history in shown:
+    for history in histories:
         history.tail()
-    _report(options, histories, control, console)
+    _report(options, histories, console)
     if stop():
         return exits.INTERRUPTED
     return exits.FAILED if any(child.given_up for child in children) else exits.DONE
@@ -168,7 +164,7 @@ def _names(options: DemoOptions) -> list[str]:
 
 
 def _history(options: DemoOptions, name: str) -> PeerHistory:
-    return PeerHistory(options.out / name / METRICS_FILE, name)
+    return PeerHistory(options.out / name / METRICS_FILE, name, control=name == CONTROL)
 
 
 def _values(options: DemoOptions) -> Values:
@@ -304,11 +300,9 @@ class _Watch:
                 console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
 
 
-def _report(
-    options: DemoOptions, histories: Sequence[PeerHistory], control: PeerHistory | None, console: Console
-) -> None:
+def _report(options: DemoOptions, histories: Sequence[PeerHistory], console: Console) -> None:
     config = {**structs.asdict(options), "out": str(options.out)}
-    summary = swarm_summary(histories, config, versions(), control)
-    write_report(options.out, histories, summary, control)
-    print_end(console, summary, histories, control)
-    console.print(f"results are in {options.out}; open {options.out / 'report.html'}", highlight=False, soft_wrap=True)
+    summary = swarm_summary(histories, config, versions())
+    report = write_report(options.out, histories, summary)
+    print_end(console, summary, histories)
+    console.print(f"results are in {options.out}; open {report}", highlight=False, soft_wrap=True)

@@ -14,9 +14,9 @@ from nodes.commands.watching import finding
 from nodes.console import say
 from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
-from swarm.page.arrivals import Found
 from swarm.schedule.pause_file import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory, pause_in_words
+from swarm.telemetry.nodes import Found
 from swarm.telemetry.records import METRICS_FILE
 
 SECONDS = {"m": 60, "h": 3_600, "d": 86_400}

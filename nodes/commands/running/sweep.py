@@ -20,9 +20,8 @@ from nodes.stop import StopRequest
 from swarm.config import NodeConfig
 from swarm.distribution import versions
 from swarm.policy.config import EMBEDDED, check_model_path, check_peft
-from swarm.telemetry.comparison.outcome import SwarmOutcome
-from swarm.telemetry.comparison.picture import Section, write_comparisons
-from swarm.telemetry.comparison.table import ComparedRow, compare, markdown, stops_in_words, table
+from swarm.telemetry.benefit.comparison import ComparedRow, SwarmOutcome, compare, markdown, stops_in_words, table
+from swarm.telemetry.benefit.picture import Section, write_comparisons
 
 CELLS = "cells"
 TABLE_FILE = "sweep.md"

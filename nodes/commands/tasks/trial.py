@@ -27,7 +27,7 @@ from swarm.foreign import clean_lines
 from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
-from swarm.telemetry.samples.records import why
+from swarm.telemetry.samples import why
 from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
 
 RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")

@@ -9,7 +9,7 @@ from pathlib import Path
 from nodes.commands.running.demo import CONTROL, CONTROL_FILE
 from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
-from swarm.page.arrivals import Found
+from swarm.telemetry.nodes import Found
 from swarm.telemetry.records import METRICS_FILE
 
 

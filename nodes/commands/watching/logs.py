@@ -16,8 +16,8 @@ from rich.text import Text
 
 from nodes.commands.watching import finding
 from swarm.foreign import clean, clean_lines
-from swarm.page.arrivals import Arrivals
 from swarm.telemetry.history import PeerHistory, pause_in_words, resume_in_words, suite_in_words
+from swarm.telemetry.nodes import Arrivals
 from swarm.telemetry.records import (
     METRICS_FILE,
     CheckpointEvent,

@@ -25,9 +25,9 @@ from swarm.net.addresses.dial import unreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.roster import PeerRow, Roster, encode_roster, read_roster
-from swarm.page.leaderboard import CLAIMS
 from swarm.reasons import sentence
 from swarm.telemetry.intervals import accuracy
+from swarm.telemetry.nodes import CLAIMS
 from swarm.types import MemberSummary, PeerRecord
 
 Row = TypeVar("Row")

@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.foreign import clean, clean_lines
 from swarm.reasons import Reason
 from swarm.settings import nearest
-from swarm.telemetry.samples.records import SAMPLES_FILE, Outcome, SampledCompletion, SampleRecord, folded, read, why
+from swarm.telemetry.samples import SAMPLES_FILE, Outcome, SampledCompletion, SampleRecord, folded, read, why
 
 STYLES = {"used_local": "green", "used_external": "green", "refused": "yellow"}
 OUTCOMES: tuple[str, ...] = get_args(Outcome)

@@ -14,14 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes.commands.watching import finding
-from swarm.page.answer import answer
-from swarm.page.arrivals import Arrivals, Found
-from swarm.page.leaderboard import CLAIMS, Leader, leaders
-from swarm.page.node import NodeReader
-from swarm.telemetry.alerts.checks import Alert, worst_first
-from swarm.telemetry.alerts.figures import FIGURES
+from swarm.telemetry.curves import FIGURES
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import ASCII_BLOCKS, BLOCKS, LiveView, sparkline
+from swarm.telemetry.nodes import CLAIMS, Arrivals, Found, Leader, NodeReader, leaders
 
 PER_SECOND = 1
 SHOWN_LEADERS = 8
@@ -48,13 +44,11 @@ class Frame:
     """One frame: the live view's table, then the alerts; of a single node also its curves."""
 
     def __init__(self, find: Callable[[], Sequence[Found]]) -> None:
-        """Rendering reads what is new, also of nodes that `find` finds only then."""
+        """Rendering reads new data, also of nodes that `find` finds only then."""
         self._arrivals = Arrivals(find)
         self._nodes: list[NodeReader] = []
         self._histories: list[PeerHistory] = []
-        self._view = LiveView(
-            self._histories, "swarm top", reads=False, answer=lambda: answer(self._nodes), alarms=self._alarms
-        )
+        self._view = LiveView(self._histories, "swarm top")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width."""
@@ -67,9 +61,6 @@ class Frame:
         yield from _leaders(leaders(self._nodes))
         if len(self._nodes) == 1:
             yield _curves(self._nodes[0], options.ascii_only)
-
-    def _alarms(self, now: float) -> list[tuple[str, Alert]]:
-        return worst_first((node.name, alert) for node in self._nodes for alert in node.alerts(now))
 
 
 def _leaders(found: Sequence[Leader]) -> Iterator[RenderableType]:

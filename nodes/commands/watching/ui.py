@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,9 +14,8 @@ from rich.console import Console
 
 from nodes import exits
 from nodes.commands.watching import finding
+from nodes.page import NICENESS, PAGE, address, check_installed, listen
 from nodes.stop import Stop, StopRequest
-from swarm.page.serving import NICENESS, address, check_installed, listen
-from swarm.page.site import Site
 
 POLL_S = 0.2
 
@@ -48,9 +48,8 @@ def show_ui(options: UiOptions, console: Console) -> int:
 
 
 def _serve(runs: Sequence[Path], listening: socket.socket, stop: Stop) -> None:
-    from swarm.page.server import make_server
-
-    server = make_server(Site(lambda: finding.find(runs)))
+    page = import_module(f"{PAGE}.server")
+    server = page.make_server(page.Site(lambda: finding.find(runs)))
     # Not on the main thread: uvicorn would take the signals there, and miss one that came before.
     serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="page")
     serving.start()
