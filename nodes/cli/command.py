@@ -13,10 +13,10 @@ from nodes.cli import measuring, reference, running, watching
 from nodes.cli.arguments import Command, check_known, rewrite
 from nodes.console import literal_console, open_streams
 from swarm import torchao
+from swarm.children import spare_loopback
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
-from swarm.inherited import spare_loopback
 from swarm.types import SCHEMA_VERSION
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
-from swarm.engines.transformers.budget import logit_copies
+from swarm.engines.transformers.engine import logit_copies
 from swarm.policy.media.encoder import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.layers import is_checkpointed

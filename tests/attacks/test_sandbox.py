@@ -352,7 +352,7 @@ def test_a_worker_under_a_strangers_control_ends_with_its_node(tmp_path: Path) -
     node = f"""
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
-import swarm.environments.verification.process as processes
+import swarm.environments.verification.processes as processes
 from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool

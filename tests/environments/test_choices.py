@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from swarm.environments.scoring.choices import Choices, position
+from swarm.environments.scoring.grading import Choices, position
 from swarm.environments.sources.columns import MalformedRow
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.items import ChoiceColumns

@@ -173,7 +173,7 @@ def test_tasks_of_a_run_that_take_too_much_memory_or_time_are_left_out() -> None
 
 FORGETS = """
 from swarm.environments.sources.lru import LruCache
-from swarm.environments.verification.memory import TaskMemory
+from swarm.environments.sandbox.usage import TaskMemory
 
 memory, cache = TaskMemory(2**24), LruCache(1_000)
 memory.begin()

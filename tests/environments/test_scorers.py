@@ -18,7 +18,7 @@ from reasoning_gym.games.rush_hour import Board
 
 from swarm.environments.answering import RewardSettings
 from swarm.environments.scoring.answer_guard import REACH, Reach
-from swarm.environments.scoring.own_scorers import OWN_SCORERS
+from swarm.environments.scoring.scorers import OWN_SCORERS
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask, make_dataset
 from swarm.errors import TaskError
 from tests.environments.hostile_answers import HOSTILE

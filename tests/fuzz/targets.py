@@ -20,17 +20,16 @@ from torch.nn import Linear, Sequential
 
 from nodes.boot.manifest import manifest_values
 from swarm.config import NodeConfig, load_config
-from swarm.environments.conversion.stated import UNREADABLE, stated_by
-from swarm.environments.scoring.antiderivatives import is_antiderivative
-from swarm.environments.scoring.bounded_json import read_json
+from swarm.environments.conversion.counting import UNREADABLE, stated_by
+from swarm.environments.scoring.answer_guard import read_json
 from swarm.environments.scoring.expressions import Unreadable, parse
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.forms.asked import Asked
-from swarm.environments.scoring.forms.shapes import shape_of
+from swarm.environments.scoring.forms import Asked
 from swarm.environments.scoring.grading import matches
 from swarm.environments.scoring.mathematics import is_stated
-from swarm.environments.scoring.own_scorers import OWN_SCORERS
-from swarm.environments.scoring.reading.notation import normalise
+from swarm.environments.scoring.notation import normalise
+from swarm.environments.scoring.scorers import OWN_SCORERS, is_antiderivative
+from swarm.environments.scoring.shapes import shape_of
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
 from swarm.environments.tools.calculator import Calculator

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.children import receive
 from swarm.errors import DirectoryLost, Refusal
 from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker, part_of
 from swarm.net.hivemind.directory import Directory
-from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES, receive
+from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_peer_record
 from swarm.types import PeerRecord
@@ -252,7 +253,7 @@ def test_a_message_that_is_too_large_is_not_waited_for(said: bytes) -> None:
     async def read() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(said)
-        await receive(reader)
+        await receive(reader, MAX_MESSAGE_BYTES)
 
     with pytest.raises(ValueError, match="must have at most"):
         asyncio.run(read())

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from swarm.environments.answering import FindSettings, MatchRule
-from swarm.environments.scoring.forms.written import numbers, plain_number
-from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.statements import boxed_content
+from swarm.environments.scoring.written import numbers, plain_number
 
 MAX_SEARCHED_CHARS = 16_384
 """Characters at the end of a completion that `last_number` and `boxed` read, and the longest `whole` answer."""
@@ -88,7 +88,7 @@ def last_box(completion: str) -> str | None:
 
 
 def everything(completion: str) -> str | None:
-    """The completion as it is, for code of one's own."""
+    """The whole completion, for custom code."""
     return completion
 
 

@@ -16,10 +16,8 @@ from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.code import code_digest
 from swarm.environments.config import Failures, FileRows, StoredRows
-from swarm.environments.conversion.by_rows import PLACE, read_by_rows
 from swarm.environments.conversion.counting import Conversion
-from swarm.environments.conversion.json_rows import read_json
-from swarm.environments.conversion.rows import UNREADABLE
+from swarm.environments.conversion.rows import PLACE, UNREADABLE, read_by_rows, read_json
 from swarm.environments.digests import (
     check_options,
     check_question,

@@ -9,8 +9,7 @@ from string import ascii_uppercase
 from msgspec import Struct
 
 from swarm.environments.answering import MAX_PROMPT_CHARS, MatchRule
-from swarm.environments.scoring.choices import Choices, position
-from swarm.environments.scoring.grading import matches
+from swarm.environments.scoring.grading import Choices, matches, position
 from swarm.environments.sources.columns import Column, MalformedRow, Row, Template, as_plain
 from swarm.environments.sources.dataset import MAX_CHOICES, DatasetTask
 from swarm.environments.sources.media_columns import MediaColumns, MediaFiles

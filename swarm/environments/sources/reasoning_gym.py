@@ -25,7 +25,7 @@ from swarm.environments.config import Context, Failures, TaskName
 from swarm.environments.digests import check_options, digest, draw
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
+from swarm.environments.scoring.scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.sources.procedural import HeldApart, referenced, regenerate
 from swarm.errors import Refusal, TaskError

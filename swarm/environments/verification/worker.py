@@ -12,25 +12,24 @@ import mimetypes
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from swarm.children import serve
 from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.code import load
 from swarm.environments.config import TASK_LIST, Context, Failures, TaskConfig
 from swarm.environments.mixture import Bounds, TaskMixture
 from swarm.environments.sandbox.confinement import Confinement
-from swarm.environments.sandbox.usage import Usage
-from swarm.environments.verification.channel import read_message, write_message
-from swarm.environments.verification.memory import TaskMemory
+from swarm.environments.sandbox.usage import TaskMemory, Usage
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
     Draw,
@@ -66,25 +65,25 @@ ALARM_GRACE_S = 1.0
 
 WATCH_EVERY_S = 0.05
 SOON_S = 0.1
-"""Of processor time. Slower questions are made one by one, each within the time limit, by all workers of the pool."""
+"""Processor time of a message of several questions; slower ones are drawn one by one, by all workers of the pool."""
 
 
-def serve(descriptor: int) -> None:
-    """Answer requests until the socket closes."""
+def work(pool: Connection) -> None:
+    """Answer requests until the pool closes its end."""
     mimetypes.knownfiles.clear()  # the system's, which aiohttp reads when it is imported, and the sandbox refuses
-    match decode_request(read_message(descriptor)):
+    match decode_request(pool.recv_bytes()):
         case Prepare() as request:
-            _prepare(request, partial(_report, descriptor, threading.Lock()))
+            _prepare(request, partial(_report, pool, threading.Lock()))
         case Setup() as setup:
-            _serve(descriptor, setup)
+            _serve(pool, setup)
 
 
-def _report(descriptor: int, turn: threading.Lock, reply: Prepared) -> None:
+def _report(pool: Connection, turn: threading.Lock, reply: Prepared) -> None:
     """Send, and wait until the pool has read it; any thread may call it."""
     with turn:
-        write_message(descriptor, encode(reply))
+        pool.send_bytes(encode(reply))
         if not reply.ends:
-            read_message(descriptor)
+            pool.recv_bytes()
 
 
 def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
@@ -143,7 +142,7 @@ class _Watch:
                 os._exit(1)
 
 
-def _serve(descriptor: int, setup: Setup) -> None:
+def _serve(pool: Connection, setup: Setup) -> None:
     memory = TaskMemory(setup.tasks_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     configs = TASK_LIST.validate_json(setup.configs)
@@ -163,19 +162,19 @@ def _serve(descriptor: int, setup: Setup) -> None:
         memory.begin()
         mixture = TaskMixture(configs, setup.lenient, partial(_source, setup), Bounds(memory.used, memory.max_bytes))
     except TaskError as error:
-        write_message(descriptor, encode(Failed(_cut(error))))
+        pool.send_bytes(encode(Failed(_cut(error))))
         return
     unprotected = confinement.probe(Path(setup.elsewhere), setup.memory_limit_bytes)
     skipped = {name: reason[:MAX_DETAIL_CHARS] for name, reason in mixture.skipped.items()}
     held_out = {name: count for name in mixture.sources if (count := mixture.num_held_out(name)) is not None}
-    write_message(descriptor, encode(Ready(skipped, unprotected, held_out)))
+    pool.send_bytes(encode(Ready(skipped, unprotected, held_out)))
     while True:
-        request = decode_request(read_message(descriptor))
+        request = decode_request(pool.recv_bytes())
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
         reply = _answer(mixture, request)
         signal.setitimer(signal.ITIMER_REAL, 0)
         memory.forget_if_full()
-        write_message(descriptor, encode(reply))
+        pool.send_bytes(encode(reply))
 
 
 def _source(setup: Setup, config: TaskConfig, counts: Failures) -> Source:
@@ -250,11 +249,7 @@ def _take(failures: Failures) -> tuple[dict[str, int], dict[str, str]]:
 
 def main() -> None:
     """Run one worker on the socket whose file descriptor is the only argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        serve(int(sys.argv[1]))
-    except (EOFError, ConnectionError):
-        return
+    serve(work)
 
 
 if __name__ == "__main__":

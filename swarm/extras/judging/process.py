@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
 from typing import Protocol
 
 import msgspec
 
+from swarm.children import Channel, Child, Oversized, inherited, python_path
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import EngineCrashed
 from swarm.extras.judging.messages import MAX_REPLY_BYTES, Query, Reply, Setup, decode_reply, encode
-from swarm.inherited import inherited, python_path
 from swarm.policy.config import is_on_hub
 
 WORKER = "swarm.extras.judging.worker"
@@ -23,15 +19,15 @@ WORKER = "swarm.extras.judging.worker"
 class Asked(Protocol):
     """A process that a judge is asked through."""
 
-    connection: Connection
+    channel: Channel
     """Readable when `receive` has something."""
 
     def send(self, queries: Sequence[Query]) -> None:
-        """Ask. Raises `EngineCrashed`."""
+        """Ask; `receive` detects a dead process."""
         ...
 
-    def receive(self) -> Reply:
-        """The next reply. Raises `EngineCrashed`."""
+    def receive(self) -> Reply | None:
+        """The next reply; None while it is incomplete. Raises `EngineCrashed`."""
         ...
 
     def kill(self) -> None:
@@ -44,44 +40,35 @@ class JudgeProcess:
 
     def __init__(self, settings: JudgeSettings) -> None:
         """Start it. Raises `OSError`."""
-        self.connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**_environment(settings), **python_path()},
-                process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
-            )
-        with suppress(ConnectionError):  # the next `receive` detects a dead child
-            self.connection.send_bytes(encode(Setup(settings.model_dump_json().encode())))
+        self._child = Child(WORKER, {**_environment(settings), **python_path()})
+        self.channel = Channel(self._child.socket, MAX_REPLY_BYTES)
+        self.channel.send(encode(Setup(settings.model_dump_json().encode())))
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self._child.pid
 
     def send(self, queries: Sequence[Query]) -> None:
-        """Ask. Raises `EngineCrashed`."""
-        try:
-            self.connection.send_bytes(encode(tuple(queries)))
-        except ConnectionError as error:
-            raise EngineCrashed("the judge's process has ended") from error
+        """Ask; `receive` detects a dead process."""
+        self.channel.send(encode(tuple(queries)))
 
-    def receive(self) -> Reply:
-        """The next reply. Raises `EngineCrashed`, also for one that no intact process sends."""
+    def receive(self) -> Reply | None:
+        """The next reply; None while it is incomplete.
+
+        Raises `EngineCrashed`, also for a reply that no intact process sends.
+        """
         try:
-            reply: Reply = decode_reply(self.connection.recv_bytes(MAX_REPLY_BYTES))
-        except (EOFError, OSError, msgspec.DecodeError) as error:
-            raise EngineCrashed("the judge's process has ended, or sent what it must not") from error
-        return reply
+            message = self.channel.receive()
+            return None if message is None else decode_reply(message)
+        except (EOFError, OSError) as error:
+            raise EngineCrashed(f"the judge's process {self._child.ending()}") from error
+        except (Oversized, msgspec.DecodeError) as error:
+            raise EngineCrashed("the judge's process sent what it must not") from error
 
     def kill(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.wait()
-        self.connection.close()
+        self._child.kill()
 
 
 def _environment(settings: JudgeSettings) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
     ask ──▶ own groups ──────────────────────────▶┐
                                                   ├─▶ thread ─▶ process: endpoint or model ─▶ numbers ─▶ finish
-    ask ──▶ a line for each sender (bounded) ─────▶┘    one batch at a time; killed when late, replaced after a rest
+    ask ──▶ a line for each sender (bounded) ─────▶┘    one batch at a time; killed when late, replaced after a pause
 
 Every group gets an outcome within the time limit, whatever the judge does: rewards, or why it is left out. A judge that
-is down is asked again after a rest that doubles from 5 s to 5 min; until then groups are left out at once.
+is down is asked again after a pause that doubles from 5 s to 5 min; until then groups are left out at once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from multiprocessing.connection import Connection, Pipe, wait
 
+from swarm.children import Backoff, Waker, wait
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import ConfigError, EngineCrashed
@@ -93,7 +93,7 @@ class JudgeService:
         limits = (settings.requests_per_hour, settings.tokens_per_hour, settings.strangers_share)
         self._budget = Budget(*limits, clock)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._wake_reader, self._wake_writer = Pipe(duplex=False)
+        self._waker = Waker()
         self._closing = False
         self._known = threading.Event()
         """Set once the first process has told whether it can judge."""
@@ -102,9 +102,7 @@ class JudgeService:
         self._ready = False
         self._starting_until = math.inf
         self._batch: _Batch | None = None
-        self._failures = 0
-        """In a row."""
-        self._rest_until = -math.inf
+        self._failures = Backoff(*REST_S)
         self._thread = threading.Thread(target=self._run, name="judge", daemon=True)
         self._thread.start()
 
@@ -134,7 +132,7 @@ class JudgeService:
             return
         if dropped is not None:
             dropped.settle(Rejection(Reason.VERIFIER_OVERFLOW, f"more than {self._settings.queue_groups}"))
-        self._wake_writer.send_bytes(b"")
+        self._waker.wake()
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts: `requests` and `tokens`, replies from the cache, batches failed and late, restarts."""
@@ -145,7 +143,7 @@ class JudgeService:
         """End thread and process; groups that wait are left out."""
         with self._lock:
             self._closing = True
-        self._wake_writer.send_bytes(b"")
+        self._waker.wake()
         self._thread.join()
 
     # the service's thread
@@ -162,11 +160,12 @@ class JudgeService:
             self._known.set()
             if self._process is not None:
                 self._process.kill()
+            self._waker.close()
             self._settle_all([*(self._batch.jobs if self._batch else ()), *self._take_waiting()], CLOSED)
 
     def _tend(self) -> None:
         """Start a process when there is none, unless the judge rests."""
-        if self._process is not None or self._clock() < self._rest_until:
+        if self._process is not None or self._clock() < self._failures.until:
             return
         try:
             self._process = self._start(self._settings)
@@ -178,12 +177,12 @@ class JudgeService:
 
     def _not_started(self, error: OSError) -> None:
         self._count("failures", 1)
-        self._rest()
+        self._failures.note_failure(self._clock())
         self._give_up(f"its process cannot be started: {error}")
 
     def _give_up(self, detail: str) -> None:
         """After several failed starts, and none that succeeded, whoever waits for the judge is told why."""
-        if self._failures >= MAX_FAILED_STARTS and not self._known.is_set():
+        if self._failures.failures >= MAX_FAILED_STARTS and not self._known.is_set():
             self._broken = detail
             self._known.set()
 
@@ -201,8 +200,8 @@ class JudgeService:
             self._lost("timeouts", Reason.JUDGE_TIMEOUT, "the judge does not start")
 
     def _hand_out(self) -> None:
-        if self._clock() < self._rest_until:
-            down = f"the judge is down; it is asked again in {self._rest_until - self._clock():.0f} s"
+        if self._clock() < self._failures.until:
+            down = f"the judge is down; it is asked again in {self._failures.until - self._clock():.0f} s"
             self._settle_all(self._take_waiting(), Rejection(Reason.JUDGE_FAILED, down))
             return
         if self._process is None or not self._ready or self._batch is not None:
@@ -229,22 +228,20 @@ class JudgeService:
         assert self._process is not None
         self._batch = batch
         self._count("requests", len(batch.queries))
-        try:
-            self._process.send(batch.queries)
-        except EngineCrashed as error:
-            self._lost("failures", Reason.JUDGE_FAILED, str(error))
+        self._process.send(batch.queries)
 
     def _listen(self) -> None:
         """Wait for a wake-up, a reply or a deadline."""
-        ready: list[object] = [*wait(self._sources(), self._patience())]
-        while self._wake_reader.poll():
-            self._wake_reader.recv_bytes()
-        if self._process is None or self._process.connection not in ready:
+        channels = [self._process.channel] if self._process else []
+        ready = wait(self._waker, channels, self._patience())
+        if self._process is None or self._process.channel not in ready:
             return
         try:
             reply = self._process.receive()
         except EngineCrashed as error:
             self._lost("failures", Reason.JUDGE_FAILED, str(error))
+            return
+        if reply is None:
             return
         if isinstance(reply, Told) and self._batch is not None and _fits(reply, self._batch.queries):
             batch, self._batch = self._batch, None
@@ -271,9 +268,9 @@ class JudgeService:
             self._settle(job, told.error)
         if told.unanswered == len(batch.queries):
             self._count("failures", 1)
-            self._rest()
+            self._failures.note_failure(self._clock())
         else:
-            self._failures = 0
+            self._failures.note_success()
 
     def _settle(self, job: _Job, error: str = "") -> None:
         """Report a group's rewards by the replies that are known."""
@@ -292,13 +289,8 @@ class JudgeService:
         self._count(counter, 1)
         self._count("restarts", 1)
         self._settle_all(batch.jobs if batch else (), Rejection(reason, detail))
-        self._rest()
+        self._failures.note_failure(self._clock())
         self._give_up(detail)
-
-    def _rest(self) -> None:
-        first, longest = REST_S
-        self._rest_until = self._clock() + min(longest, first * 2.0**self._failures)
-        self._failures = min(self._failures + 1, 16)
 
     def _next(self) -> _Job | None:
         with self._lock:
@@ -314,16 +306,13 @@ class JudgeService:
         for job in jobs:
             job.settle(outcome)
 
-    def _sources(self) -> list[Connection]:
-        return [self._wake_reader, *([self._process.connection] if self._process else [])]
-
     def _patience(self) -> float | None:
         """Seconds until something is due; None when nothing is."""
         with self._lock:
             due = [job.late_at for job in self._own]
         due += [job.late_at for job in (self._batch.jobs if self._batch else ()) if job.open]
         due.append(self._batch.late_at if self._batch else math.inf)
-        due.append(self._rest_until if self._process is None else math.inf)
+        due.append(self._failures.until if self._process is None else math.inf)
         due.append(self._starting_until if self._process is not None and not self._ready else math.inf)
         left = min(due) - self._clock()
         return max(0.0, left) if left < math.inf else None

@@ -5,13 +5,12 @@ It asks an endpoint or a model of its own, and sends back nothing but numbers. I
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from swarm import torchao
+from swarm.children import serve
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import SwarmError
 from swarm.extras.judging.messages import (
@@ -45,7 +44,7 @@ def open_backend(settings: JudgeSettings) -> Backend:
     return LocalJudge(settings)
 
 
-def serve(connection: Connection) -> None:
+def work(connection: Connection) -> None:
     """Answer lists of queries until the socket closes."""
     settings = JudgeSettings.model_validate_json(decode_setup(connection.recv_bytes()).settings)
     try:
@@ -61,11 +60,7 @@ def serve(connection: Connection) -> None:
 def main() -> None:
     """Serve the node at the other end of the descriptor in the argument."""
     torchao.hide()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        serve(Connection(int(sys.argv[1])))
-    except (EOFError, ConnectionError):
-        return
+    serve(work)
 
 
 if __name__ == "__main__":

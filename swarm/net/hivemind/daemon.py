@@ -26,8 +26,8 @@ from pathlib import Path
 
 import psutil
 
+from swarm.children import inherited
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.inherited import inherited
 from swarm.net.addresses.dial import is_name, is_quic, probe, tcp_end, with_ips
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind import light_import

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from swarm.children import Backoff
 from swarm.errors import DirectoryError, DirectoryLost, PeerUnreachable, TransportError
 from swarm.net.addresses.nat import DirectUpgrades, Reservations
 from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
@@ -224,7 +225,7 @@ class Discovery:
 
     async def discover(self) -> None:
         """Run forever; restarts the directory process when it fails."""
-        pause_s = FIRST_RESTART_PAUSE_S
+        restarts = Backoff(FIRST_RESTART_PAUSE_S, MAX_RESTART_PAUSE_S)
         while True:
             born = time.monotonic()
             try:
@@ -232,10 +233,11 @@ class Discovery:
             except DirectoryError as loss:
                 self._member.counters.add("directory_restarts")
                 logger.warning("restarting the process of the peer directory: %s", loss)
-            if time.monotonic() - born > STEADY_AFTER_S:
-                pause_s = FIRST_RESTART_PAUSE_S
-            await asyncio.sleep(pause_s * random.uniform(*APART))
-            pause_s = min(2 * pause_s, MAX_RESTART_PAUSE_S)
+            now = time.monotonic()
+            if now - born > STEADY_AFTER_S:
+                restarts.note_success()
+            restarts.note_failure(now)
+            await asyncio.sleep((restarts.until - now) * random.uniform(*APART))
 
     async def _live_once(self) -> None:
         # Started before the run is known, so that it is ready by then.

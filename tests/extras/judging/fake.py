@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Pipe
-from queue import Queue
+from multiprocessing.connection import Connection
+from socket import socketpair
 
+from swarm.children import Channel
 from swarm.environments.judge import JudgeSettings
-from swarm.extras.judging.messages import Query, Ready, Reply, Told
+from swarm.errors import EngineCrashed
+from swarm.extras.judging.messages import MAX_REPLY_BYTES, Query, Ready, Reply, Told, decode_reply, encode
 from swarm.extras.judging.service import JudgeService
 
 LONG_S = 300.0
@@ -18,29 +20,36 @@ class FakeProcess:
     """Replies with what `reply` returns; None: it hangs."""
 
     def __init__(self, reply: Callable[[Sequence[Query]], Reply | None], first: Reply | None = None) -> None:
-        self.connection, self._there = Pipe()
+        self._ours, theirs = socketpair()
+        self.channel, self._there = Channel(self._ours, MAX_REPLY_BYTES), Connection(theirs.detach())
         self.asked: list[tuple[Query, ...]] = []
         self.killed = False
         self._reply = reply
-        self._replies: Queue[Reply] = Queue()
         self._say(first or Ready())
 
     def send(self, queries: Sequence[Query]) -> None:
         self.asked.append(tuple(queries))
-        if (reply := self._reply(queries)) is not None:
-            self._say(reply)
+        try:
+            reply = self._reply(queries)
+        except EngineCrashed:
+            self._there.close()
+        else:
+            if reply is not None:
+                self._say(reply)
 
-    def receive(self) -> Reply:
-        self.connection.recv_bytes()
-        return self._replies.get()
+    def receive(self) -> Reply | None:
+        try:
+            message = self.channel.receive()
+        except EOFError as error:
+            raise EngineCrashed("gone") from error
+        return None if message is None else decode_reply(message)
 
     def kill(self) -> None:
         self.killed = True
-        self.connection.close()
+        self._ours.close()
 
     def _say(self, reply: Reply) -> None:
-        self._replies.put(reply)
-        self._there.send_bytes(b"x")
+        self._there.send_bytes(encode(reply))
 
 
 def fives(queries: Sequence[Query]) -> Told:

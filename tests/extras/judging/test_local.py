@@ -13,7 +13,7 @@ from swarm.extras.judging.local import LocalJudge
 from swarm.extras.judging.messages import Broken, Query, Ready, Reply, Setup, Told, decode_reply, encode
 from swarm.extras.judging.prompts import Sheet
 from swarm.extras.judging.reward import JudgeReward
-from swarm.extras.judging.worker import serve
+from swarm.extras.judging.worker import work
 from tests.extras.judging.model import save_judge
 
 
@@ -49,7 +49,7 @@ def test_a_prompt_that_is_too_long_is_no_number(model: Path) -> None:
 def replies(settings: JudgeSettings, *queries: Query) -> list[Reply]:
     """What the judge's process sends, here from a thread."""
     here, there = Pipe()
-    thread = Thread(target=lambda: pytest.raises(EOFError, serve, there) if queries else serve(there))
+    thread = Thread(target=lambda: pytest.raises(EOFError, work, there) if queries else work(there))
     thread.start()
     here.send_bytes(encode(Setup(settings.model_dump_json().encode())))
     found = [decode_reply(here.recv_bytes())]

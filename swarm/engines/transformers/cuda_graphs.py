@@ -1,10 +1,10 @@
-"""A decode step that is recorded once and replayed, as a CUDA graph.
+"""Decode steps as CUDA graphs: recorded once, then replayed.
 
-A step launches some ten kernels per layer, each through Python. On a GPU this takes longer than the kernels do, at any
-number of rows that a small or medium model is given. Replayed, a step is one launch: it samples a token for every row
+A step launches some ten kernels per layer, each through Python. On a GPU this takes longer than the kernels for small
+and medium models, at any batch size. Replayed, a step is one launch: it samples a token for every row
 and leaves it where the next step reads it, so that a few steps follow one another before the host looks at any. A
 recording repeats the same operations on the same memory; so its shapes are rounded up, to a power of two of rows and to
-a few widths, and spare rows write into slots that nobody has.
+a few widths, and spare rows write into unused slots.
 
 Recordings belong to the tensors of one cache and of one model, which change in place. A step of a new shape runs as it
 is, which also lets libraries set up what they must not set up in a recording; the next one of that shape is recorded.
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 Work = Callable[[], None]
 Record = Callable[[Work], Work]
-"""Takes work that changes tensors in place, and returns what repeats it on them."""
+"""Records work that changes tensors in place; returns its replay."""
 
 logger = logging.getLogger(__name__)
 
 MOST_STEPS = 8
-"""Steps that follow one another: what a row is given beyond its end is lost."""
+"""Steps in a row without a look by the host: tokens beyond a row's end are lost."""
 
 
 class Step:
     """A decode step of one shape."""
 
     def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
-        """Nothing is filled in yet."""
+        """An empty step."""
         self._state = torch.zeros(4, num_rows, dtype=torch.long, device=device)
         ids, positions, self.seeds, self.counts = self._state
         self.layout = Layout(
@@ -63,46 +63,46 @@ class Step:
             width=width,
             last=1,
         )
-        """Rows side by side, of one token each."""
-        self.place = torch.zeros(1, dtype=torch.long, device=device)
-        """Of the next tokens in these two:"""
+        """Padded layout, one token per row."""
+        self.index = torch.zeros(1, dtype=torch.long, device=device)
+        """Index of the next step in `tokens` and `logprobs`."""
         self.tokens = torch.zeros(MOST_STEPS, num_rows, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(MOST_STEPS, num_rows, device=device)
         self.replay: Work | None = None
         """None before it is recorded."""
 
     def fill(self, rows: Sequence[Unread], draws: Draws) -> None:
-        """Take the tokens of these rows, which are in the first slots, in order; spare rows are of nothing."""
+        """Set the inputs of these rows, which are in the first slots, in order; spare rows are zero."""
         filled = np.zeros(self._state.shape, np.int64)
         filled[0, : len(rows)] = [row.tokens[0] for row in rows]
         filled[1, : len(rows)] = [row.start for row in rows]
         filled[2, : len(rows)] = as_signed(draws.seeds)
         filled[3, : len(rows)] = draws.positions
         self._state.copy_(torch.from_numpy(filled))
-        self.place.zero_()
+        self.index.zero_()
 
     def take(self, tokens: Tensor, logprobs: Tensor) -> None:
-        """Record what was sampled, [B] each, and read it next."""
-        self.tokens.index_copy_(0, self.place, tokens[None])
-        self.logprobs.index_copy_(0, self.place, logprobs[None])
+        """Store sampled tokens and log-probabilities, [B] each, and make the tokens the next inputs."""
+        self.tokens.index_copy_(0, self.index, tokens[None])
+        self.logprobs.index_copy_(0, self.index, logprobs[None])
         self.layout.ids.copy_(tokens[:, None])
-        for each in (self.layout.positions, self.counts, self.place):
+        for each in (self.layout.positions, self.counts, self.index):
             each.add_(1)
 
 
 @dataclass
 class Recordings:
-    """The steps on the present tensors of a cache and of the model; they share their memory."""
+    """Recorded steps for the present tensors of a cache and the model; they share memory."""
 
     num_resized: int
-    """How often those of the cache were replaced."""
+    """Resizes of the cache."""
     addresses: list[int]
-    """Those of the model."""
+    """Addresses of the model's tensors."""
     changes: int
-    """Changes of the weights when they were looked up."""
+    """Changes of the weights at the last look-up of addresses."""
     record: Record
     steps: dict[tuple[float, ...], Step] = field(default_factory=dict)
-    """By rows, width and what is sampled from."""
+    """By rows, width and distribution."""
 
 
 class RecordedStep:
@@ -178,7 +178,7 @@ class RecordedStep:
 
 
 def _distribution(sampling: Sampling) -> tuple[float, ...]:
-    """What of it changes the numbers of a step."""
+    """Parameters that change the numbers of a step."""
     return sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
 
 
@@ -189,7 +189,7 @@ def _roomy(width: int) -> int:
 
 
 def can_record(policy: Policy) -> bool:
-    """Whether all that a decode step is given are the ids and positions of text."""
+    """Whether ids and positions of text are a decode step's only inputs."""
     return policy.media is None and policy.routers is None and policy.ranks.size == 1
 
 
@@ -204,7 +204,7 @@ def cuda_recorder(device: torch.device) -> Callable[[], Record]:
 
 
 def _captured(device: torch.device, stream: torch.cuda.Stream, pool: _POOL_HANDLE, work: Work) -> Work:
-    """Not by `torch.cuda.graph`, which waits for the GPU and returns all memory that is free at each capture."""
+    """Capture without `torch.cuda.graph`, which waits for the GPU and returns all free memory at each capture."""
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

@@ -1,11 +1,19 @@
-r"""Where prose states its answer: `The answer is $5$. I hope it is correct.` says `5`."""
+r"""Finds the answer that a text states: in `\boxed{}`, or in prose, `The answer is $5$. I hope it is correct.`"""
 
 from __future__ import annotations
 
 import re
 
-from swarm.environments.scoring.latex import boxed_content
-
+_BOX = re.compile(
+    r"\\(?:boxed|fbox|framebox)(?:\s*(?P<brace>\{)|\s*(?P<bare>-?\d+(?:[.,]\d+)*|\\[dtc]?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
+    r"|\\(?!boxed|text)[a-z]{2,8}(?![a-z{]))|\s+(?P<letter>[A-Za-z])(?![A-Za-z]))"
+)
+"""With braces, or as TeX also takes it before a number, fraction, command or letter."""
+_BETWEEN = re.compile(r"\\(?:text|mbox|q?quad|[,;:! ])|\b(?:and|or)\b", re.IGNORECASE)
+"""Apart from punctuation what may be between boxes that make one answer."""
+_NOT_BETWEEN = re.compile(r"[\w=<>≤≥≠≈]")
+MAX_JOINING_CHARS = 32
+_PERCENT_BEHIND = re.compile(r"(?:\$|\\\)|\s){0,8}(?:\\?%|(?:percent|per cent|pct)\b)", re.IGNORECASE)
 MAX_READ_CHARS = 16_384
 """At the end of a text."""
 _OPENING = re.compile(r"(?<!\\)(?:\$\$|(?:\$|\\\()(?![ \t]{0,8}\n)|\\\[)")
@@ -39,12 +47,48 @@ _NOT = re.compile(
     r"(?:\b(?:not|except|than|least|most|neither|nor|either|without|only if|unless)|n't)\W{0,4}$", re.IGNORECASE
 )
 _PERCENT = re.compile(r"\s?\\?%|\s?(?:percent|pct)\b", re.IGNORECASE)
-
 Span = tuple[int, int]
 
 
+def boxed_content(text: str) -> str | None:
+    r"""The content of the last closed `\boxed{}` of a text, with balanced braces.
+
+    Other boxes that precede it at once, with `or`, `and` or a comma between them, are parts of the same answer, so that
+    nobody can offer several answers of which one counts.
+    """
+    contents: list[str] = []
+    start = len(text)
+    for box in list(_BOX.finditer(text))[:-9:-1]:  # many unclosed openings must not take quadratic time
+        end = box.end() if box["brace"] is None else _closing(text, box.end())
+        if end is None or end >= start + (box["brace"] is None):
+            continue
+        behind = end + (box["brace"] is not None)
+        if contents and (start - end > MAX_JOINING_CHARS or not _joins(text[behind:start])):
+            break
+        content = (text[box.end() : end] if box["brace"] else box["bare"] or box["letter"]).strip()
+        if not contents and content and _PERCENT_BEHIND.match(text, behind) is not None:
+            content += "\\%"
+        contents, start = [content, *(other for other in contents if other != content)], box.start()
+    return ", ".join(contents) if contents else None
+
+
+def _joins(between: str) -> bool:
+    return _NOT_BETWEEN.search(_BETWEEN.sub("", between)) is None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Index of the brace that closes the content from `start` on."""
+    depth = 1
+    for position in range(start, len(text)):
+        if text[position] in "{}":
+            depth += 1 if text[position] == "{" else -1
+            if depth == 0:
+                return position
+    return None
+
+
 def answer_in(text: str) -> str:
-    """What a text gives as its answer: its last boxes, else what prose states, else the text as it is.
+    """The answer that a text gives: its last boxes, else the value that prose states, else the whole text.
 
     A final answer that is announced behind all boxes counts before them.
     """
@@ -58,7 +102,7 @@ def answer_in(text: str) -> str:
 
 
 def _formulas(text: str) -> list[Span]:
-    """Where formulas are, with their delimiters; what stands between amounts of money is none."""
+    """Spans of formulas with their delimiters; text between two amounts of money is no formula."""
     found: list[Span] = []
     unclosed: set[str] = set()
     position = 0
@@ -74,7 +118,7 @@ def _formulas(text: str) -> list[Span]:
 
 
 def _num_words(text: str) -> int:
-    """How many words are not in commands."""
+    """Number of words outside commands."""
     return len(_WORD.findall(_ENVIRONMENT.sub("", _TEXT.sub("", text))))
 
 
@@ -127,7 +171,7 @@ def _last_value(text: str, formulas: list[Span]) -> str | None:
 
 
 def _masked(text: str, formulas: list[Span]) -> str:
-    """A text with backslashes in place of the characters of formulas."""
+    """A text whose formulas are replaced by backslashes."""
     kept, position = [], 0
     for start, end in formulas:
         kept += [text[position:start], "\\" * (end - start)]

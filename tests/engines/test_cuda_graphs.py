@@ -15,10 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.batch import LOST_SHARE
-from swarm.engines.transformers.budget import logit_copies
+from swarm.engines.transformers.cuda_graphs import Record, Work
 from swarm.engines.transformers.decoder import Decoder
-from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.transformers.recorded import Record, Work
+from swarm.engines.transformers.engine import TransformersEngine, logit_copies
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import release_unused
 from swarm.policy.weights import swap_weights

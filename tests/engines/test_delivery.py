@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from swarm.engines.vllm import handover, transfer
+from swarm.engines.vllm import delivery
 from swarm.engines.vllm.messages import Packed
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
@@ -48,25 +48,25 @@ def test_files_hold_all_that_a_published_checkpoint_does(architecture: str, tmp_
     policy.dtype = torch.bfloat16
     wanted = expected(policy, tmp_path / "saved")
     assert any(map(is_buffer, wanted)) == (architecture in WITH_BUFFERS)
-    with handover.model_files(policy, tmp_path) as (directory, _):
-        assert_same(load_file(directory / handover.WEIGHTS_FILE), wanted)
-    with handover.changed_files(policy, tmp_path) as (directory, _):
-        assert_same(load_file(directory / handover.WEIGHTS_FILE), wanted)
+    with delivery.model_files(policy, tmp_path) as (directory, _):
+        assert_same(load_file(directory / delivery.WEIGHTS_FILE), wanted)
+    with delivery.changed_files(policy, tmp_path) as (directory, _):
+        assert_same(load_file(directory / delivery.WEIGHTS_FILE), wanted)
 
 
 @pytest.mark.parametrize("room", [2**28, 2**12])
 @pytest.mark.parametrize("architecture", PUBLISHED)
 def test_pieces_hold_the_same(architecture: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "BUFFER_BYTES", room)
+    monkeypatch.setattr(delivery, "BUFFER_BYTES", room)
     policy = make_published(architecture)
     policy.dtype = torch.bfloat16
-    outline = list(handover.trained_weights(policy, outlined=True))
+    outline = list(delivery.trained_weights(policy, outlined=True))
     assert all(value.is_meta for _, value, _ in outline), "the buffer's size is known without copies"
-    needed = transfer.buffer_bytes(outline)
+    needed = delivery.buffer_bytes(outline)
     buffer = SimpleNamespace(content=torch.empty(needed, dtype=torch.uint8), shared=None, flush=lambda: None)
     found = {
         name: value
-        for piece in transfer.pieces(buffer, handover.trained_weights(policy))
+        for piece in delivery.pieces(buffer, delivery.trained_weights(policy))
         for name, value in unpacked(buffer.content, piece)
     }
     assert_same(found, expected(policy, tmp_path))
@@ -84,14 +84,14 @@ def unpacked(content: Tensor, piece: Packed) -> Iterator[tuple[str, Tensor]]:
 def test_experts_are_parted_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parting copies them, and beside training there is no room for another model."""
     seen: list[set[str]] = []
-    revert = handover.revert_weight_conversion
+    revert = delivery.revert_weight_conversion
 
     def recorded(model: object, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         seen.append({name.partition(".self_attn")[0].partition(".mlp")[0] for name in weights if "layers." in name})
         return revert(model, weights)
 
-    monkeypatch.setattr(handover, "revert_weight_conversion", recorded)
-    weights = handover.trained_weights(make_published("mixtral"))
+    monkeypatch.setattr(delivery, "revert_weight_conversion", recorded)
+    weights = delivery.trained_weights(make_published("mixtral"))
     names = [name for name, *_ in weights]
     assert "model.layers.1.block_sparse_moe.experts.3.w1.weight" in names
     assert not any(name.endswith("experts.gate_up_proj") for name in names)
@@ -105,7 +105,7 @@ def test_experts_are_parted_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_the_configuration_names_the_model_as_vllm_does(architecture: str, named: str, tmp_path: Path) -> None:
     policy = make_published(architecture)
     policy.save(tmp_path / "saved")  # which overwrites the name in the model's configuration
-    with handover.model_files(policy, tmp_path) as (directory, _):
+    with delivery.model_files(policy, tmp_path) as (directory, _):
         assert json.loads((directory / "config.json").read_text())["architectures"] == [named]
 
 
@@ -113,5 +113,5 @@ def test_frozen_weights_beside_adapters_come_with_their_buffers(tmp_path: Path) 
     pytest.importorskip("peft", reason="needs the extra lora")
     plain, policy = make_published("gemma4_text"), make_published("gemma4_text")
     policy.adapters = Adapters(policy.model, LoraSettings(rank=2))
-    with handover.model_files(policy, tmp_path) as (directory, _):
-        assert_same(load_file(directory / handover.WEIGHTS_FILE), expected(plain, tmp_path / "saved"))
+    with delivery.model_files(policy, tmp_path) as (directory, _):
+        assert_same(load_file(directory / delivery.WEIGHTS_FILE), expected(plain, tmp_path / "saved"))

@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Literal
 
 from msgspec import Struct
 
 from swarm.environments.scoring.expressions import repeating
-from swarm.environments.scoring.reading.characters import plain_characters, plain_text
-from swarm.environments.scoring.reading.separators import SCALES, decimal_points, plain_digits
-from swarm.environments.scoring.reading.units import agree, unit_at
+from swarm.environments.scoring.notation import (
+    SCALES,
+    agree,
+    decimal_points,
+    is_enclosed,
+    plain_characters,
+    plain_digits,
+    plain_text,
+    unit_at,
+)
 
 RELATIVE_TOLERANCE = 1e-6
-"""Of numbers that are not whole, which may be rounded."""
+"""Tolerance of numbers that are not whole, which may be rounded."""
 MOST_FROM_WHOLE = 1e-3
-"""From a whole number, however large."""
+"""Largest difference from a whole number, however large it is."""
 MAX_DIGITS = 400
-"""Of a whole number; longer ones are read as floats."""
+"""Longest whole number; longer ones are read as floats."""
 
 Kind = Literal["whole", "decimal", "fraction", "mixed", "scientific", "power"]
 
@@ -44,7 +50,7 @@ _GLUED = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+\Z")
 _SQUARED = re.compile(r"(?<![A-Za-z])(?:[kcmd]?m|ft|in|yd|mi)\Z")
 """Units whose exponent may be written as a digit: `25 cm2`."""
 _EXPONENT = re.compile(r"\^\{?\s*[-+]?\Z")
-"""What precedes an exponent, such as that of a unit, in the four characters before a number."""
+"""Text before an exponent, such as that of a unit, in the four characters before a number."""
 _REPEATING = re.compile(r"-?\d*\.\d*\\overline\{\d+\}")
 _IN_BRACKETS = re.compile(r"\A([-+]?)\((\d+)\)/\((\d+)\)\Z")
 """A fraction of numbers in brackets."""
@@ -56,14 +62,14 @@ class Written(Struct, frozen=True):
 
     kind: Kind
     value: int | float
-    """Of a percentage the number before the sign."""
+    """Value; of a percentage, the number before the sign."""
     parts: tuple[int | float, ...] = ()
-    """Of a fraction numerator and denominator, of scientific notation and powers base and exponent."""
+    """Numerator and denominator of a fraction; base and exponent of scientific notation and powers."""
     is_percentage: bool = False
     unit: str = ""
     """Behind it, if it is a known one."""
     scale: int = 1
-    """Of a word such as million, by which the value is not multiplied."""
+    """Factor of a word such as million, which is not part of the value."""
 
     @property
     def share(self) -> float:
@@ -181,14 +187,6 @@ def _plain(text: str) -> str:
     text = _POWER_OF_NEGATIVE.sub(lambda found: f"{'-' * (int(found[2]) % 2)}{found[1]}^{found[2]}", text)
     text = _NEGATIVE.sub("-", text)
     return _FRACTION.sub(_as_quotient, text)
-
-
-def is_enclosed(text: str) -> bool:
-    """Whether one pair of brackets encloses a text."""
-    if text[:1] + text[-1:] not in ("()", "{}"):
-        return False
-    depths = accumulate((character in "({") - (character in ")}") for character in text[:-1])
-    return all(depth > 0 for depth in depths)
 
 
 def _as_quotient(found: re.Match[str]) -> str:

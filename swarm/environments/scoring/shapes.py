@@ -14,8 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from swarm.environments.scoring.expressions import Unreadable, evaluate
-from swarm.environments.scoring.values import Complexes, no_names, read
+from swarm.environments.scoring.expressions import Complexes, Unreadable, evaluate, no_names, read
 
 _NEVER = frozenset[str]()
 _FAMILIES = {
@@ -28,7 +27,7 @@ _MULTIPLE_OF = 5_040
 
 
 class Shape(Struct, frozen=True):
-    """Of an expression, or of a part of it."""
+    """Shape of an expression or of a part of it."""
 
     kind: Literal["number", "name", "sum", "product", "power", "inverse", "call"]
     key: str
@@ -42,9 +41,9 @@ class Shape(Struct, frozen=True):
     bottoms: tuple[Fraction, ...] = ()
     """Numerical divisors, positive and not 1."""
     work: frozenset[str] = _NEVER
-    """What is still to be done, or could be: see `_product`, `_sum`, `Shapes`."""
+    """Remaining or possible simplifications: see `_product`, `_sum`, `Shapes`."""
     value: complex | None = None
-    """Of a constant expression."""
+    """Value of a constant expression."""
 
 
 def shape_of(text: str) -> Shape | None:
@@ -135,10 +134,10 @@ def _product(tops: Iterable[Fraction], bottoms: Iterable[Fraction], factors: Ite
     """`arithmetic` is left with several numbers, `like factors` with the same twice, `products` with several sums."""
     tops, bottoms, factors = list(tops), list(bottoms), list(factors)
     negative = sum(number < 0 for number in (*tops, *bottoms)) % 2 == 1
-    for place, factor in enumerate(factors):
+    for i, factor in enumerate(factors):
         flipped = _flipped(factor)
         if flipped is not None:
-            factors[place], negative = flipped, not negative
+            factors[i], negative = flipped, not negative
     tops, bottoms = ([abs(number) for number in each if abs(number) != 1] for each in (tops, bottoms))
     coefficient, work = _coefficient(tops, bottoms)
     if negative:
@@ -181,7 +180,7 @@ def _coefficient(tops: list[Fraction], bottoms: list[Fraction]) -> tuple[str, se
 
 
 def _power(base: Shape, exponent: Shape) -> Shape:
-    """Of a sum `products` are left, of numbers with a rational power `arithmetic`."""
+    """The work is `products` for a power of a sum, `arithmetic` for numbers with a rational value."""
     work = _work((base, exponent))
     value = _value(lambda: Complexes(no_names).operate("**", _known(base), _known(exponent)))
     is_whole = exponent.kind == "number" and "/" not in exponent.key
@@ -196,7 +195,7 @@ def _power(base: Shape, exponent: Shape) -> Shape:
 
 
 def _call(function: str, *arguments: Shape) -> Shape:
-    """Of constants a family is left, and `arithmetic` if the value is rational."""
+    """The work is a family for constants, and `arithmetic` if the value is rational."""
     algebra = Complexes(no_names)
     known = [argument.value for argument in arguments]
     value = None
@@ -212,7 +211,7 @@ def _call(function: str, *arguments: Shape) -> Shape:
 
 
 def _operand(part: Shape) -> Shape:
-    """What is inverted or raised to a power, or the part itself."""
+    """The base of a power or the argument of an inverse, else the part itself."""
     part = part.parts[0] if part.kind == "inverse" else part
     return part.parts[0] if part.kind == "power" else part
 

@@ -1,20 +1,23 @@
-"""What one call of the engine asks of vLLM, and which of it is not answered yet."""
+"""Pending requests of one call of the engine to vLLM, with features of media from the policy's own encoder.
+
+vLLM's encoders resize images with other libraries and compute in another order, and each family would need its own
+translation of the processor's output; features need none.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
 
+import torch
 from msgspec import Struct
 
-from swarm.engines.contexts import Contexts
+from swarm.engines.base import Contexts, Stops
 from swarm.engines.sampling import completion_seed
-from swarm.engines.stopping import Stops
-from swarm.engines.vllm.features import features, has_media, named, placed
-from swarm.engines.vllm.messages import Add, Features, Sampled, Unanswered, Wanted
+from swarm.engines.vllm.messages import Add, Features, Placed, Reads, Sampled, Unanswered, Wanted
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import runs
+from swarm.policy.media.ids import TokenIds, runs
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
 
@@ -22,22 +25,66 @@ SEEDS = 2**63
 """vLLM's seeds are below this."""
 
 
+def reads_of(policy: Policy) -> Reads | None:
+    """The policy's modalities for vLLM; None for text only."""
+    if policy.media is None:
+        return None
+    return Reads(policy.media.reader.kinds, policy.media.has_layers)
+
+
+def features(policy: Policy, call: int, number: int) -> Features:
+    """The features of a medium, computed now unless the policy has them already."""
+    assert policy.media is not None
+    medium = policy.media.reader[number]
+    with policy.compute(), torch.no_grad():
+        computed = policy.media.encoder.features(medium, policy.gate.changes)
+    found = computed.flatten(1).to("cpu", policy.compute_dtype).contiguous()
+    grid = medium.inputs["image_grid_thw"].flatten().tolist() if policy.media.has_grid else []
+    content = found.view(torch.uint8).numpy().tobytes()
+    return Features(call, number, medium.kind, (found.shape[0], found.shape[1]), content, tuple(grid))
+
+
+def has_media(ids: Sequence[int]) -> bool:
+    """Whether a prompt has media."""
+    return isinstance(ids, TokenIds)
+
+
+def named(policy: Policy, ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens of a prompt with media, with the model's own token at the positions of features."""
+    assert policy.media is not None
+    found = list(ids)
+    for run in runs(ids):
+        token = policy.media.reader.feature_id(policy.media.reader[run.number].kind)
+        found[run.start : run.start + run.length] = [token] * run.length
+    return tuple(found)
+
+
+def placed(ids: Sequence[int]) -> tuple[Placed, ...]:
+    """The media in a prompt, in order."""
+    found: list[tuple[int, list[tuple[int, int]]]] = []
+    for run in runs(ids):
+        if run.first == 0:
+            found.append((run.number, []))
+        found[-1][1].append((run.start, run.length))
+    return tuple(Placed(number, tuple(each)) for number, each in found)
+
+
 class _Group(Struct):
-    """The completions of one prompt, or the one of a turn."""
+    """Pending completions of one prompt, or of a turn."""
 
     token_ids: list[int]
-    """The prompt's, with places of features."""
+    """Token ids of the prompt, with positions of features."""
     seeds: tuple[int, ...]
     """[G]"""
     completions: dict[int, Completion]
-    """Those there are."""
+    """Completions received so far, by index."""
 
 
-class Asked:
+class PendingRequests:
     """The prompts of one call by index, and its turns by name of the episode."""
 
     def __init__(self, policy: Policy, stops: Stops, sampling: Sampling, seed: int, max_positions: int) -> None:
-        """Nothing is asked yet. vLLM serves sequences of at most `max_positions` tokens."""
+        """No pending requests. vLLM serves sequences of at most `max_positions` tokens."""
         self._policy = policy
         self._stops = stops
         self._seed = seed
@@ -46,7 +93,7 @@ class Asked:
 
     @property
     def names(self) -> Collection[int]:
-        """What is not answered yet."""
+        """Names of unanswered prompts and turns."""
         return self._groups.keys()
 
     def prompt(self, index: int, prompt: Context, num_completions: int) -> Rejection | None:
@@ -58,9 +105,9 @@ class Asked:
         return self._ask(turn.episode, self._contexts.turn(turn), [turn.number])
 
     def missing(self, call: int, names: Collection[int], known: set[int]) -> Iterator[Add | Features]:
-        """Requests for what is missing of these, for an open call; `known` are the media that it has, and gets others.
+        """Requests for the missing completions of these, for an open call; adds media that it sends to `known`.
 
-        Pictures and sounds go to an encoder meanwhile, so that vLLM begins with the first prompt when its are read.
+        Media are encoded one prompt at a time, so that vLLM starts on the first prompt while others are encoded.
         """
         if self._policy.media is None:
             yield self._add(call, names)
