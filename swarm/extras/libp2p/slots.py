@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.net.bandwidth import RatePerName
-from swarm.net.services.stream_admission import FAIR_LEAD
+from swarm.net.services.streams import FAIR_LEAD
 
 MAX_SLOTS = 128
 MAX_SLOTS_PER_PEER = 3

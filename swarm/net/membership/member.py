@@ -41,6 +41,7 @@ from swarm.net.records.wire import (
     seal_peer_record,
 )
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL, answer_peers
+from swarm.net.services.streams import StreamAdmission
 from swarm.protocols import StreamHandler, Wakeup
 from swarm.types import MAX_MULTIADDRS, MAX_TOLD_TASKS, MemberSummary, NetworkStatus, PeerRecord
 
@@ -280,7 +281,7 @@ class Greetings:
 
 
 class Answering:
-    """The handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
+    """A `Gatekeeper` with handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
 
     def __init__(
         self,
@@ -301,8 +302,9 @@ class Answering:
         self._feed = feed
         self._guard = guard
         self._counters = counters
-        self.uploads = LinkLimit(settings.upload_bytes_per_s)
-        """Pacing of all answers."""
+        self.pace = LinkLimit(settings.upload_bytes_per_s).spend
+        self.admission = StreamAdmission()
+        """Replaced by each session."""
         referrals = Referrals(peers.is_record_of)
         self.on_banned: Callable[[], None] = lambda: None
         """Called when a banned peer turns out to be connected."""
