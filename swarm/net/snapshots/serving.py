@@ -74,6 +74,26 @@ def direct_links() -> Any:
         return None
 
 
+class SnapshotRole(Protocol):
+    """A learner's or a worker's part in the distribution of snapshots."""
+
+    def slot_for(self, peer_id: str, question: StatusRequest) -> Slot | None:
+        """The asker's slot in the plan, if it has one. Called on the network thread."""
+        ...
+
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """The learner has announced a snapshot. Called on the network thread."""
+        ...
+
+    def begin(self) -> None:
+        """Called once on the thread of snapshots."""
+        ...
+
+    def work(self) -> float:
+        """Called repeatedly on the thread of snapshots; returns the seconds until the next call."""
+        ...
+
+
 class Serving:
     """One learner's snapshots, on disk and served to peers."""
 
@@ -107,16 +127,8 @@ class Serving:
             )
         self._closed = False
 
-    def start(
-        self,
-        slot_for: Callable[[str, StatusRequest], Slot | None],
-        on_announcement: Callable[[str, SnapshotAnnouncement], None],
-    ) -> None:
-        """Load what an earlier process stored, and start to answer.
-
-        `slot_for(peer, question)` returns the asker's slot in the plan, if it has one; `on_announcement` is called
-        for the learner's announcements. Raises `SnapshotError` if the folder cannot be used.
-        """
+    def start(self, role: SnapshotRole) -> None:
+        """Load what an earlier process stored, and start to answer. Raises `SnapshotError` for an unusable folder."""
         self.store.load(self.manifests.open)
         for version in self.store.versions():
             stored = self.store.get(version)
@@ -126,12 +138,12 @@ class Serving:
         def answer_ask(remote: str, request: bytes) -> bytes:
             self._require_open()
             question = msgspec.msgpack.decode(request, type=StatusRequest)
-            slot = slot_for(remote, question)
+            slot = role.slot_for(remote, question)
             return msgspec.msgpack.encode(self._status(question.version, slot))
 
         def answer_announcement(remote: str, request: bytes) -> bytes:
             self._require_open()
-            on_announcement(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
+            role.hear(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
             return b""
 
         self._transport.serve(ASK_PROTOCOL, answer_ask)
@@ -363,11 +375,10 @@ RETRY_S = 0.5
 class SnapshotThread:
     """Runs the work when it is due; only a permanent error ends it."""
 
-    def __init__(self, serving: Serving, begin: Callable[[], None], work: Callable[[], float]) -> None:
-        """`begin` is called once, then `work` repeatedly; `work` returns the seconds until the next call."""
+    def __init__(self, serving: Serving, role: SnapshotRole) -> None:
+        """Not started."""
         self._serving = serving
-        self._begin = begin
-        self._work = work
+        self._role = role
         self._num_failures = 0
         self._wake = threading.Event()
         self.closing = threading.Event()
@@ -398,7 +409,7 @@ class SnapshotThread:
 
     def _run(self) -> None:
         try:
-            self._begin()
+            self._role.begin()
             while not self.closing.is_set():
                 self._wake.clear()
                 self._wake.wait(self._work_or_rest())
@@ -410,7 +421,7 @@ class SnapshotThread:
     def _work_or_rest(self) -> float:
         """Run the work; seconds to wait."""
         try:
-            rest_s = self._work()
+            rest_s = self._role.work()
             self._num_failures = 0
             return rest_s
         except OSError as error:
