@@ -152,7 +152,7 @@ class Host:
         self._runtime = TrioRuntime()
         self._counters = counters
         self.holdings = holdings
-        """What the connections hold in memory."""
+        """Memory of the connections."""
         self.slots = slots
         """The incoming connections."""
         self.gatekeeper: Gatekeeper = Unlimited()
@@ -385,7 +385,7 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     network = host.get_network()
     network.upgrader.muxer_multistream = BoundedMuxers(holdings)
     network.retry_config = RetryConfig(max_retries=0)
-    # It has one limit of streams for all peers together, and halves it when somebody reaches it.
+    # It has one limit of streams for all peers together, and halves it when it is reached.
     network.set_resource_manager(None)
     # Peers may ask who this host is, which the go daemon does; what they say of themselves is not asked for.
     network.notifees = [each for each in network.notifees if not isinstance(each, _IdentifyNotifee)]

@@ -247,11 +247,11 @@ def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[s
 MAX_PORT = 2**16 - 1
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
 _UPON = frozenset({"ws", "wss", "tls", "quic", "quic-v1", "webtransport"})
-"""What may follow a port."""
+"""Components that may follow a port."""
 
 
 def address_problem(address: str, least_port: int = 0) -> str | None:
-    """What is wrong with a multiaddr without a peer id; None if nothing is."""
+    """The problem of a user's multiaddr without a peer id; None if a node can listen or be reached there."""
     like = "must look like /ip4/HOST/tcp/PORT"
     parts = address.split("/")
     start, kind, host, transport, port, *further = parts if len(parts) >= 5 else [""] * 5

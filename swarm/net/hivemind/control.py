@@ -67,7 +67,7 @@ class Control:
                 raise
 
     async def ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
-        """Ask for what may take long, like a dial: on a connection of its own."""
+        """Send a request that may take long, like a dial, on a separate connection."""
         reader, writer = await self._open()
         try:
             return await _exchange(reader, writer, request)
@@ -159,8 +159,8 @@ with light_import.without_the_rest():
 
 
 SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
-"""What a peer pushes to say of itself. The daemon would dial the addresses, and keep the names of protocols for good:
-75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
+"""Protocol by which peers push descriptions of themselves. The daemon would dial the addresses, and keep the protocol
+names for good: 75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
 
 
 class IncomingStreams:

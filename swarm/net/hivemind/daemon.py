@@ -412,7 +412,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         """Wrap a process whose output is a pipe, on the running loop; it is read from `attach` on."""
         self.output = asyncio.StreamReader()
-        """What it prints."""
+        """Its output."""
         self._process = process
         self._pipe: asyncio.ReadTransport | None = None
         self._loop = asyncio.get_running_loop()
@@ -432,7 +432,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """How it has ended; None while it runs."""
+        """Its exit code; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
@@ -512,7 +512,7 @@ CONNECT_TIMEOUT_S = 1.0
 
 
 def make_folder() -> Path:
-    """A folder that only this user can read: whoever has the control socket has the node's identity.
+    """A folder that only this user can read: the control socket gives full use of the node's identity.
 
     What killed nodes left is removed.
     """

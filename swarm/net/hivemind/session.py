@@ -195,7 +195,7 @@ MAX_RESTART_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0
 """A process that ran for this time resets the restart pause."""
 RENEWALS = 333
-"""Members that renew their entry each time; of more, as many by chance: the holders of the directory serve no more of
+"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
 them, and it always has about a thousand entries."""
 
 

@@ -36,7 +36,7 @@ NEVER_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER
 
 
 class Returns:
-    """Which peers have lately come back after their connections ended, as restarted nodes do."""
+    """Peers that have lately reconnected, as restarted nodes do."""
 
     def __init__(self) -> None:
         """No peer was seen yet."""

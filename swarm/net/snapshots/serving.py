@@ -46,7 +46,7 @@ class DirectServer(Protocol):
     """Serves peers over sockets of their own."""
 
     def ticket(self, peer_id: str, request: bytes) -> Struct:
-        """What a peer needs to open a link for its request. Raises `LookupError` if there are none."""
+        """A ticket for a link on which the peer's request is answered. Raises `LookupError` if there are none."""
         ...
 
     def close(self) -> None:
