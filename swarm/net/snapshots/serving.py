@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.lru import LruDict
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -249,7 +249,7 @@ class Uploads:
         self._lock = threading.Lock()
         self._fed: dict[str, _Upload] = {}
         """The current stream by peer; a newer stream of the same peer replaces it."""
-        self._given: Counter[tuple[str, int, PartName]] = Counter()
+        self._given = LruDict[tuple[str, int, PartName], int](MAX_COUNTED)
         """Chunks sent, by peer and part."""
         self._num_slots = num_slots
         self._first: Collection[str] = ()
@@ -341,14 +341,11 @@ class Uploads:
 
     def _count_chunk(self, remote: str, want: ChunksRequest, part: Part) -> None:
         """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
+        key = (remote, want.version, want.part)
         with self._lock:
-            self._given[remote, want.version, want.part] += 1
-            if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
-                raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
-            if len(self._given) > MAX_COUNTED:
-                here = set(self._store.versions())
-                counts = {key: count for key, count in self._given.items() if key[1] in here}
-                self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
+            num_given = self._given[key] = self._given.get(key, 0) + 1
+        if num_given > MAX_REPEATS * len(part.chunks.chunk_ids):
+            raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
 
     def _part(self, want: ChunksRequest) -> Part | None:
         """The requested part; None while its version is unknown here. Raises `LookupError` if it never will be held."""
