@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from swarm.groups.episodes import Played, by_generate
-from swarm.groups.playing.play import play
+from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.types import Rejection, Sample, Sampling, as_text, media_of
 from swarm.types.thumbnails import thumbnails
@@ -54,14 +53,14 @@ def evaluate(
     alone, so that evaluations do not change training.
     """
     questions = list({question.ref: question for question in verifier.draw(seed, 0, num_questions)}.values())
-    games = dict(play(by_generate(engine), verifier, questions, 1, sampling, seed))
+    games = dict(run_episodes(by_generate(engine), verifier, questions, 1, sampling, seed))
     counts: dict[str, tuple[int, int]] = {}
     samples: list[Sample] = []
     for index, question in enumerate(questions):
         played = games[index]
         # A prompt that leaves no room for a completion counts as a wrong answer.
         right, text, expected, found = False, "", "", None
-        if isinstance(played, Played):
+        if isinstance(played, FinishedGroup):
             verdict = played.grading.result()
             if isinstance(verdict, Rejection):
                 continue

@@ -54,8 +54,15 @@ class FairStore(Generic[Key, Value]):
     ([[], [], []], [('a', 'items')])
     """
 
-    def __init__(self, max_items: float = math.inf, max_bytes: float = math.inf, *shares: Share) -> None:
-        """An empty store. Pinned items count in `max_bytes` and in shares, but not in `max_items`."""
+    def __init__(
+        self, max_items: float = math.inf, max_bytes: float = math.inf, *shares: Share, prefers_new: bool = False
+    ) -> None:
+        """An empty store. Pinned items count in `max_bytes` and in shares, but not in `max_items`.
+
+        `prefers_new`: a tie between owners with the most goes against the one that came first, so that new items enter
+        a full store of owners with one item each.
+        """
+        self._prefers_new = prefers_new
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._shares = shares or (Share(),)
@@ -202,7 +209,7 @@ class FairStore(Generic[Key, Value]):
         owners = self._levels[0]
         most = max(owners.values(), key=size)
         own = owners.get(adding, most)
-        return own if size(own) == size(most) else most
+        return own if size(own) == size(most) and not self._prefers_new else most
 
     def _evict(self, owned: _Owner[Key], new: Key) -> Value:
         """Remove an owner's oldest item, or the new one if the owner has only pinned ones."""

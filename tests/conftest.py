@@ -6,8 +6,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from swarm import torchao
 from swarm.machine import num_cores
 from tests import libp2p_process
+
+torchao.hide()  # as the command does
 
 MAX_ID_CHARS = 80
 

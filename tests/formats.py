@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm.config import NodeConfig
 from swarm.net.records.identity import Backup, Identity, seal_backup
+from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
-from swarm.sapo.pool import PooledGroup
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import FORMAT, TrainingState
 from tests.example_groups import graded

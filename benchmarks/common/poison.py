@@ -169,9 +169,9 @@ class Copyist:
     def __call__(self) -> None:
         """Publish what came since the last turn, up to one turn's groups."""
         groups, _ = self._exchange.receive()
-        for _, group in groups[:GROUPS_PER_TURN]:
+        for each in groups[:GROUPS_PER_TURN]:
             self._num_made += 1
-            self._exchange.share(replace(group, sequence=self._num_made, created_at=self._clock()))
+            self._exchange.share(replace(each.group, sequence=self._num_made, created_at=self._clock()))
 
 
 def join(hub: MemoryHub, identity: Identity, clock: Callable[[], float]) -> Exchange:

@@ -19,16 +19,17 @@ import psutil
 
 from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
-from nodes.roles.coordinator import RankCoordinator
+from nodes.roles.ranks import PeerRanks
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
-from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.building import Member
+from swarm.groups.flow import BATCHES_A_CALL
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import RolloutEngine, Turns
 from swarm.reasons import Outcome, Reason
-from swarm.sapo.pool import Pool, PoolSettings
-from swarm.sapo.round import RoundReport, SapoNode, ShareSettings
-from swarm.telemetry.ledger import Ledger
+from swarm.sapo.ahead import RolloutPlan
+from swarm.sapo.external import ExternalSettings
+from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings, ShareSettings
 from swarm.types import (
     Actions,
     Answers,
@@ -40,6 +41,7 @@ from swarm.types import (
     PolicyId,
     ProceduralRef,
     Question,
+    ReceivedGroup,
     Rejection,
     RolloutGroup,
     Sampling,
@@ -142,7 +144,7 @@ class Nobody:
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Nothing is on offer."""
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
+    def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
         """Nothing."""
         return [], {}
 
@@ -225,28 +227,26 @@ class Training:
             }
         )
         self._load, self._sampling = load, config.generation.sampling()
-        self._coordinator = RankCoordinator(config, None, Ranks(), lambda: False)
+        self._ranks = PeerRanks(config, None, Ranks(), lambda: False)
         self._verifier = HalfRight(grading_s)
-        self._node = SapoNode(
-            peer_id="",
-            policy_id=PolicyId("random", "", 0),
-            seed=0,
-            questions_per_round=load.questions,
-            group_size=load.group_size,
-            max_pending_per_peer=1,
-            sampling=self._sampling,
+        settings = SapoSettings(
+            rollouts=RolloutPlan(
+                num_questions=load.questions,
+                group_size=load.group_size,
+                max_staleness=max_staleness,
+                max_sequences=config.generation.max_batch_sequences,
+                batches_a_call=batches_a_call,
+            ),
+            external=ExternalSettings(mix=config.mix, max_group_size=load.group_size, max_pending_per_peer=1),
             share=ShareSettings(groups="none"),
-            mix=config.mix,
-            engine=AtOnce(self._coordinator) if at_once else self._coordinator,
-            verifier=self._verifier,
-            updater=self._coordinator,
-            exchange=Nobody(),
-            pool=Pool(PoolSettings()),
-            ledger=Ledger(),
-            max_staleness=max_staleness,
-            max_sequences=config.generation.max_batch_sequences,
-            batches_a_call=batches_a_call,
         )
+        parts = Parts(
+            engine=AtOnce(self._ranks) if at_once else self._ranks,
+            verifier=self._verifier,
+            updater=self._ranks,
+            exchange=Nobody(),
+        )
+        self._node = SapoNode(settings, Member("", PolicyId("random", "", 0), self._sampling), parts)
         self.reports: list[RoundReport] = []
         self.own_s, self.beside_s = 0.0, 0.0
         """CPU seconds per round of the last timing: of this process and its generating processes."""
@@ -264,7 +264,7 @@ class Training:
         """Tokens per CPU second of generating one round's completions, without anything else."""
         prompts: list[Context] = [question.prompt for question in self._verifier.draw(0, 0, self._load.questions)]
         began = time.process_time()
-        groups = self._coordinator.generate(prompts, self._load.group_size, self._sampling, 0)
+        groups = self._ranks.generate(prompts, self._load.group_size, self._sampling, 0)
         num_tokens = sum(len(each.token_ids) for group in groups if isinstance(group, tuple) for each in group)
         return num_tokens / (time.process_time() - began)
 
@@ -275,7 +275,7 @@ class Training:
     def close(self) -> None:
         """Stop everything."""
         self._node.close()
-        self._coordinator.close()
+        self._ranks.close()
         self._verifier.close()
 
 

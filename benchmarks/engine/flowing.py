@@ -12,7 +12,7 @@ from benchmarks.common.report import Row, row
 from benchmarks.engine.ahead import Load, Training, saved
 from benchmarks.engine.generation import Workload, random_policy
 from swarm.figures import LAG_MAX, SLOTS_BUSY
-from swarm.groups.playing.flow import BATCHES_A_CALL
+from swarm.groups.flow import BATCHES_A_CALL
 
 STALENESS = 2
 SIZE = "0.13 M"

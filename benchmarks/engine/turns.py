@@ -26,10 +26,9 @@ from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import Outcome, Vllm, Workload, random_policy, timed
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.groups.episodes import Played, Stream, by_generate
-from swarm.groups.playing.play import play
+from swarm.groups.episodes import FinishedGroup, Stream, by_generate, run_episodes
 from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine
 from swarm.types import Actions, EpisodeRef, Grade, Question, Rejection, Sampling, TaskRef, Text
@@ -189,8 +188,8 @@ def _in_rounds(engine: RolloutEngine, episodes: Episodes, policy: Policy, load: 
 
 def _played(stream: Stream, episodes: Episodes, policy: Policy, load: Workload, seed: int) -> list[int]:
     sampling, questions = _sampling(load, policy), episodes.questions()
-    games = play(stream, Answering(episodes), questions, load.num_completions, sampling, seed)
-    completions = [each for _, played in games if isinstance(played, Played) for each in played.completions]
+    games = run_episodes(stream, Answering(episodes), questions, load.num_completions, sampling, seed)
+    completions = [each for _, played in games if isinstance(played, FinishedGroup) for each in played.completions]
     return [turn.num_tokens for completion in completions for turn in completion.turns]
 
 

@@ -20,6 +20,7 @@ from benchmarks.network.node import LISTEN, Spec
 from swarm.environments.config import VerificationSettings
 from swarm.environments.specs import to_specs
 from swarm.environments.verification.pool import VerificationPool
+from swarm.groups.building import Member
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
@@ -27,9 +28,11 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Outcome, Reason
+from swarm.received.pool import PoolSettings
+from swarm.sapo.ahead import RolloutPlan
+from swarm.sapo.external import ExternalSettings
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
-from swarm.sapo.round import SapoNode, ShareSettings
+from swarm.sapo.round import Parts, SapoNode, SapoSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Commitment,
@@ -38,6 +41,7 @@ from swarm.types import (
     OfferedGroup,
     PolicyId,
     ReadTurn,
+    ReceivedGroup,
     RolloutGroup,
     RunManifest,
     Sampling,
@@ -96,11 +100,11 @@ class Witness:
         """Pass it on."""
         self._exchange.pull(offered, patience_s)
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
+    def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
         """Receive and report the groups."""
         groups, refused = self._exchange.receive()
         if groups:
-            emit("got", at=time.time(), groups=[(group.peer_id, group.sequence) for _, group in groups])
+            emit("got", at=time.time(), groups=[(each.peer_id, each.group.sequence) for each in groups])
         return groups, refused
 
     def wait(self, timeout_s: float) -> bool:
@@ -169,7 +173,6 @@ class Learner:
         self._looks = not spec.patient
         self._verifier = VerificationPool(TASKS, VerificationSettings())
         self._verifier.wait_until_ready()
-        self._ledger = Ledger()
         self._engine = HalfRight(0)
         self._due = float("inf")
         self._transport: HivemindTransport | None = None
@@ -185,24 +188,21 @@ class Learner:
         self._transport.start()
         self._exchange = Exchange(self._transport, self._identity, limits, settings.safety)
         pool, verification = PoolSettings(), VerificationSettings()
-        self._node = SapoNode(
-            peer_id=self._identity.peer_id,
-            policy_id=PolicyId("none", "", 0),
-            seed=sum(self._identity.peer_id.encode()),
-            questions_per_round=round(GROUPS_PER_S * self._round_s),
-            group_size=GROUP_SIZE,
-            max_pending_per_peer=max(1, int(verification.queue_groups * pool.max_share_per_peer)),
-            sampling=Sampling(),
-            share=ShareSettings(),
-            # Everything in the pool would be trained on.
-            mix=MixSettings(local=1_000, external=pool.max_groups),
-            engine=self._engine,
-            verifier=self._verifier,
-            updater=Recorder(),
-            exchange=Witness(self._exchange),
-            pool=Pool(pool),
-            ledger=self._ledger,
+        sapo = SapoSettings(
+            rollouts=RolloutPlan(num_questions=round(GROUPS_PER_S * self._round_s), group_size=GROUP_SIZE),
+            external=ExternalSettings(
+                # Everything in the pool would be trained on.
+                mix=MixSettings(local=1_000, external=pool.max_groups),
+                pool=pool,
+                max_group_size=GROUP_SIZE,
+                max_pending_per_peer=max(1, int(verification.queue_groups * pool.max_share_per_peer)),
+            ),
         )
+        peer_id = self._identity.peer_id
+        me = Member(peer_id, PolicyId("none", "", 0), Sampling(), seed=sum(peer_id.encode()))
+        exchange = Witness(self._exchange)
+        parts = Parts(engine=self._engine, verifier=self._verifier, updater=Recorder(), exchange=exchange)
+        self._node = SapoNode(sapo, me, parts)
         emit("ready", at=time.time(), peer_id=self._identity.peer_id, addresses=list(self._transport.multiaddrs()))
 
     def publish(self, size_bytes: int, every_s: float) -> None:
@@ -224,14 +224,14 @@ class Learner:
             self._due = max(self._due + self._round_s, time.monotonic())
             self._node.run_round()
         elif self._looks:
-            self._node.receive()
+            self._node.external.receive()
 
     def status(self) -> None:
         """Report the status."""
         connected = self._transport.status().connected if self._transport else ()
         run_id = self._transport.status().run_id if self._transport else None
         book = self._exchange.book if self._exchange else None
-        counts = self._ledger.snapshot()
+        counts = self._node.ledger.snapshot() if self._node else Ledger().snapshot()
         emit(
             "status",
             connected=len(connected),
@@ -242,16 +242,17 @@ class Learner:
             refused=counts["dropped"],
             quarantined=len(book.quarantined()) if book else 0,
             accounts=len(book.stats()) if book else 0,
-            pending=self._node.num_pending if self._node else 0,
-            unaccounted=self._ledger.unaccounted(self._node.pool.num_unused(), self._node.num_pending)
+            pending=self._node.external.num_pending if self._node else 0,
+            unaccounted=self._node.ledger.unaccounted(
+                self._node.external.pool.num_unused(), self._node.external.num_pending
+            )
             if self._node
             else 0,
         )
 
     def remainder(self) -> None:
         """Report the pool's content, which the next round would train on."""
-        held = self._node.pool.candidates() if self._node else []
-        emit("remainder", groups=[_seen(graded) for _, graded in held])
+        emit("remainder", groups=[_seen(each.graded) for each in (self._node.external.pool if self._node else ())])
 
     def close(self) -> None:
         """Leave."""

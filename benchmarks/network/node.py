@@ -19,7 +19,6 @@ from pathlib import Path
 from benchmarks.common.children import commands, emit
 from benchmarks.common.faults import FaultyDaemon
 from benchmarks.common.groups import MAX_CHARS, MAX_RECORD_BYTES, benchmark_manifest, chars_for, make_group
-from swarm.groups.intake import PULL_PATIENCE_S
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
@@ -27,6 +26,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange
+from swarm.received.intake import PULL_PATIENCE_S
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 ORDERS_EVERY_S = 0.05
@@ -129,12 +129,12 @@ class Node:
         for reason, count in refused.items():
             self._refused[reason] = self._refused.get(reason, 0) + count
         self._fetch(self._exchange)
-        arrived = [now - group.created_at for content_id, group in groups if content_id in self._wanted]
+        arrived = [now - each.group.created_at for each in groups if each.content_id in self._wanted]
         if arrived:
             emit("fetched", latencies_s=arrived)
         if groups:
             self._received += len(groups)
-            emit("got", at=now, groups=[(group.peer_id, group.sequence) for _, group in groups])
+            emit("got", at=now, groups=[(each.peer_id, each.group.sequence) for each in groups])
 
     def _fetch(self, exchange: Exchange) -> None:
         """Ask for some of what is on offer."""

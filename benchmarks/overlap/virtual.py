@@ -14,10 +14,8 @@ from functools import partial
 from itertools import count
 
 from swarm.central.capacity import Demand
-from swarm.central.learner import Learner, LearnerSettings, StepReport
-from swarm.groups.versions import oldest_version
+from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerSettings, LearnerTerms, StepReport
 from swarm.reasons import Outcome, Reason
-from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Actions,
     Commitment,
@@ -28,6 +26,7 @@ from swarm.types import (
     OfferedGroup,
     PolicyId,
     ProceduralRef,
+    ReceivedGroup,
     Rejection,
     RolloutGroup,
     Sampling,
@@ -91,28 +90,21 @@ class Virtual:
         self._random = random.Random(plan.seed)
         self._order = count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._inbox: list[tuple[str, RolloutGroup]] = []
+        self._inbox: list[ReceivedGroup] = []
         self._graded: list[tuple[str, Grade | Rejection]] = []
         self._announced = 0
         self._workers = [VirtualWorker(rate) for rate in plan.rates]
-        self.learner = Learner(
-            settings=LearnerSettings(
-                max_staleness=plan.max_staleness,
-                publish_every=plan.demand.publish_every,
-                rollouts_per_step=plan.demand.rollouts,
-                micro_batch_rollouts=GROUP_SIZE,
-                buffer_groups=100_000,
-            ),
-            max_pending_per_peer=10**9,
-            # Of each of the two as much as a step of the learner calls.
-            updater=self,  # type: ignore[arg-type]
-            verifier=self,  # type: ignore[arg-type]
-            exchange=self,
-            publisher=self,
-            auditor=self,
-            ledger=Ledger(),
-            clock=lambda: self.now,
+        settings = LearnerSettings(
+            max_staleness=plan.max_staleness,
+            publish_every=plan.demand.publish_every,
+            rollouts_per_step=plan.demand.rollouts,
+            micro_batch_rollouts=GROUP_SIZE,
+            buffer_groups=100_000,
         )
+        # As much of updater and verifier as a step of the learner calls.
+        parts = LearnerParts(updater=self, verifier=self, exchange=self, publisher=self, auditor=self)  # type: ignore[arg-type]
+        terms = LearnerTerms(learner=settings, max_pending_per_peer=10**9)
+        self.learner = Learner(terms, parts, LearnerObserver(), clock=lambda: self.now)
         for worker in self._workers:
             self._at(self._random.uniform(0, GROUP_SIZE / worker.rate), partial(self._begin, worker))
 
@@ -151,7 +143,7 @@ class Virtual:
             return
         group = self._group(worker.spans)
         delay_s = self._random.expovariate(1 / self._plan.delay_s) if self._plan.delay_s else 0.0
-        self._at(delay_s, lambda: self._inbox.append((str(group.sequence), group)))
+        self._at(delay_s, lambda: self._inbox.append(ReceivedGroup(str(group.sequence), group)))
         self._begin(worker)
 
     def _back(self, worker: VirtualWorker) -> None:
@@ -225,7 +217,7 @@ class Virtual:
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Nothing is on offer."""
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
+    def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
         """Groups that have arrived."""
         arrived, self._inbox = self._inbox, []
         return arrived, {}
@@ -265,7 +257,7 @@ class Virtual:
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         """Takes the group's share of the step's time."""
-        self.worst_lag = max(self.worst_lag, *(self.version - oldest_version(group.group) for group in groups))
+        self.worst_lag = max(self.worst_lag, *(self.version - group.group.oldest_version for group in groups))
         demand = self._plan.demand
         self._pass(self.now + demand.train_s * sum(len(group.rewards) for group in groups) / demand.rollouts)
 

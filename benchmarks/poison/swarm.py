@@ -15,9 +15,10 @@ from rich.console import Console
 from benchmarks.common.poison import Poison, join
 from benchmarks.common.running import scratch
 from benchmarks.poison.attacks import Attack, PeerAttack
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.real_models.settings import real_model
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.simulation.mixes import Fields, as_fields
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
@@ -28,10 +29,9 @@ from swarm.net.records.identity import Identity
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import TINY
 from swarm.reasons import Fate, Reason
-from swarm.sapo.mixing import Candidate
 from swarm.sapo.round import RoundReport, SapoNode
 from swarm.telemetry.samples.log import SampleLog
-from swarm.types import Actions, Grade, GradedGroup, Rejection, RolloutGroup, TaskRef
+from swarm.types import Actions, Grade, GradedGroup, ReceivedGroup, Rejection, RolloutGroup, TaskRef
 from swarm.types.questions import as_text
 
 LAST = 0.2
@@ -199,7 +199,7 @@ class Node(PeerNode):
         super().__init__(config, identity, transport, self.listening, clock=clock)
 
     def _make_node(self) -> SapoNode:
-        counting(self._shell.samples, self.fates)
+        counting(self._runtime.samples, self.fates)
         return super()._make_node()
 
     def _record(self, report: RoundReport) -> None:
@@ -209,13 +209,13 @@ class Node(PeerNode):
 
     def would_learn(self, groups: Sequence[GradedGroup]) -> list[bool]:
         """Whether an update would learn from each group as a whole, if it were another's."""
-        candidates = [Candidate(str(number), group) for number, group in enumerate(groups)]
-        kept = self._node._appraisal().screen(candidates)
+        received = [ReceivedGroup(str(number), group) for number, group in enumerate(groups)]
+        kept = self._node.external._scorer().screen(received)
         return [part is not None and part.rewards == group.rewards for part, group in zip(kept, groups, strict=True)]
 
     def reputation(self, peer_id: str) -> float | None:
         """See `reputation`."""
-        return reputation(self._shell.exchange, peer_id)
+        return reputation(self._runtime.exchange, peer_id)
 
 
 class Poisoner:
@@ -358,7 +358,7 @@ class Swarm:
         config = base.model_copy(update={"out": self._folder / f"peer-{seed}", "seed": seed})
         config.out.mkdir()
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity)
+        self._sealed = self._sealed or found_run(config, identity).sealed
         transport = MemoryTransport(self._hub, identity.peer_id, self._sealed, clock=self._clock)
         transport.start()
         node = Node(config, identity, transport, self._clock)

@@ -16,7 +16,7 @@ from benchmarks.staleness.delays import lags
 from benchmarks.staleness.sampler import Sampler
 from benchmarks.staleness.subject import Subject
 from swarm.errors import NonFiniteUpdates
-from swarm.groups.signal import has_signal
+from swarm.groups.credit import has_signal
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm.config import NodeConfig, Values, load_config
 from swarm.errors import ConfigError
-from swarm.sapo.mixing.config import find_policy
+from swarm.sapo.mixing.policies import find_policy
 
 Fields = Sequence[tuple[str, str]]
 """(dotted path, text) of configuration fields."""

@@ -8,16 +8,15 @@ add ──▶ held, oldest version first ──take──▶ in the open update 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from swarm.groups.versions import oldest_version
 from swarm.protocols import NEWCOMERS
 from swarm.reasons import Reason
-from swarm.sapo.mixing import AuthorOf, authors_of, fair_part
-from swarm.sapo.pool import PooledGroup
-from swarm.types import GradedGroup
+from swarm.received.authors import AuthorOf, authors_of, fair_part, itself
+from swarm.received.pool import PooledGroup
+from swarm.types import GradedGroup, ReceivedGroup
 
 LATE = 4.0
 """A worker delivers no more after this many of its usual times between two groups without one."""
@@ -35,11 +34,6 @@ class _Flow(Struct):
     gap_s: float = 0.0
 
 
-def itself(peer_id: str) -> str:
-    """Every worker is an author of its own."""
-    return peer_id
-
-
 class ReplayBuffer:
     """Groups whose tokens are all at most `max_staleness` versions old when taken, fair between workers.
 
@@ -53,8 +47,8 @@ class ReplayBuffer:
         self._flows: OrderedDict[str, _Flow] = OrderedDict()
         self._max_staleness = max_staleness
         self._max_groups = max_groups
-        self._held: dict[str, PooledGroup] = {}
-        self._taken: dict[str, PooledGroup] = {}
+        self._held: dict[str, ReceivedGroup] = {}
+        self._taken: dict[str, ReceivedGroup] = {}
 
     def __len__(self) -> int:
         """Groups held, without those in the open update."""
@@ -69,19 +63,17 @@ class ReplayBuffer:
         """Whether one more group would displace another."""
         return len(self._held) >= self._max_groups
 
-    def add(
-        self, content_id: str, graded: GradedGroup, version: int, now: float, author_of: AuthorOf = itself
-    ) -> Counter[Reason]:
+    def admit(self, received: ReceivedGroup, version: int, now: float, author_of: AuthorOf = itself) -> Counter[Reason]:
         """Add a group while the policy is at `version`.
 
         Returns the reasons of groups that left or did not enter: `stale_version`, `buffer_full`. A full buffer drops
         the oldest version of the author with the most groups. Raises `ValueError` for an id already held: the caller
         deduplicates.
         """
-        if content_id in self:
-            raise ValueError(f"group {content_id} is already in the buffer")
-        self._held[content_id] = PooledGroup(content_id, graded, now)
-        self._note(graded.group.peer_id, now)
+        if received.content_id in self:
+            raise ValueError(f"group {received.content_id} is already in the buffer")
+        self._held[received.content_id] = received
+        self._note(received.peer_id, now)
         left = self.advance(version)
         while len(self._held) > self._max_groups:
             del self._held[self._least_wanted(author_of)]
@@ -97,7 +89,7 @@ class ReplayBuffer:
 
     def refuse(self, peer_id: str | None = None) -> int:
         """Discard the groups held, or those of one worker; returns their number."""
-        unwanted = [key for key, held in self._held.items() if peer_id in (None, held.graded.group.peer_id)]
+        unwanted = [key for key, held in self._held.items() if peer_id in (None, held.peer_id)]
         for key in unwanted:
             del self._held[key]
         return len(unwanted)
@@ -105,19 +97,17 @@ class ReplayBuffer:
     def ready(self, version: int, num_rollouts: int, now: float = 0.0, author_of: AuthorOf = itself) -> list[str]:
         """Content ids of what `take` gives."""
         expected = self._delivering(now)
-        keys = authors_of(
-            {*expected, *map(_sender, self._held.values()), *map(_sender, self._taken.values())}, author_of
-        )
+        keys = authors_of({*expected, *_senders(self._held), *_senders(self._taken)}, author_of)
         fair = fair_part(num_rollouts + self.num_taken, len({*keys.values()}))
         given = Counter[str]()
         for held in self._taken.values():
-            given[keys[_sender(held)]] += len(held.graded.rewards)
+            given[keys[held.peer_id]] += len(held.rewards)
         waiting = sorted((key for key in self._held if self._admissible(self._held[key], version)), key=self._age)
-        others = any(keys[peer_id] != NEWCOMERS for peer_id in (*expected, *map(_sender, self._held.values())))
+        others = any(keys[peer_id] != NEWCOMERS for peer_id in (*expected, *_senders(self._held)))
         chosen: dict[str, None] = {}
         for fills in (False, True):  # what others leave is given out once all have had their part
             for key in waiting:
-                author, size = keys[_sender(self._held[key])], len(self._held[key].graded.rewards)
+                author, size = keys[self._held[key].peer_id], len(self._held[key].rewards)
                 may = given[author] < fair or (fills and not (others and author == NEWCOMERS))
                 if num_rollouts > 0 and may and key not in chosen:
                     chosen[key] = None
@@ -139,12 +129,12 @@ class ReplayBuffer:
 
     def has_taken(self, peer_id: str) -> bool:
         """Whether a worker's groups are in the open update."""
-        return peer_id in map(_sender, self._taken.values())
+        return peer_id in _senders(self._taken)
 
     @property
     def num_taken(self) -> int:
         """Completions in the open update."""
-        return sum(len(held.graded.rewards) for held in self._taken.values())
+        return sum(len(held.rewards) for held in self._taken.values())
 
     def settle(self) -> list[GradedGroup]:
         """The open update was made: release its groups and return them."""
@@ -158,7 +148,7 @@ class ReplayBuffer:
 
     def num_rollouts(self, content_ids: Iterable[str] | None = None) -> int:
         """Completions held, without those in the open update; or those of these groups."""
-        return sum(len(self._held[key].graded.rewards) for key in (self._held if content_ids is None else content_ids))
+        return sum(len(self._held[key].rewards) for key in (self._held if content_ids is None else content_ids))
 
     def num_unused(self) -> int:
         """Groups that no completed update has used."""
@@ -166,21 +156,21 @@ class ReplayBuffer:
 
     def dump(self) -> list[PooledGroup]:
         """Every group that no completed update has used, for a checkpoint."""
-        return [*self._taken.values(), *self._held.values()]
+        return [PooledGroup.of(held) for held in (*self._taken.values(), *self._held.values())]
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
         """Restore what `dump` returned."""
-        self._held = {held.content_id: held for held in groups}
+        self._held = {saved.content_id: saved.received() for saved in groups}
         self._taken = {}
 
-    def _admissible(self, held: PooledGroup, version: int) -> bool:
-        return version - oldest_version(held.graded.group) <= self._max_staleness
+    def _admissible(self, held: ReceivedGroup, version: int) -> bool:
+        return version - held.group.oldest_version <= self._max_staleness
 
     def _age(self, content_id: str) -> int:
-        return oldest_version(self._held[content_id].graded.group)
+        return self._held[content_id].group.oldest_version
 
     def _least_wanted(self, author_of: AuthorOf) -> str:
-        authors = {key: author_of(_sender(held)) for key, held in self._held.items()}
+        authors = {key: author_of(held.peer_id) for key, held in self._held.items()}
         ((most, _),) = Counter(authors.values()).most_common(1)
         return min((key for key, author in authors.items() if author == most), key=self._age)
 
@@ -199,5 +189,5 @@ class ReplayBuffer:
         ]
 
 
-def _sender(held: PooledGroup) -> str:
-    return held.graded.group.peer_id
+def _senders(groups: Mapping[str, ReceivedGroup]) -> set[str]:
+    return {held.peer_id for held in groups.values()}

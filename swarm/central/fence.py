@@ -13,10 +13,10 @@ from statistics import median_low
 import numpy as np
 from msgspec.structs import replace
 
-from swarm.groups.corroboration import Corroboration, CorroborationSettings, ReadGroup
-from swarm.groups.plausibility import Plausibility, PlausibilitySettings, least_probable
 from swarm.protocols import NEWCOMERS, Updater
-from swarm.sapo.appraisal import Reading, own_reading
+from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
+from swarm.received.plausibility import Plausibility, PlausibilitySettings, least_probable
+from swarm.received.screening import Reading, own_reading
 from swarm.types import GradedGroup
 
 RENEW_AFTER = 8
@@ -70,7 +70,7 @@ class Bounded:
 
 
 class Claimed:
-    """An updater's advantages, with the log-probabilities that workers claim: nothing is computed anew."""
+    """An updater's advantages, with the log-probabilities that workers claim: nothing is recomputed."""
 
     def __init__(self, updater: Updater) -> None:
         """Of the policy that is trained."""
@@ -88,7 +88,7 @@ class WorkerCorroboration:
         """Every push counts until others are known. Fair parts already bound new workers."""
         self._settings = settings.model_copy(update={"full_after": 1})
         self._of: OrderedDict[str, Corroboration] = OrderedDict()
-        """Of each worker that counts as an author, with the others in the place of own groups."""
+        """Of each worker that counts as an author, with the others instead of own groups."""
 
     def credited(self, graded: GradedGroup, group: ReadGroup, author: str) -> GradedGroup:
         """The group with factors of its token advantages, by what the others' groups bear out; `author` is what its

@@ -3,7 +3,7 @@
     feed ──▶ install: between two decode steps ──▶ engine ──▶ groups, as they are finished ──▶ graded ──▶ swarm
                                                      ▲
                             questions of its own stream, many at once: a free slot takes the next question, and
-                            batches are only how they are counted (`swarm/groups/playing/flow.py`)
+                            batches are only how they are counted (`swarm/groups/flow.py`)
 
 It never waits for the learner's steps: it samples with its current snapshot while the next one arrives, and running
 sequences continue under the new weights (`installer.py`). It pauses when its version exceeds the staleness bound,
@@ -25,8 +25,8 @@ from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError
 from swarm.figures import SLOTS_BUSY, values
-from swarm.groups.episodes import Played
-from swarm.groups.playing.flow import Flow
+from swarm.groups.episodes import FinishedGroup
+from swarm.groups.flow import Flow
 from swarm.protocols import StreamingEngine, Verifier
 from swarm.reasons import Reason
 from swarm.settings import Settings
@@ -117,7 +117,7 @@ class Follower:
         self._num_in_call = 0
         """Questions asked since the engine's call began."""
         self._flow = self._new_flow()
-        self._games: Generator[tuple[int, Played | Rejection]] | None = None
+        self._games: Generator[tuple[int, FinishedGroup | Rejection]] | None = None
         """Of the engine's call that is open."""
         self._last_orders: Orders | None = None
         """They hold while the learner is away."""
@@ -199,7 +199,7 @@ class Follower:
         slots = plan.slots or plan.num_questions * plan.group_size
         return Flow(self._engine.stream, self._verifier, self._more, plan.group_size, plan.sampling, seed, slots)
 
-    def _next(self) -> tuple[int, Played | Rejection] | None:
+    def _next(self) -> tuple[int, FinishedGroup | Rejection] | None:
         """The next question whose episodes are over; None when an engine's call has ended with its last one."""
         return next(self._games, None) if self._games is not None else None
 

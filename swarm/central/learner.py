@@ -27,30 +27,20 @@ from swarm.central.capacity import publish_every
 from swarm.central.fence import Bounded, Claimed, WorkerCorroboration, WorkerFence
 from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
-from swarm.groups.copies import Copies
-from swarm.groups.corroboration import CorroborationSettings
 from swarm.groups.credit import Credit
-from swarm.groups.intake import Intake, cannot_fit
-from swarm.groups.plausibility import PlausibilitySettings
 from swarm.groups.rollout_figures import rollout_figures
-from swarm.groups.versions import newest_version, oldest_version
-from swarm.groups.waiting import WaitingLimits
-from swarm.protocols import (
-    NEWCOMERS,
-    Auditor,
-    GroupExchange,
-    KeepSample,
-    SnapshotPublisher,
-    StreamingUpdater,
-    Verifier,
-)
-from swarm.reasons import FRAUDS, Reason
-from swarm.sapo.appraisal import Appraisal, own_reading, read_group
-from swarm.sapo.mixing import AuthorOf, Candidate
+from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
+from swarm.reasons import FRAUDS, Fate, Reason
+from swarm.received.authors import author_of
+from swarm.received.copies import Copies
+from swarm.received.corroboration import CorroborationSettings
+from swarm.received.intake import Intake, IntakeLimits, Selection, cannot_fit
+from swarm.received.plausibility import PlausibilitySettings
+from swarm.received.screening import CandidateScorer, own_reading, read_group
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
-from swarm.types import MAX_COMPLETIONS, GradedGroup, RolloutGroup, UpdateReport
+from swarm.types import MAX_COMPLETIONS, GradedGroup, ReceivedGroup, RolloutGroup, UpdateReport
 
 POLL_S = 0.02
 
@@ -126,67 +116,76 @@ class StepReport(Struct, frozen=True):
     """Of the groups trained on."""
 
 
-class Learner:
+class LearnerTerms(Struct, frozen=True, kw_only=True):
+    """How a learner deals with its workers' groups."""
+
+    learner: LearnerSettings
+    plausibility: PlausibilitySettings = PlausibilitySettings()
+    corroboration: CorroborationSettings = CorroborationSettings()
+    credit: Credit = "episode"
+    """That of the updates."""
+    max_group_size: int = MAX_COMPLETIONS
+    """Most completions of a group."""
+    max_pending_per_peer: int
+    """Most groups of one worker that wait to be regraded."""
+    trusted: Collection[str] = ()
+    """Workers whose tool results are accepted without replay."""
+
+
+class LearnerParts(Struct, frozen=True, kw_only=True):
+    """What a learner is made of."""
+
+    updater: StreamingUpdater
+    verifier: Verifier
+    exchange: GroupExchange
+    publisher: SnapshotPublisher
+    auditor: Auditor
+
+
+class LearnerObserver:
+    """Watches a learner, and can stop it. This one does neither."""
+
+    def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
+        """See `KeepSample`."""
+
+    def delivered(self, peer_id: str, rollouts: int) -> None:
+        """A worker delivered a group with this number of admissible rollouts."""
+
+    def cancelled(self) -> bool:
+        """Whether to stop; polled while the learner waits."""
+        return False
+
+
+class Learner(Selection):
     """Trains one policy on its workers' rollouts."""
 
     def __init__(
         self,
-        *,
-        settings: LearnerSettings,
-        max_pending_per_peer: int,
-        updater: StreamingUpdater,
-        verifier: Verifier,
-        exchange: GroupExchange,
-        publisher: SnapshotPublisher,
-        auditor: Auditor,
-        ledger: Ledger,
-        delivered: Callable[[str, int], None] = lambda peer_id, rollouts: None,
-        plausibility: PlausibilitySettings | None = None,
-        corroboration: CorroborationSettings | None = None,
-        credit: Credit = "episode",
-        keep: KeepSample = lambda fate, group: None,
-        trusted: Collection[str] = (),
-        cancelled: Callable[[], bool] = lambda: False,
-        max_group_size: Callable[[], int] = lambda: MAX_COMPLETIONS,
+        terms: LearnerTerms,
+        parts: LearnerParts,
+        observer: LearnerObserver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A learner before its first snapshot.
-
-        `delivered` is called with a worker's peer id and its number of admissible rollouts; `credit` is that of the
-        updates; `keep` is told what became
-        of groups; `trusted` are the peers whose word counts for what their own tools said; `cancelled` is polled while
-        waiting; `max_group_size` says how many completions a group may have.
-        """
+        """A learner before its first snapshot."""
+        settings = terms.learner
         self.round = 0
         """Steps made."""
         self.buffer = ReplayBuffer(settings.max_staleness, settings.buffer_groups)
-        self.ledger = ledger
-        self._fence = WorkerFence(plausibility or PlausibilitySettings())
-        self._corroboration = WorkerCorroboration(corroboration or CorroborationSettings())
-        self._credit: Credit = credit
+        self.ledger = Ledger()
+        self.max_completions = terms.max_group_size
+        self._fence = WorkerFence(terms.plausibility)
+        self._corroboration = WorkerCorroboration(terms.corroboration)
+        self._credit: Credit = terms.credit
         self._settings = settings
-        self._updater = updater
-        self._exchange = exchange
-        self._publisher = publisher
-        self._auditor = auditor
-        self._copies = Copies()
-        self._intake = Intake(
-            exchange,
-            verifier,
-            ledger,
-            WaitingLimits(max_pending_per_peer),
-            self._hopeless,
-            self._unfit,
-            keep=keep,
-            trusted=trusted,
-            max_completions=max_group_size,
-            committed=self._copies.note,
-        )
-        self._begun_anew = False
+        self._updater = parts.updater
+        self._exchange = parts.exchange
+        self._publisher = parts.publisher
+        self._auditor = parts.auditor
+        limits = IntakeLimits(terms.max_pending_per_peer, trusted=terms.trusted)
+        self._intake = Intake(parts.exchange, parts.verifier, self.ledger, self, limits, Copies(), observer.keep)
+        self._restarted = False
         """Whether the open update has been abandoned for a fraud."""
-        self._keep = keep
-        self._delivered = delivered
-        self._cancelled = cancelled
+        self._observer = observer
         self._clock = clock
 
     @property
@@ -206,7 +205,7 @@ class Learner:
         Raises `Interrupted` and `SnapshotError` with the buffer restored.
         """
         self._publisher.check()
-        self._begun_anew = False
+        self._restarted = False
         spent = Stopwatch(("wait", "receive", "update", "publish"), self._clock)
         while (missing := self._settings.rollouts_per_step - self.buffer.num_taken) > 0:
             with spent("receive"):
@@ -238,57 +237,55 @@ class Learner:
 
     def receive(self) -> None:
         """Receive regraded groups; admissible ones enter the buffer, the rest are counted."""
-        now, author_of = self._clock(), self._author_of()
-        for content_id, received in self._intake.receive(self.buffer):
+        now, authors = self._clock(), author_of(self._exchange)
+        for received in self._intake.receive(self.buffer):
             graded = self._screened(received)
             if graded is None:
                 self.ledger.dropped(Reason.IMPROBABLE)
-                self._keep(Reason.IMPROBABLE, received)
+                self._observer.keep(Reason.IMPROBABLE, received.graded)
                 continue
-            self._delivered(graded.group.peer_id, len(graded.rewards))
-            for reason, count in self.buffer.add(content_id, graded, self._updater.version, now, author_of).items():
+            received.content = graded
+            self._observer.delivered(received.peer_id, len(graded.rewards))
+            for reason, count in self.buffer.admit(received, self._updater.version, now, authors).items():
                 self.ledger.dropped(reason, count)
 
-    def _screened(self, graded: GradedGroup) -> GradedGroup | None:
-        """The part of an admitted group to learn from, None for none: whatever compares workers has its place here."""
-        bound = self._fence.bound(graded.group.peer_id, self._exchange.established())
-        self._fence.learn(graded)
+    def _screened(self, received: ReceivedGroup) -> GradedGroup | None:
+        """The part of an admitted group to learn from, None for none: everything that compares workers is here."""
+        bound = self._fence.bound(received.peer_id, self._exchange.established())
+        self._fence.learn(received.graded)
         if bound == -math.inf:
-            return graded
-        appraisal = Appraisal(Claimed(self._updater), Bounded(bound), self._credit)
-        (kept,) = appraisal.screen([Candidate(content_id="", content=graded)])
+            return received.graded
+        scorer = CandidateScorer(Claimed(self._updater), Bounded(bound), self._credit)
+        (kept,) = scorer.screen([received])
         if kept is None:
             return None
         group = read_group(kept, own_reading(kept), self._updater.advantages, self._credit)
-        return self._corroboration.credited(kept, group, self._author_of()(graded.group.peer_id))
+        return self._corroboration.credited(kept, group, author_of(self._exchange)(received.peer_id))
 
     def _take(self, missing: int) -> list[GradedGroup]:
         """Groups for the open update: a micro-batch or more, or none yet."""
         enough = min(missing, self._settings.micro_batch_rollouts)
         if self.buffer.num_rollouts() < enough and not self.buffer.is_full:  # a full buffer never holds more
             return []
-        version, now, author_of = self._updater.version, self._clock(), self._author_of()
-        ready = self.buffer.ready(version, missing, now, author_of)
+        version, now, authors = self._updater.version, self._clock(), author_of(self._exchange)
+        ready = self.buffer.ready(version, missing, now, authors)
         if self.buffer.num_rollouts(ready) < enough and not self.buffer.is_full:
             return []
-        return self.buffer.take(version, missing, now, author_of)
+        return self.buffer.take(version, missing, now, authors)
 
-    def _author_of(self) -> AuthorOf:
-        established = self._exchange.established()
-        return lambda peer_id: peer_id if peer_id in established else NEWCOMERS
-
-    def _hopeless(self, group: RolloutGroup) -> Reason | None:
-        """Why a group cannot be used, judged by its worker, versions and lengths, and by whether it repeats another."""
+    def skip_reason(self, group: RolloutGroup) -> Reason | None:
+        """Why a group cannot be used, judged by its worker, versions and lengths."""
         if self._settings.workers is not None and group.peer_id not in self._settings.workers:
             return Reason.NOT_INVITED
         if cannot_fit(group, self._updater.max_chars):
             return Reason.TOO_LONG
-        if newest_version(group) > self._updater.version:
+        if group.newest_version > self._updater.version:
             return Reason.WRONG_VERSION
-        too_old = self._updater.version - oldest_version(group) > self._settings.max_staleness
-        return Reason.STALE_VERSION if too_old else self._copies.judge(group, time.time())
+        too_old = self._updater.version - group.oldest_version > self._settings.max_staleness
+        return Reason.STALE_VERSION if too_old else None
 
-    def _unfit(self, graded: GradedGroup) -> Reason | None:
+    def reject_reason(self, graded: GradedGroup) -> Reason | None:
+        """Why this policy cannot have sampled a group; its worker is then expelled."""
         reason = self._updater.refusal(graded) or self._auditor.verdict(graded)
         if reason in FRAUDS:
             self._expel(graded.group.peer_id, reason)
@@ -297,10 +294,10 @@ class Learner:
     def _expel(self, peer_id: str, reason: Reason) -> None:
         """Nothing more is learned from a fraud: its groups leave the buffer, and the open update if they are in it.
 
-        An update begins anew only once: names are free, and each could have one fraud found in the middle of it.
+        An update is restarted only once: names are free, and each could have one fraud found in the middle of it.
         """
-        if self.buffer.has_taken(peer_id) and not self._begun_anew:
-            self._begun_anew = True
+        if self.buffer.has_taken(peer_id) and not self._restarted:
+            self._restarted = True
             self._abandon()
         self.ledger.dropped(reason, self.buffer.refuse(peer_id))
 
@@ -318,7 +315,7 @@ class Learner:
     def _wait(self) -> None:
         try:
             self._publisher.check()
-            if self._cancelled():
+            if self._observer.cancelled():
                 raise Interrupted("stopped while waiting for rollouts")
         except (Interrupted, SnapshotError):
             self._abandon()

@@ -10,12 +10,10 @@ from concurrent.futures import Future
 from msgspec.structs import replace
 
 from swarm.figures import Figure, joined
-from swarm.groups.building import OwnGroups, with_grade
-from swarm.groups.episodes import Played
-from swarm.groups.lost import without_group
+from swarm.groups.building import OwnGroups, with_grade, without_group
+from swarm.groups.credit import has_signal
+from swarm.groups.episodes import FinishedGroup
 from swarm.groups.rollout_figures import rollout_figures
-from swarm.groups.signal import has_signal
-from swarm.groups.versions import oldest_version
 from swarm.reasons import Reason
 from swarm.telemetry.ledger import Ledger
 from swarm.types import Completion, Grade, Question, Rejection, RolloutGroup
@@ -62,7 +60,7 @@ class WorkerGroups:
         """Start the figures of a new batch."""
         self.figures = {}
 
-    def add(self, question: Question, played: Played | Rejection) -> tuple[Completion, ...]:
+    def add(self, question: Question, played: FinishedGroup | Rejection) -> tuple[Completion, ...]:
         """Keep the answers to one question until they are graded, and return them; none if they cannot be used."""
         if isinstance(played, Rejection):
             self._lost(played)
@@ -104,7 +102,7 @@ class WorkerGroups:
                 self.ledger.local(Reason.ZERO_ADVANTAGE)  # the learner would only drop it
         while self._unsent and self._has_room():
             group = self._unsent.popleft()
-            if is_stale(oldest_version(group)):
+            if is_stale(group.oldest_version):
                 self.ledger.local(Reason.STALE_VERSION)
             elif self._own.share(group) is not None:
                 self.ledger.shared(1)

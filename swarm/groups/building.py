@@ -1,16 +1,30 @@
-"""Builds a node's own groups from completions and shares them, for peers and workers."""
+"""A node's own groups, of peers and workers: built from completions, shared, and why a question has none."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from swarm.foreign import clean
 from swarm.groups.expectation import log_group_expectation
-from swarm.groups.versions import oldest_version
 from swarm.protocols import GroupExchange
-from swarm.types import Completion, Grade, GradedGroup, PolicyId, RolloutGroup, Sampling, TaskRef
+from swarm.reasons import Reason
+from swarm.types import Completion, Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, TaskRef
+
+REMEDIES = MappingProxyType(
+    {
+        Reason.PROMPT_TOO_LONG: "ask shorter questions, lower generation.max_new_tokens, or choose a model with more "
+        "positions",
+        Reason.JUDGE_FAILED: "make sure that the server at judge.endpoint is up and knows judge.model",
+        Reason.JUDGE_TIMEOUT: "raise judge.time_limit_s, or choose a faster judge",
+        Reason.JUDGE_BUDGET: "raise the judge's budget, or ask fewer questions",
+    }
+)
+"""What helps where a node's own questions have no groups."""
 
 
 def with_grade(group: RolloutGroup, grade: Grade) -> GradedGroup:
@@ -26,27 +40,28 @@ def with_grade(group: RolloutGroup, grade: Grade) -> GradedGroup:
     )
 
 
+class Member(Struct, frozen=True):
+    """This node in the swarm."""
+
+    peer_id: str
+    policy_id: PolicyId
+    """Its version is ignored: each group names its own."""
+    sampling: Sampling
+    seed: int = 0
+    """Of its stream of questions and of its draws."""
+    clock: Callable[[], float] = time.time
+    """Unix seconds."""
+
+
 class OwnGroups:
     """Numbers, builds and shares this node's groups."""
 
-    def __init__(
-        self,
-        *,
-        peer_id: str,
-        policy_id: PolicyId,
-        sampling: Sampling,
-        exchange: GroupExchange,
-        token_ids: bool,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, me: Member, exchange: GroupExchange, token_ids: bool) -> None:
         """`token_ids`: whether to share token ids, log-probabilities and versions besides the text."""
-        self._peer_id = peer_id
-        self._policy_id = policy_id
-        self._sampling = sampling
+        self._me = me
         self._exchange = exchange
         self._token_ids = token_ids
-        self._clock = clock
-        self._sequence = int(clock() * 1000)  # milliseconds: increases across restarts without being stored
+        self._sequence = int(me.clock() * 1000)  # milliseconds: increases across restarts without being stored
 
     def make(
         self, question: TaskRef, completions: Sequence[Completion], rewards: Sequence[float], version: int = 0
@@ -55,17 +70,17 @@ class OwnGroups:
         self._sequence += 1
         group = RolloutGroup(
             run_id="",  # the exchange sets it
-            peer_id=self._peer_id,
+            peer_id=self._me.peer_id,
             sequence=self._sequence,
-            created_at=self._clock(),
-            policy=replace(self._policy_id, version=version),
-            sampling=self._sampling,
+            created_at=self._me.clock(),
+            policy=replace(self._me.policy_id, version=version),
+            sampling=self._me.sampling,
             question=question,
             completions=tuple(completions),
             rewards=tuple(rewards),
             log_expectation=log_group_expectation(completions),
         )
-        return replace(group, policy=replace(group.policy, version=oldest_version(group)))
+        return replace(group, policy=replace(group.policy, version=group.oldest_version))
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Send a group to the swarm; returns the group as published, or None when it could not be."""
@@ -87,3 +102,9 @@ class OwnGroups:
 def _text_only(completion: Completion) -> Completion:
     turns = tuple(replace(turn, num_tokens=0) for turn in completion.turns)
     return replace(completion, token_ids=(), logprobs=(), versions=(), turns=turns)
+
+
+def without_group(rejection: Rejection) -> str:
+    """Why an own question has no group, and what helps."""
+    why = f"{rejection.reason}: {clean(rejection.detail)}" if rejection.detail else str(rejection.reason)
+    return f"{why}; {remedy}" if (remedy := REMEDIES.get(rejection.reason)) else why

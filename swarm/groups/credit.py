@@ -1,17 +1,25 @@
-"""What the tokens of a completion are credited with: one advantage for all, or one for each turn."""
+"""Which groups have signal, and the advantages of their tokens: one for a whole completion, or one for each turn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal
 
-from swarm.groups.signal import ROUNDING
 from swarm.types import GradedGroup
 
 Advantages = Callable[[Sequence[float]], Sequence[float]]
 """Advantages [N] of rewards [N]."""
 Credit = Literal["episode", "turn"]
+ROUNDING = 1e-9
+"""Rewards that differ by less, absolutely or relatively, are equal: sums of the same parts may differ by rounding."""
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether a group has any advantage other than zero: all are zero when all G rewards are equal, up to rounding."""
+    lowest, highest = min(rewards, default=0.0), max(rewards, default=0.0)
+    return not math.isclose(lowest, highest, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def credited_turns(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[list[float]]:

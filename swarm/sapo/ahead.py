@@ -1,10 +1,10 @@
-"""Batches that are generated ahead of the updates, in a thread of its own.
+"""Batches that are generated ahead of the updates, in a separate thread.
 
     take n ─▶ batches up to n + S may begin        S: max_staleness
     update n is over, and the engine has its weights ─▶ batch n + 1 + S may begin
 
 Batches share the engine's slots in their order: a sequence of a younger one gets a slot that no older one needs
-(`swarm/groups/playing/flow.py`). So slots are empty only when the bound holds all further questions back.
+(`swarm/groups/flow.py`). So slots are empty only when the bound holds all further questions back.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
-from swarm.groups.episodes import Played, Stream
-from swarm.groups.playing.flow import BATCHES_A_CALL, Flow, Usage
+from swarm.groups.building import Member
+from swarm.groups.episodes import FinishedGroup, Stream
+from swarm.groups.flow import BATCHES_A_CALL, Flow, Usage
 from swarm.protocols import Verifier
 from swarm.reasons import Reason
-from swarm.types import Question, Rejection, Sampling
+from swarm.types import Question, Rejection
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Batch:
     """Of the policy when it began."""
     questions: list[Question] = field(default_factory=list)
     num_asked: int = 0
-    played: dict[int, Played] = field(default_factory=dict)
+    played: dict[int, FinishedGroup] = field(default_factory=dict)
     """By index."""
     failed: Counter[Reason] = field(default_factory=Counter)
     first_failure: Rejection | None = None
@@ -49,7 +52,7 @@ class Batch:
         """Questions that are answered, or cannot be."""
         return len(self.played) + self.failed.total()
 
-    def note(self, index: int, played: Played | Rejection) -> None:
+    def note(self, index: int, played: FinishedGroup | Rejection) -> None:
         """What became of one question."""
         if isinstance(played, Rejection):
             self.failed[played.reason] += 1
@@ -58,40 +61,60 @@ class Batch:
             self.played[index] = played
 
 
+class RolloutPlan(Struct, frozen=True, kw_only=True):
+    """What a node samples, and when."""
+
+    num_questions: int
+    """P: questions of a batch."""
+    group_size: int
+    """G: completions of a question."""
+    max_staleness: int = 0
+    """Updates that a batch may be ahead of the last one taken."""
+    limit_s: float = math.inf
+    """After so long in generation a batch ends with what is finished, at least one question."""
+    max_sequences: int | None = None
+    """Sequences that the engine samples together; None: those of a batch."""
+    batches_a_call: int = BATCHES_A_CALL
+    """Batches that a call of the engine takes; 1: none begins before the one before has ended."""
+
+    @property
+    def slots(self) -> int:
+        """Sequences that are sampled together, at most those of a batch."""
+        return min(self.num_questions * self.group_size, self.max_sequences or self.num_questions * self.group_size)
+
+
+class Versioned(Protocol):
+    """A policy that is trained."""
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        ...
+
+
 class Ahead:
     """Generates the batches of P questions whose turn it is, from the position that is taken next on."""
 
     def __init__(
         self,
+        plan: RolloutPlan,
+        me: Member,
         stream: Stream,
         verifier: Verifier,
-        version: Callable[[], int],
-        seed: int,
-        num_questions: int,
-        group_size: int,
-        sampling: Sampling,
-        max_staleness: int,
-        slots: int,
-        batches_a_call: int = BATCHES_A_CALL,
-        limit_s: float = math.inf,
+        policy: Versioned,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing begins before the first `take`. `slots`: sequences that the engine samples together.
-
-        Another thread than the caller's uses engine, verifier, `version` and `clock`.
-        """
+        """Nothing begins before the first `take`. Another thread than the caller's uses engine, verifier, `policy` and
+        `clock`."""
+        self._plan = plan
+        self._me = me
         self._verifier = verifier
-        self._version = version
-        self._seed = seed
-        self._num_questions = num_questions
-        self._max_staleness = max_staleness
-        self._batches_a_call = batches_a_call
-        self._limit_s = limit_s
+        self._policy = policy
         self._clock = clock
-        call_seed = int(np.random.SeedSequence([seed]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([me.seed]).generate_state(1)[0])
 
         def new_flow() -> Flow:
-            return Flow(stream, verifier, self._more, group_size, sampling, call_seed, slots, clock)
+            return Flow(stream, verifier, self._more, plan.group_size, me.sampling, seed, plan.slots, clock)
 
         self._new_flow = new_flow
         self._flow = new_flow()
@@ -132,7 +155,7 @@ class Ahead:
                     if start > position and not (other.generated.done() and other.generated.exception())
                 }
         with self._lock:
-            self._next = position + self._num_questions
+            self._next = position + self._plan.num_questions
         return batch
 
     def updated(self) -> None:
@@ -140,7 +163,7 @@ class Ahead:
         with self._lock:
             self._may_begin()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Ask only what the oldest batch in work still needs, until the next `take`."""
         with self._lock:
             self._last = min(self._in_work(), default=self._next - 1)
@@ -153,7 +176,7 @@ class Ahead:
 
     def _may_begin(self) -> None:
         """Let batches begin up to the bound."""
-        self._last = self._next + self._max_staleness * self._num_questions
+        self._last = self._next + self._plan.max_staleness * self._plan.num_questions
         if not self._running and not self._closed:
             self._running = True
             self._thread.submit(self._run)
@@ -175,7 +198,7 @@ class Ahead:
                 self._fail(error)
 
     def _starts(self) -> range:
-        return range(self._next, self._last + 1, self._num_questions)
+        return range(self._next, self._last + 1, self._plan.num_questions)
 
     def _may_go_on(self, start: int) -> bool:
         return start not in self._batches or not self._batches[start].generated.done()
@@ -189,7 +212,7 @@ class Ahead:
             for start in () if self._closed else self._starts():
                 batch = self._batches.setdefault(start, Batch())
                 if not batch.begun:
-                    if self._num_begun == self._batches_a_call:
+                    if self._num_begun == self._plan.batches_a_call:
                         return None
                     self._num_begun += 1
                     if not self._in_work():
@@ -201,12 +224,12 @@ class Ahead:
             else:
                 return None
         if not batch.questions:
-            batch.version = self._version()
-            batch.questions = self._verifier.draw(self._seed, start, self._num_questions)
+            batch.version = self._policy.version
+            batch.questions = self._verifier.draw(self._me.seed, start, self._plan.num_questions)
         batch.num_asked += 1
         return start + batch.num_asked - 1, batch.questions[batch.num_asked - 1]
 
-    def _note(self, number: int, played: Played | Rejection) -> None:
+    def _note(self, number: int, played: FinishedGroup | Rejection) -> None:
         with self._lock:
             start = max(start for start in self._in_work() if start <= number)
             batch = self._batches[start]
@@ -218,11 +241,11 @@ class Ahead:
         """End the oldest batch if its time is over; whether it was, so that its sequences must leave their slots."""
         with self._lock:
             start = min(self._in_work(), default=None)
-            if start is None or self._clock() < self._oldest_since + self._limit_s:
+            if start is None or self._clock() < self._oldest_since + self._plan.limit_s:
                 return False
             if not self._batches[start].played:
                 return False
-        self._flow.drop(range(start, start + self._num_questions))
+        self._flow.drop(range(start, start + self._plan.num_questions))
         self._end(start)
         return True
 

@@ -14,27 +14,21 @@ No sequence of batch n begins before update n - max_staleness - 1 is over, which
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
 from msgspec import Struct
 
-from swarm.groups.building import with_grade
-from swarm.groups.lost import without_group
-from swarm.groups.playing.flow import BATCHES_A_CALL
-from swarm.groups.playing.play import play
+from swarm.groups.building import Member, OwnGroups, with_grade, without_group
+from swarm.groups.episodes import run_episodes
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
-from swarm.sapo.ahead import Ahead, Batch
+from swarm.sapo.ahead import Ahead, Batch, RolloutPlan, Versioned
 from swarm.stopwatch import Stopwatch
-from swarm.types import Completion, GradedGroup, Rejection, RolloutGroup, Sampling, TaskRef
-
-MakeGroup = Callable[[TaskRef, Sequence[Completion], Sequence[float], int], RolloutGroup]
-"""The next own group: `make(question, completions, rewards, version)`."""
+from swarm.types import GradedGroup, Rejection
 
 
 class GradedBatch(Struct, frozen=True):
@@ -57,55 +51,25 @@ class Rollouts:
 
     def __init__(
         self,
+        plan: RolloutPlan,
+        me: Member,
         engine: RolloutEngine,
         verifier: Verifier,
-        make: MakeGroup,
-        version: Callable[[], int],
-        seed: int,
-        num_questions: int,
-        group_size: int,
-        sampling: Sampling,
-        max_staleness: int,
-        limit_s: float = math.inf,
-        max_sequences: int | None = None,
-        batches_a_call: int = BATCHES_A_CALL,
+        policy: Versioned,
+        own: OwnGroups,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_staleness`: updates that a batch may be ahead of the last one taken. After `limit_s` of generating a
-        batch ends with what is finished, at least one question.
-
-        With 1 or more, another thread than the caller of `take` uses engine, verifier and `version`, and the engine is
-        told of turns. A group whose tokens name no policy version gets the `version` at which its batch started. At
-        most a batch's sequences are sampled together, or `max_sequences`; a call of the engine takes so many batches,
-        1 if none may begin before the one before has ended.
+        """With a staleness of 1 or more, another thread than the caller of `take` uses engine, verifier and `policy`,
+        and the engine takes turns. A group whose tokens name no version gets the policy's at which its batch began.
         """
+        self._plan = plan
+        self._me = me
         self._engine = engine
         self._verifier = verifier
-        self._make_group = make
-        self._version = version
-        self._seed = seed
-        self._num_questions = num_questions
-        self._group_size = group_size
-        self._sampling = sampling
-        self._limit_s = limit_s
+        self._policy = policy
+        self._own = own
         self._clock = clock
-        self._ahead: Ahead | None = None
-        if max_staleness:
-            slots = num_questions * group_size
-            self._ahead = Ahead(
-                engine.stream,
-                verifier,
-                version,
-                seed,
-                num_questions,
-                group_size,
-                sampling,
-                max_staleness,
-                slots=min(slots, max_sequences or slots),
-                batches_a_call=batches_a_call,
-                limit_s=limit_s,
-                clock=clock,
-            )
+        self._ahead = Ahead(plan, me, engine.stream, verifier, policy, clock) if plan.max_staleness else None
 
     def take(self, position: int, stages: Stopwatch) -> GradedBatch:
         """The batch that begins with question `position` of the stream; those that may be ahead of it begin.
@@ -124,10 +88,10 @@ class Rollouts:
         if self._ahead is not None:
             self._ahead.updated()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Begin no more batches until the next `take`."""
         if self._ahead is not None:
-            self._ahead.rest()
+            self._ahead.pause()
 
     def close(self) -> None:
         """Start no more batches; a running one ends with its engine."""
@@ -135,12 +99,14 @@ class Rollouts:
             self._ahead.close()
 
     def _generated(self, position: int, stages: Stopwatch) -> Batch:
-        batch = Batch(self._version())
+        batch = Batch(self._policy.version)
         with stages("draw"):
-            batch.questions = self._verifier.draw(self._seed, position, self._num_questions)
-        seed = int(np.random.SeedSequence([self._seed, position]).generate_state(1)[0])
-        ends_at = self._clock() + self._limit_s
-        games = play(self._engine.stream, self._verifier, batch.questions, self._group_size, self._sampling, seed)
+            batch.questions = self._verifier.draw(self._me.seed, position, self._plan.num_questions)
+        seed = int(np.random.SeedSequence([self._me.seed, position]).generate_state(1)[0])
+        ends_at = self._clock() + self._plan.limit_s
+        games = run_episodes(
+            self._engine.stream, self._verifier, batch.questions, self._plan.group_size, self._me.sampling, seed
+        )
         with stages("generate"), closing(games):
             for index, played in games:
                 batch.note(index, played)
@@ -158,7 +124,7 @@ class Rollouts:
                 first = first or verdict
             else:
                 ref = batch.questions[index].ref
-                group = self._make_group(ref, played.completions, verdict.rewards, batch.version)
+                group = self._own.make(ref, played.completions, verdict.rewards, batch.version)
                 groups.append(with_grade(group, verdict))
         return GradedBatch(
             groups,

@@ -8,26 +8,28 @@ author 1 / pass rate, so that an author whose groups fail gets fewer of them gra
 mix's weights decide, by the rewards that the author claims, times the pass rate of its groups of the same task: another
 node may have other tasks. Claims decide what is fetched and graded, never what is learned.
 
-An offer is a promise. What newcomers promise takes no place of established authors' groups; what is late, nobody's. At
-most 32 of newcomers' promises are awaited at once.
+An offer is a promise. Newcomers' promises displace no established author's group, late ones displace nobody's. At most
+32 of newcomers' promises are awaited at once.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
 
-from swarm.groups.waiting import Waiting
+from swarm.lru import LruDict
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import AuthorOf, Candidate, authors, in_random_order
+from swarm.received.authors import AuthorOf
+from swarm.sapo.mixing import Candidate, authors, in_random_order
+from swarm.types import ReceivedGroup
 
 MIN_PASS_RATE = 0.1
 """Of an author whose groups always fail: the price of one is that of ten good ones."""
 MAX_PROMISED = 32
-"""Groups that newcomers offered and that are being fetched, late ones included: those that give leave room at once."""
+"""Groups on offer by newcomers that are being fetched, late ones included; those that arrive leave room at once."""
 MEMORY = 0.97
 """Weight that an outcome keeps with each later one of the author: the rate is that of its last 30 or so."""
 REMEMBERED_LAGS = 32
@@ -38,7 +40,7 @@ MAX_TASKS = 64
 
 
 class _Outcomes(Struct):
-    """Of an author's groups, of one task or of all."""
+    """What became of an author's groups, of one task or of all."""
 
     passed: float = 1.0
     graded: float = 1.0
@@ -59,24 +61,11 @@ class _Author(Struct):
 
     cost: float = 0.0
     overall: _Outcomes = field(default_factory=_Outcomes)
-    tasks: OrderedDict[str, _Outcomes] = field(default_factory=OrderedDict)
+    tasks: LruDict[str, _Outcomes] = field(default_factory=lambda: LruDict(MAX_TASKS))
 
     def outcomes(self, task: str) -> _Outcomes:
         """Those of a task; a new one starts from all tasks: names cost nothing."""
-        found = self.tasks.setdefault(task, _Outcomes(self.overall.pass_rate))
-        self.tasks.move_to_end(task)
-        if len(self.tasks) > MAX_TASKS:
-            self.tasks.popitem(last=False)
-        return found
-
-
-class _Next(Struct, frozen=True):
-    """A group in its author's queue."""
-
-    key: str
-    task: str
-    is_here: bool
-    """Not merely on offer."""
+        return self.tasks.setdefault(task, _Outcomes(self.overall.pass_rate))
 
 
 class _Begun(Struct):
@@ -92,7 +81,7 @@ class _Begun(Struct):
     """Counted as failed, until it comes."""
 
 
-class Situation(Struct, frozen=True):
+class GradingContext(Struct, frozen=True):
     """What decides which groups to grade."""
 
     waiting: Sequence[Candidate]
@@ -111,24 +100,22 @@ class Situation(Struct, frozen=True):
 
 
 class Shortlist:
-    """A `Choice` by what the coming updates want. Knows what it has cost to grade each author's groups."""
+    """Chooses by what the coming updates want. Knows what it has cost to grade each author's groups."""
 
-    def __init__(self, look: Callable[[Waiting], Situation]) -> None:
-        """Nobody is known. `look` describes the situation whenever groups may be chosen."""
-        self._look = look
+    def __init__(self) -> None:
+        """Nobody is known."""
         self._round = 0
-        self._authors: OrderedDict[str, _Author] = OrderedDict()
+        self._authors = LruDict[str, _Author](MAX_AUTHORS)
         self._begun: dict[str, _Begun] = {}
-        self._passed: OrderedDict[str, _Begun] = OrderedDict()
+        self._passed = LruDict[str, _Begun](REMEMBERED_PASSED)
         """Groups that passed lately."""
         self._lags: deque[int] = deque(maxlen=REMEMBERED_LAGS)
         """Rounds that the last gradings took."""
         self._spent = 0.0
         """Cost of the author chosen last: one that returns starts there, without credit for its absence."""
 
-    def choose(self, waiting: Waiting) -> list[str]:
-        """See `Choice`."""
-        now = self._look(waiting)
+    def choose(self, now: GradingContext) -> list[str]:
+        """Keys of the groups to grade now, and of those on offer to fetch for that."""
         self._round = now.round
         wanted = self._wanted(now)
         keys = authors([*now.pooled, *now.waiting], now.author_of)
@@ -143,7 +130,7 @@ class Shortlist:
                 here += self._pass_rate(each.author, each.task)
             elif not each.is_late:
                 promised[each.is_new] += self._pass_rate(each.author, each.task)
-        queues = self._queues(now, keys, waiting)
+        queues = self._queues(now, keys)
         num_promised = sum(each.is_new and not each.is_here for each in self._begun.values())
         chosen: list[str] = []
         while queues and here + promised[False] < wanted:
@@ -171,19 +158,19 @@ class Shortlist:
         return chosen
 
     def came(self, key: str, content_id: str) -> None:
-        """See `Choice`."""
+        """See `Selection`."""
         self._begun[content_id] = begun = self._begun.pop(key)
         begun.is_here = True
 
     def late(self, key: str) -> None:
-        """See `Choice`."""
+        """See `Selection`."""
         begun = self._begun[key]
         begun.is_late = True
         for outcomes in self._outcomes(begun):
             outcomes.add(False)
 
     def checked(self, key: str, usable: bool) -> None:
-        """See `Choice`."""
+        """See `Selection`."""
         begun = self._begun.pop(key)
         for outcomes in self._outcomes(begun):
             if not begun.is_late:
@@ -194,8 +181,6 @@ class Shortlist:
             if not begun.is_late:  # else whoever answers late would have more fetched
                 self._lags.append(max(1, self._round - begun.round))
             self._passed[key] = begun
-            if len(self._passed) > REMEMBERED_PASSED:
-                self._passed.popitem(last=False)
 
     def refused(self, content_id: str) -> None:
         """A group that had passed was drawn for an update, and then not used."""
@@ -203,7 +188,7 @@ class Shortlist:
             for outcomes in self._outcomes(begun):
                 outcomes.passed = max(0.0, outcomes.passed - 1)
 
-    def _wanted(self, now: Situation) -> int:
+    def _wanted(self, now: GradingContext) -> int:
         """Graded groups, in the pool or on their way there."""
         if not now.num_external:
             return 0
@@ -211,18 +196,17 @@ class Shortlist:
         lag = sorted(self._lags)[3 * len(self._lags) // 4] if self._lags else 1
         return min(now.max_pooled, now.num_external * (1 + lag) + now.num_choice)
 
-    def _queues(self, now: Situation, keys: Mapping[str, str], waiting: Waiting) -> dict[str, deque[_Next]]:
+    def _queues(self, now: GradingContext, keys: Mapping[str, str]) -> dict[str, deque[ReceivedGroup]]:
         """The groups of each author, the next one first, without those of weight 0."""
-        queues: defaultdict[str, deque[_Next]] = defaultdict(deque)
+        queues: defaultdict[str, deque[ReceivedGroup]] = defaultdict(deque)
         given = now.weights if now.weights is not None else [1.0] * len(now.waiting)
         weights = [
             weight * self._pass_rate(keys[each.sender], each.task)
             for weight, each in zip(given, now.waiting, strict=True)
         ]
-        for place in in_random_order(len(now.waiting), weights, now.rng):
-            following = now.waiting[place]
-            is_here = waiting.has_group(following.content_id)
-            queues[keys[following.sender]].append(_Next(following.content_id, following.task, is_here))
+        for index in in_random_order(len(now.waiting), weights, now.rng):
+            following = now.waiting[index].received
+            queues[keys[following.peer_id]].append(following)
         for name in queues:
             self._of(name).cost = max(self._of(name).cost, self._spent)
         return queues
@@ -241,8 +225,4 @@ class Shortlist:
             self._of(name).overall = _Outcomes(self._of(NEWCOMERS).overall.pass_rate)
 
     def _of(self, name: str) -> _Author:
-        author = self._authors.setdefault(name, _Author())
-        self._authors.move_to_end(name)
-        if len(self._authors) > MAX_AUTHORS:
-            self._authors.popitem(last=False)
-        return author
+        return self._authors.setdefault(name, _Author())

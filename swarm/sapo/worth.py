@@ -32,7 +32,6 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from swarm.protocols import GradientSketcher
-from swarm.sapo.pace import Pace
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.intervals import percentile_interval
 from swarm.types import Estimate, SwarmWorth
@@ -51,9 +50,15 @@ MIN_GROUPS = 16
 MAX_WIDTH = 1.0
 """The worth of groups is known if its interval is narrower than this or excludes 1."""
 MAX_HELP_WIDTH = 2.0
-"""The same of help, which decides nothing and is told with its interval."""
+"""The same for help, which decides nothing and is shown with its interval."""
 BLOCK_ROUNDS = 4
 NUM_DRAWS = 1_000
+PACE_ROUNDS = 256
+"""Rounds whose times are remembered."""
+MIN_PACE_ROUNDS = 16
+"""Rounds before their times say anything."""
+FOR_OTHERS = ("share", "receive", "mix")
+"""Stages that a lone node does without."""
 MAX_UNUSABLE = 0.025
 """Fraction of draws without a positive own product above which the direction itself is not known."""
 
@@ -106,6 +111,42 @@ class _Own(NamedTuple):
     groups: int
     squares: float
     """Sum of their squared lengths."""
+
+
+class _Times(NamedTuple):
+    """Seconds of one round."""
+
+    together: float
+    alone: float
+
+
+class Pace:
+    """How long a node's rounds take, and about how long they would take alone: no groups of others.
+
+    An update is taken to need time in proportion to its groups: the estimates are within 15% of controls' times, for
+    the embedded policy and for SmolLM2-135M on a CPU. What other processes of this node do for the swarm is in both
+    sides' times.
+    """
+
+    def __init__(self) -> None:
+        """Before the first round."""
+        self._rounds: deque[_Times] = deque(maxlen=PACE_ROUNDS)
+
+    def add(self, seconds: Mapping[str, float], trained: int, alone: int) -> None:
+        """Add a round with `seconds` by stage, whose update had `trained` groups; alone it would have had `alone`."""
+        saved = sum(seconds.get(stage, 0.0) for stage in FOR_OTHERS)
+        if trained:
+            saved += seconds.get("update", 0.0) * (1 - alone / trained)
+        together = sum(seconds.values())
+        self._rounds.append(_Times(together, together - saved))
+
+    @property
+    def time_alone(self) -> float | None:
+        """Time of the rounds alone over their time with others; None before `MIN_PACE_ROUNDS`."""
+        together = sum(each.together for each in self._rounds)
+        if len(self._rounds) < MIN_PACE_ROUNDS or together <= 0:
+            return None
+        return sum(each.alone for each in self._rounds) / together
 
 
 class WorthEstimator:

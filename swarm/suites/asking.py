@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from swarm.groups.episodes import Played, by_generate
-from swarm.groups.playing.play import play
+from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.protocols import RolloutEngine, TaskVerifier
 from swarm.suites.config import Suite
 from swarm.suites.estimators import suite_figures
@@ -87,7 +86,7 @@ class SuiteRun:
         if questions:
             seed = self._seed(part.task, start)
             stream = by_generate(self._engine)
-            games = dict(play(stream, self._verifier, questions, self._suite.k, self._suite.sampling, seed))
+            games = dict(run_episodes(stream, self._verifier, questions, self._suite.k, self._suite.sampling, seed))
             for index in range(len(questions)):
                 self._count(part, games[index])
         part.asked.update(drawn)
@@ -109,7 +108,7 @@ class SuiteRun:
         name = int.from_bytes(hashlib.blake2b(task.encode(), digest_size=8).digest(), "big")
         return int(np.random.SeedSequence([self._stream, name, start]).generate_state(1)[0])
 
-    def _count(self, part: _Part, played: Played | Rejection) -> None:
+    def _count(self, part: _Part, played: FinishedGroup | Rejection) -> None:
         if isinstance(played, Rejection):  # no room for a completion counts as wrong
             part.answered.append(_Answered((0.0,) * self._suite.k, unanswered=True))
             return

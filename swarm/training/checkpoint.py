@@ -26,8 +26,8 @@ from swarm.errors import CheckpointError, TornCheckpoint
 from swarm.files import sync, whole_directory
 from swarm.policy.config import PolicySettings, local_name, origin
 from swarm.policy.loading import Policy, load_policy
+from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
-from swarm.sapo.pool import PooledGroup
 from swarm.sapo.watch import WatchState
 from swarm.telemetry.records import GroupCounts
 from swarm.training.updater import PolicyUpdater

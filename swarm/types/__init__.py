@@ -6,7 +6,7 @@ question travels *by reference*; a receiver regenerates what it needs to grade i
 
     bounds ──▶ media ──▶ questions ──▶ completions ──▶ groups ──▶ runs, reports
 
-Records are imported from here; `media.py` and `thumbnails.py` are for those who handle pictures, sounds and clips.
+Records are imported from here; `media.py` and `thumbnails.py` are for code that handles images, audio and video.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from swarm.types.groups import (
     OfferedGroups,
     PolicyId,
     ReadTurn,
+    ReceivedGroup,
     RefusedRecord,
     Rejection,
     RolloutGroup,
@@ -151,6 +152,7 @@ __all__ = [
     "ProceduralRef",
     "Prompt",
     "Question",
+    "ReceivedGroup",
     "RecordId",
     "RefusedRecord",
     "Rejection",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from sys import getsizeof
 from typing import Annotated, NamedTuple
 
@@ -55,6 +56,19 @@ class RolloutGroup(Struct, frozen=True):
     """[G] the sender's rewards: telemetry only, a receiver never trains on them."""
     log_expectation: LogProb | None = None
     """GEPO's log of the sampler's expectation over all G completions, at most 0; None when unknown."""
+
+    @property
+    def oldest_version(self) -> int:
+        """The policy version of the group's oldest token: it determines the group's staleness."""
+        return min(self._versions(), default=self.policy.version)
+
+    @property
+    def newest_version(self) -> int:
+        """The policy version of the group's newest token."""
+        return max(self._versions(), default=self.policy.version)
+
+    def _versions(self) -> list[int]:
+        return [span.version for completion in self.completions for span in completion.versions]
 
     @property
     def num_chars(self) -> int:
@@ -228,6 +242,64 @@ class Grade(Struct, frozen=True):
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations of episode `index`: as many as turns if it is not over, else one less."""
         return self.observations[index] if self.observations else ()
+
+
+@dataclass(eq=False, slots=True)
+class ReceivedGroup:
+    """Another peer's group from its offer or arrival to the update that uses it: one record for its whole life."""
+
+    content_id: str
+    """Digest of the group as its author encoded it."""
+    content: OfferedGroup | RolloutGroup | GradedGroup
+    """On offer, as it came, or with this node's rewards."""
+    account: str = ""
+    """Charged for it: its author, or the newcomers."""
+    num_bytes: int = 0
+    """About what it takes in memory."""
+    arrived_at: float = 0.0
+    """Unix seconds; for a group on offer, when the offer was heard or the group was requested."""
+    uses: int = 0
+    """Updates that it has taken part in."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the group has arrived; otherwise it is on offer."""
+        return not isinstance(self.content, OfferedGroup)
+
+    @property
+    def key(self) -> str:
+        """Names a group by its content, and an offer also by who made it: anybody may offer another's content."""
+        return self.content_id if self.is_here else f"{self.content_id}/{self.peer_id}"
+
+    @property
+    def group(self) -> RolloutGroup:
+        """The group as it came. Raises `TypeError` for one on offer."""
+        if isinstance(self.content, OfferedGroup):
+            raise TypeError(f"group {self.content_id} is on offer: use `peer_id`, `task` and `rewards`")
+        return self.content.group if isinstance(self.content, GradedGroup) else self.content
+
+    @property
+    def graded(self) -> GradedGroup:
+        """The group with this node's rewards. Raises `TypeError` for one that is not graded."""
+        if not isinstance(self.content, GradedGroup):
+            raise TypeError(f"group {self.content_id} is not graded: use `peer_id`, `task` and `rewards`")
+        return self.content
+
+    @property
+    def peer_id(self) -> str:
+        """Its author."""
+        return self.content.peer_id if isinstance(self.content, OfferedGroup) else self.group.peer_id
+
+    @property
+    def task(self) -> str:
+        """Name of the question's task."""
+        return self.content.offer.task if isinstance(self.content, OfferedGroup) else self.group.question.task
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """[G] by this node's verifier; before grading as its author claims: for an offer, of the same mean and
+        deviation."""
+        return self.content.offer.rewards if isinstance(self.content, OfferedGroup) else self.content.rewards
 
 
 class Rejection(Struct, frozen=True):

@@ -42,7 +42,7 @@ class SwarmWorth(Struct, frozen=True):
     compared: int = 0
     """Of the rounds, those with own and others' groups in the update."""
     time_alone: float | None = None
-    """Time of a round alone over that of a round with others (`swarm/sapo/pace.py`); None while unknown."""
+    """Time of a round alone over that of a round with others (`swarm/sapo/worth.py`); None while unknown."""
 
     @property
     def help_in_time(self) -> Estimate | None:

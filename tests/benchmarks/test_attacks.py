@@ -16,12 +16,12 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits, make_run_id, seal_manifest
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange
+from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
-from swarm.sapo.round import SapoNode, ShareSettings
-from swarm.telemetry.ledger import Ledger
-from swarm.types import GradedGroup, PolicyId, RunManifest, Sampling
+from swarm.sapo.round import SapoNode
+from swarm.types import GradedGroup, RunManifest, Sampling
 from tests.net.records import drained
+from tests.sapo.nodes import make_node
 from tests.sapo.pupil import Pupil
 
 EACH = 30
@@ -50,10 +50,9 @@ class Room:
                 limits.max_completion_chars,
             ),
         )
-        self.ledger = Ledger()
         self.pupil = Pupil()
-        self.honest = self._node(Pupil(), Ledger(), seed=1, safety=safety)
-        self.victim = self._node(self.pupil, self.ledger, seed=2, safety=safety)
+        self.honest = self._node(Pupil(), seed=1, safety=safety)
+        self.victim = self._node(self.pupil, seed=2, safety=safety)
         self.attacker = Attacker(Identity.generate())
         self.gossip = self._transport(self.attacker.identity)
         self.attacks = Attacks(run_id, limits, mixture)
@@ -63,24 +62,21 @@ class Room:
         transport.start()
         return transport
 
-    def _node(self, pupil: Pupil, ledger: Ledger, seed: int, safety: SafetySettings) -> SapoNode:
+    def _node(self, pupil: Pupil, seed: int, safety: SafetySettings) -> SapoNode:
         identity = Identity.generate()
-        return SapoNode(
-            peer_id=identity.peer_id,
-            policy_id=PolicyId("half right", "", 0),
+        return make_node(
+            identity.peer_id,
             seed=seed,
-            questions_per_round=4,
+            questions=4,
             group_size=GROUP_SIZE,
+            model="half right",
             max_pending_per_peer=1_000,
-            sampling=Sampling(),
-            share=ShareSettings(),
             mix=MixSettings(local=4, external=1_000),
             engine=HalfRight(100),
             verifier=InlineVerifier(TASKS),
             updater=pupil,
             exchange=Exchange(self._transport(identity), identity, Limits(), safety),
-            pool=Pool(PoolSettings(max_groups=1_000)),
-            ledger=ledger,
+            pool=PoolSettings(max_groups=1_000),
         )
 
     def attack(self, kinds: Sequence[str], each: int) -> None:
@@ -113,12 +109,12 @@ def test_nothing_that_must_not_comes_to_an_update_even_from_one_who_is_never_ban
     assert learned["half right"] >= 3, "honest groups are learned from meanwhile"
     # The kind `replayed` sends lies twice under one sequence number.
     assert max(Counter((each.group.peer_id, each.group.sequence) for each in room.pupil.external).values()) == 1
-    dropped = room.ledger.snapshot()["dropped"]
+    dropped = room.victim.ledger.snapshot()["dropped"]
     for reason in ("bad_signature", "wrong_peer", "replayed", "duplicate", "oversized", "malformed", "limits"):
         assert dropped[reason] > 0
     for reason in ("zero_advantage", "question_mismatch", "options_differ", "unknown_task"):
         assert dropped[reason] > 0
-    assert room.ledger.unaccounted(room.victim.pool.num_unused(), room.victim.num_pending) == 0
+    assert room.victim.unaccounted() == 0
 
 
 def test_false_rewards_are_replaced_by_true_ones(mixture: TaskMixture) -> None:
@@ -134,7 +130,7 @@ def test_false_rewards_are_replaced_by_true_ones(mixture: TaskMixture) -> None:
 def test_one_that_attacks_is_soon_not_listened_to(mixture: TaskMixture) -> None:
     room = Room(mixture, SafetySettings())
     room.attack(KINDS, EACH)
-    assert room.ledger.snapshot()["dropped"]["quarantined"] > 0
+    assert room.victim.ledger.snapshot()["dropped"]["quarantined"] > 0
     before = _labels(room.pupil.external)
     room.attack([LYING], 3)
     gained = _labels(room.pupil.external) - before

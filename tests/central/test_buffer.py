@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.central.buffer import ReplayBuffer, itself
+from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
-from swarm.groups.versions import newest_version, oldest_version
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import AuthorOf
-from swarm.types import Completion, GradedGroup, PolicyId, VersionSpan
+from swarm.received.authors import AuthorOf, itself
+from swarm.types import Completion, GradedGroup, PolicyId, ReceivedGroup, VersionSpan
 from tests.example_groups import graded
 
 
@@ -32,25 +31,25 @@ def sampled(index: int, *versions: int, size: int = 2) -> GradedGroup:
 
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     group = sampled(0, 5, 3, 7).group
-    assert (oldest_version(group), newest_version(group)) == (3, 7)
+    assert (group.oldest_version, group.newest_version) == (3, 7)
     plain = graded(policy=PolicyId("tiny", "", 4)).group
-    assert (oldest_version(plain), newest_version(plain)) == (4, 4)
+    assert (plain.oldest_version, plain.newest_version) == (4, 4)
 
 
 def test_admissible_up_to_s_and_discarded_beyond() -> None:
     buffer = ReplayBuffer(max_staleness=2, max_groups=10)
-    assert not buffer.add("three", sampled(3, 3), 5, 0.0)
-    assert buffer.add("two", sampled(2, 2), 5, 0.0) == Counter(stale_version=1)
-    assert not buffer.add("mixed", sampled(1, 3, 5), 5, 0.0)
-    assert not buffer.add("four", sampled(4, 4), 5, 0.0)
+    assert not buffer.admit(ReceivedGroup("three", sampled(3, 3)), 5, 0.0)
+    assert buffer.admit(ReceivedGroup("two", sampled(2, 2)), 5, 0.0) == Counter(stale_version=1)
+    assert not buffer.admit(ReceivedGroup("mixed", sampled(1, 3, 5)), 5, 0.0)
+    assert not buffer.admit(ReceivedGroup("four", sampled(4, 4)), 5, 0.0)
     assert buffer.advance(6) == Counter(stale_version=2), "one old token is enough"
-    assert [oldest_version(group.group) for group in buffer.take(6, 100)] == [4]
+    assert [group.group.oldest_version for group in buffer.take(6, 100)] == [4]
 
 
 def test_strictly_on_policy_is_the_same_with_zero() -> None:
     buffer = ReplayBuffer(max_staleness=0, max_groups=10)
-    buffer.add("now", sampled(1, 7), 7, 0.0)
-    assert buffer.add("before", sampled(2, 6, 7), 7, 0.0) == Counter(stale_version=1)
+    buffer.admit(ReceivedGroup("now", sampled(1, 7)), 7, 0.0)
+    assert buffer.admit(ReceivedGroup("before", sampled(2, 6, 7)), 7, 0.0) == Counter(stale_version=1)
     assert len(buffer.take(7, 100)) == 1
     assert publish_every(0) == 1
 
@@ -58,19 +57,19 @@ def test_strictly_on_policy_is_the_same_with_zero() -> None:
 def test_the_oldest_version_is_taken_first_and_leaves_first() -> None:
     buffer = ReplayBuffer(max_staleness=9, max_groups=3)
     for index, version in enumerate((5, 3, 4)):
-        buffer.add(str(version), sampled(index, version), 5, 0.0)
-    assert buffer.add("new", sampled(9, 5), 5, 0.0) == Counter(buffer_full=1)
+        buffer.admit(ReceivedGroup(str(version), sampled(index, version)), 5, 0.0)
+    assert buffer.admit(ReceivedGroup("new", sampled(9, 5)), 5, 0.0) == Counter(buffer_full=1)
     assert "3" not in buffer
-    assert [oldest_version(group.group) for group in buffer.take(5, 4)] == [4, 5], "two groups of two completions"
+    assert [group.group.oldest_version for group in buffer.take(5, 4)] == [4, 5], "two groups of two completions"
     assert "4" in buffer and len(buffer) == 1
     with pytest.raises(ValueError, match="already in the buffer"):
-        buffer.add("4", sampled(2, 4), 5, 0.0)
+        buffer.admit(ReceivedGroup("4", sampled(2, 4)), 5, 0.0)
 
 
 def test_a_restart_finds_what_no_finished_update_has_used() -> None:
     buffer = ReplayBuffer(max_staleness=3, max_groups=10)
     for index in range(4):
-        buffer.add(str(index), sampled(index, index), 3, 0.0)
+        buffer.admit(ReceivedGroup(str(index), sampled(index, index)), 3, 0.0)
     buffer.take(3, 2)
     after = ReplayBuffer(max_staleness=3, max_groups=10)
     after.restore(buffer.dump())
@@ -90,7 +89,7 @@ def _filled(max_groups: int = 100, author_of: AuthorOf = itself, **counts: int) 
     buffer = ReplayBuffer(max_staleness=9, max_groups=max_groups)
     for peer_id, count in counts.items():
         for index in range(count):
-            buffer.add(f"{peer_id}-{index}", _from(peer_id, index), 0, 0.0, author_of)
+            buffer.admit(ReceivedGroup(f"{peer_id}-{index}", _from(peer_id, index)), 0, 0.0, author_of)
     return buffer
 
 
@@ -112,7 +111,7 @@ def test_the_parts_are_of_the_whole_update_however_it_is_taken() -> None:
     buffer = _filled(fast=50)
     assert _given(buffer.take(0, 8)) == {"fast": 2}
     for index in range(9):
-        buffer.add(f"slow-{index}", _from("slow", index, version=1), 1, 0.0)
+        buffer.admit(ReceivedGroup(f"slow-{index}", _from("slow", index, version=1)), 1, 0.0)
     assert _given(buffer.take(1, 16)) == {"fast": 1, "slow": 3}, "three of six for each"
 
 
@@ -157,12 +156,12 @@ def test_every_group_is_used_once_discarded_or_held_and_never_used_too_old(
     version, added, used, left = 6, 0, 0, Counter[str]()
     for action, number in actions:
         if action == "add":
-            left += buffer.add(str(added), sampled(added, version - number, version), version, 0.0)
+            left += buffer.admit(ReceivedGroup(str(added), sampled(added, version - number, version)), version, 0.0)
             added += 1
             assert len(buffer) <= max_groups
         elif action == "take":
             taken = buffer.take(version, number)
-            assert all(0 <= version - oldest_version(group.group) <= max_staleness for group in taken)
+            assert all(0 <= version - group.group.oldest_version <= max_staleness for group in taken)
         elif action == "step":
             used += len(buffer.settle())
             version += 1
@@ -217,11 +216,11 @@ def test_ten_thousand_groups_with_delays_deaths_and_rejoins_stay_within_the_budg
             for spans in worker.tick(now):
                 arriving.setdefault(now + min(60, 1 + int(rng.lognormvariate(1, 1))), []).append(spans)
         for spans in arriving.pop(now, []):
-            left += buffer.add(str(added), sampled(added, *spans), version, now)
+            left += buffer.admit(ReceivedGroup(str(added), sampled(added, *spans)), version, now)
             added += 1
         if buffer.num_rollouts() < 16:
             continue
-        lags = [version - oldest_version(group.group) for group in buffer.take(version, 16)]
+        lags = [version - group.group.oldest_version for group in buffer.take(version, 16)]
         worst = max(worst, *lags)
         used += len(buffer.settle())
         version += 1

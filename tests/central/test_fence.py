@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from swarm.central.fence import WorkerCorroboration
-from swarm.groups.corroboration import CorroborationSettings, ReadGroup
 from swarm.protocols import NEWCOMERS
+from swarm.received.corroboration import CorroborationSettings, ReadGroup
 from swarm.types import GradedGroup
 from tests.example_groups import rollout_group
 

@@ -11,8 +11,7 @@ from swarm.central.follower import Follower, SamplingPlan
 from swarm.central.installer import SnapshotInstaller
 from swarm.central.worker_groups import WorkerGroups
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
-from swarm.groups.building import OwnGroups
-from swarm.groups.versions import oldest_version
+from swarm.groups.building import Member, OwnGroups
 from swarm.protocols import Turns
 from swarm.types import (
     Answers,
@@ -143,13 +142,7 @@ class Bench:
         self.pauses: list[Callable[[], None]] = []
         self.learner_version = 0
         self.hidden = -1
-        own = OwnGroups(
-            peer_id="me",
-            policy_id=PolicyId("tiny", "hash", 0),
-            sampling=Sampling(),
-            exchange=self.exchange,
-            token_ids=True,
-        )
+        own = OwnGroups(Member("me", PolicyId("tiny", "hash", 0), Sampling()), self.exchange, token_ids=True)
         self.follower = make(
             SamplingPlan(1, 4, GROUP_SIZE, Sampling(), first, slots, batches_a_call),
             self.engine,
@@ -311,7 +304,7 @@ def test_a_new_snapshot_enters_between_two_tokens_and_the_completion_goes_on() -
     bench.engine.stream = lambda *arguments: _begun_before(bench.engine, plain(*arguments))
     bench.follower.run_batch()
     assert bench.spans == [[3, 3], [3, 4], [4, 4], [4, 4]]
-    assert [oldest_version(group) for group in bench.exchange.sent] == [3, 3, 4, 4]
+    assert [group.oldest_version for group in bench.exchange.sent] == [3, 3, 4, 4]
 
 
 def _begun_before(engine: FakeEngine, stream: Iterator[tuple[int, Answers]]) -> Iterator[tuple[int, Answers]]:

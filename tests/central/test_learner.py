@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from swarm.central.learner import Learner, LearnerSettings
+from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerSettings, LearnerTerms
 from swarm.config import load_config
 from swarm.errors import ConfigError, Interrupted, SnapshotError
-from swarm.groups.versions import oldest_version
 from swarm.types import (
     Commitment,
     Completion,
@@ -20,6 +19,7 @@ from swarm.types import (
     GradedGroup,
     NetworkStatus,
     OfferedGroup,
+    ReceivedGroup,
     Rejection,
     RolloutGroup,
     TaskRef,
@@ -55,10 +55,10 @@ class FakeExchange:
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         raise AssertionError("a learner shares no groups")
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[str, int]]:
+    def receive(self) -> tuple[list[ReceivedGroup], dict[str, int]]:
         arrived, self.inbox = self.inbox, []
         self.senders |= {group.peer_id for group in arrived}
-        return [(f"{group.peer_id}-{group.sequence}", group) for group in arrived], {}
+        return [ReceivedGroup(f"{group.peer_id}-{group.sequence}", group, group.peer_id) for group in arrived], {}
 
     def offers(self) -> list[OfferedGroup]:
         return []
@@ -122,7 +122,7 @@ class FakeUpdater:
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         self.open.append(len(groups))
-        self.worst = max(self.worst, *(self.version - oldest_version(group.group) for group in groups))
+        self.worst = max(self.worst, *(self.version - group.group.oldest_version for group in groups))
 
     def apply(self) -> UpdateReport:
         self.updates.append(self.open)
@@ -153,25 +153,27 @@ class Bench:
     """A learner and its doubles; the publisher is the list of versions published."""
 
     def __init__(self, **settings: object) -> None:
-        from swarm.telemetry.ledger import Ledger
-
         self.exchange, self.updater, self.auditor = FakeExchange(), FakeUpdater(), FakeAuditor()
         self.published: list[tuple[int, bytes]] = []
         self.delivered: Counter[str] = Counter()
         self.stopped = False
         self.failure = ""
-        self.learner = Learner(
-            settings=LearnerSettings(**{"rollouts_per_step": 2 * SIZE, **settings}),
-            max_pending_per_peer=100,
-            updater=self.updater,
-            verifier=FakeVerifier(),
-            exchange=self.exchange,
-            publisher=self,
-            auditor=self.auditor,
-            ledger=Ledger(),
-            delivered=lambda peer_id, rollouts: self.delivered.update({peer_id: rollouts}),
-            cancelled=lambda: self.stopped,
+        terms = LearnerTerms(
+            learner=LearnerSettings(**{"rollouts_per_step": 2 * SIZE, **settings}), max_pending_per_peer=100
         )
+        parts = LearnerParts(
+            updater=self.updater, verifier=FakeVerifier(), exchange=self.exchange, publisher=self, auditor=self.auditor
+        )
+        bench = self
+
+        class Observer(LearnerObserver):
+            def delivered(self, peer_id: str, rollouts: int) -> None:
+                bench.delivered.update({peer_id: rollouts})
+
+            def cancelled(self) -> bool:
+                return bench.stopped
+
+        self.learner = Learner(terms, parts, Observer())
 
     def publish(self, version: int, snapshot: bytes) -> None:
         self.published.append((version, snapshot))

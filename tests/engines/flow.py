@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from swarm.groups.episodes import Played
-from swarm.groups.playing.flow import Flow
+from swarm.groups.episodes import FinishedGroup
+from swarm.groups.flow import Flow
 from swarm.protocols import RolloutEngine
 from swarm.types import Actions, Completion, Grade, Prompt, Question, Rejection, Sampling, TaskRef
 from tests.example_groups import reference
@@ -46,8 +46,8 @@ class Flowing:
         return self.asked - 1, Question(reference(self.asked - 1), self._prompts[self.asked - 1])
 
 
-def answered(number: int, played: Played | Rejection) -> tuple[int, tuple[Completion, ...]]:
-    assert isinstance(played, Played), played
+def answered(number: int, played: FinishedGroup | Rejection) -> tuple[int, tuple[Completion, ...]]:
+    assert isinstance(played, FinishedGroup), played
     return number, played.completions
 
 

@@ -18,9 +18,8 @@ import yaml
 import zstandard
 from torch.nn import Linear, Sequential
 
-from nodes.roles.run import manifest_values
+from nodes.boot.manifest import manifest_values
 from swarm.config import NodeConfig, load_config
-from swarm.environments.config import DatasetTask, ReasoningGymTask
 from swarm.environments.conversion.stated import UNREADABLE, stated_by
 from swarm.environments.scoring.antiderivatives import is_antiderivative
 from swarm.environments.scoring.bounded_json import read_json
@@ -32,7 +31,8 @@ from swarm.environments.scoring.grading import matches
 from swarm.environments.scoring.mathematics import is_stated
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
 from swarm.environments.scoring.reading.notation import normalise
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import (
     BackupError,

@@ -8,10 +8,9 @@ from concurrent.futures import Future
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.groups.episodes import Played, digest, is_whole, joined
-from swarm.groups.playing.play import play
+from swarm.groups.episodes import FinishedGroup, digest, is_whole, joined, run_episodes
 from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import (
@@ -107,15 +106,17 @@ def questions_hiding(*numbers: int) -> list[Question]:
     return [next(q for q in drawn if hidden(GAME, SEED, q.ref.index) == number) for number in numbers]
 
 
-def played(engine: Halving, questions: Sequence[Question], num_completions: int = 3) -> dict[int, Played | Rejection]:
-    return dict(play(engine.stream, InlineVerifier([GAME]), questions, num_completions, Sampling(), 9))
+def played(
+    engine: Halving, questions: Sequence[Question], num_completions: int = 3
+) -> dict[int, FinishedGroup | Rejection]:
+    return dict(run_episodes(engine.stream, InlineVerifier([GAME]), questions, num_completions, Sampling(), 9))
 
 
 @pytest.mark.parametrize("engine", [Halving(), InRounds()], ids=["continuous", "in rounds"])
 def test_turns_follow_their_past_until_all_episodes_are_over(engine: Halving) -> None:
     games = played(engine, questions_hiding(2, 5))
     first, second = games[0], games[1]
-    assert isinstance(first, Played) and isinstance(second, Played)
+    assert isinstance(first, FinishedGroup) and isinstance(second, FinishedGroup)
     assert [c.actions for c in first.completions] == [("1", "4", "2"), "2", ("3", "1", "2")]
     assert [c.actions for c in second.completions] == [("1", "4", "6"), ("2", "5"), ("3", "5")]
     grade = second.grading.result()
@@ -151,9 +152,9 @@ def test_each_episode_goes_on_when_its_own_environment_has_answered() -> None:
             return verdict
 
     engine = Halving()
-    games = dict(play(engine.stream, Slow([GAME]), questions_hiding(2), 3, Sampling(), 9))
+    games = dict(run_episodes(engine.stream, Slow([GAME]), questions_hiding(2), 3, Sampling(), 9))
     game = games[0]
-    assert isinstance(game, Played)
+    assert isinstance(game, FinishedGroup)
     assert [c.actions for c in game.completions] == [("1", "4", "2"), "2", ("3", "1", "2")]
     assert [[(turn.episode, turn.number) for turn in taken] for taken in engine.taken] == [
         [(0, 1), (1, 1), (2, 1)],
@@ -172,16 +173,16 @@ def test_a_refusal_of_one_replay_is_that_of_its_group() -> None:
             verdict.set_result(Rejection(Reason.VERIFIER_CRASH))
             return verdict
 
-    games = dict(play(Halving().stream, Crashing([GAME]), questions_hiding(2, 5), 3, Sampling(), 9))
+    games = dict(run_episodes(Halving().stream, Crashing([GAME]), questions_hiding(2, 5), 3, Sampling(), 9))
     for game in games.values():
-        assert isinstance(game, Played)
+        assert isinstance(game, FinishedGroup)
         assert game.grading.result() == Rejection(Reason.VERIFIER_CRASH)
         assert all(completion.actions for completion in game.completions)
 
 
 def test_an_episode_is_one_completion_of_the_policys_turns_alone() -> None:
     (game,) = played(Halving(), questions_hiding(2)).values()
-    assert isinstance(game, Played)
+    assert isinstance(game, FinishedGroup)
     whole = game.completions[0]
     assert whole == Completion(
         text="142",
@@ -199,7 +200,7 @@ def test_an_episode_is_one_completion_of_the_policys_turns_alone() -> None:
 def test_an_episode_without_room_for_a_turn_ends_its_group_and_no_other() -> None:
     games = played(Halving(no_room=2), questions_hiding(2, 5))
     assert games[0] == Rejection(Reason.PROMPT_TOO_LONG)
-    assert isinstance(games[1], Played)
+    assert isinstance(games[1], FinishedGroup)
     assert played(Halving(no_room=1), questions_hiding(2))[0] == Rejection(Reason.PROMPT_TOO_LONG)
 
 
@@ -216,8 +217,8 @@ def test_an_environment_that_answers_differently_each_time_is_found_out() -> Non
             verdict.set_result(replace(grade, observations=changed))
             return verdict
 
-    (game,) = dict(play(Halving().stream, Fickle([GAME]), questions_hiding(2), 3, Sampling(), 9)).values()
-    assert isinstance(game, Played)
+    (game,) = dict(run_episodes(Halving().stream, Fickle([GAME]), questions_hiding(2), 3, Sampling(), 9)).values()
+    assert isinstance(game, FinishedGroup)
     verdict = game.grading.result()
     assert isinstance(verdict, Rejection) and verdict.reason == "episode_mismatch"
 
@@ -227,7 +228,7 @@ def group() -> RolloutGroup:
     """Two episodes of three turns, one of one turn."""
     (question,) = questions_hiding(2)
     (game,) = played(Halving(), [question]).values()
-    assert isinstance(game, Played)
+    assert isinstance(game, FinishedGroup)
     return rollout_group(question=question.ref, completions=game.completions, rewards=(0.0, 0.0, 0.0))
 
 

@@ -10,9 +10,8 @@ from typing import ClassVar
 import pytest
 
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.groups.episodes import Played
-from swarm.groups.playing.flow import Flow
-from swarm.groups.playing.play import play
+from swarm.groups.episodes import FinishedGroup, run_episodes
+from swarm.groups.flow import Flow
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, Sampling, TaskRef
 from tests.groups.test_episodes import GAME, SEED, Halving
@@ -46,7 +45,7 @@ def _flow(
     return Flow(engine.stream, verifier, more, GROUP_SIZE, Sampling(), 0, slots, clock), asked
 
 
-def _results(played: list[tuple[int, Played | Rejection]]) -> dict[int, object]:
+def _results(played: list[tuple[int, FinishedGroup | Rejection]]) -> dict[int, object]:
     return {
         number: each if isinstance(each, Rejection) else (each.completions, each.grading.result())
         for number, each in played
@@ -55,7 +54,7 @@ def _results(played: list[tuple[int, Played | Rejection]]) -> dict[int, object]:
 
 def _at_once(verifier: InlineVerifier) -> dict[int, object]:
     questions = verifier.draw(SEED, 0, QUESTIONS)
-    return _results([*play(Halving().stream, verifier, questions, GROUP_SIZE, Sampling(), 0)])
+    return _results([*run_episodes(Halving().stream, verifier, questions, GROUP_SIZE, Sampling(), 0)])
 
 
 def test_episodes_are_those_of_questions_asked_at_once_and_no_more_are_begun_than_slots_and_a_few(
@@ -72,7 +71,7 @@ def test_episodes_are_those_of_questions_asked_at_once_and_no_more_are_begun_tha
 
 def test_a_call_that_was_closed_is_gone_on_with_and_nothing_is_lost_or_played_twice(verifier: InlineVerifier) -> None:
     flow, asked = _flow(Halving(), verifier)
-    played: list[tuple[int, Played | Rejection]] = []
+    played: list[tuple[int, FinishedGroup | Rejection]] = []
     for _ in range(100):
         played += islice(games := flow.play(), 1)
         games.close()
@@ -127,7 +126,7 @@ def test_environments_that_are_slow_are_not_given_ever_more_episodes(verifier: I
     while turns:
         for turn in turns:
             flow._open.pop(turn.episode)
-            flow._table.answer(turn.episode, Halving().answers(turn.context, turn.episode, turn.number))
+            flow._runner.answer(turn.episode, Halving().answers(turn.context, turn.episode, turn.number))
         turns = flow.take(wait=False)
     assert 8 <= len(slow.held) <= 12 and len(asked) <= 5, "two of each slot, and the rest of a question"
 

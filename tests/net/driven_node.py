@@ -52,7 +52,7 @@ class DrivenNode:
     def receive(self) -> None:
         groups, refused = self.exchange.receive()
         now = time.time()
-        self.arrived += [(group.peer_id, group.sequence, now - group.created_at) for _, group in groups]
+        self.arrived += [(each.peer_id, each.group.sequence, now - each.group.created_at) for each in groups]
         for reason, count in refused.items():
             self.refused[reason] = self.refused.get(reason, 0) + count
 

@@ -50,7 +50,7 @@ def main(folder: Path, bootstrap: str, listen: str = "/ip4/0.0.0.0/tcp/0") -> No
         if now != before:
             tell(detail=now[0], multiaddrs=now[1], peers=members, connections=dict(zip(members, now[3], strict=True)))
             before = now
-        for _, group in exchange.receive()[0]:
+        for group in (each.group for each in exchange.receive()[0]):
             tell(group=group.sequence, by=group.peer_id)
         while node.manifest() is not None and not orders.empty():
             order = orders.get()

@@ -16,22 +16,19 @@ from swarm.net.records.identity import Identity
 from swarm.net.trust.exchange import Exchange
 from swarm.protocols import Transport
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
-from swarm.sapo.round import SapoNode, ShareSettings
-from swarm.telemetry.ledger import Ledger
+from swarm.sapo.round import SapoNode
 from swarm.types import (
     Arrival,
     DatasetRef,
     Grade,
-    PolicyId,
     ProceduralRef,
     Question,
     Rejection,
     RolloutGroup,
-    Sampling,
     TaskRef,
     VerifiedGroup,
 )
+from tests.sapo.nodes import make_node
 from tests.sapo.pupil import Pupil
 
 HINT = "think of the carry"
@@ -123,21 +120,16 @@ def make_peer(transport: Transport, identity: Identity, newer: bool, seed: int) 
     """A node on a transport that has started."""
     pupil = Pupil()
     exchange = NewerExchange(transport, identity) if newer else Exchange(transport, identity)
-    node = SapoNode(
-        peer_id=identity.peer_id,
-        policy_id=PolicyId("half right", "", 0),
+    node = make_node(
+        identity.peer_id,
         seed=seed,
-        questions_per_round=6,
+        questions=6,
         group_size=GROUP_SIZE,
-        max_pending_per_peer=100,
-        sampling=Sampling(),
-        share=ShareSettings(),
+        model="half right",
         mix=MixSettings(local=2, external=8),
         engine=HalfRight(100),
         verifier=RiddleVerifier(TASKS) if newer else InlineVerifier(TASKS),
         updater=pupil,
         exchange=exchange,
-        pool=Pool(PoolSettings()),
-        ledger=Ledger(),
     )
     return Peer(node, pupil, exchange)

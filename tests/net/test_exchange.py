@@ -37,7 +37,7 @@ def test_a_group_arrives_stamped_and_once() -> None:
     assert published is not None
     assert (published.run_id, published.peer_id) == (pair.run_id, pair.alice.peer_id)
     groups, refused = pair.receiver.receive()
-    assert [group for _, group in groups] == [published] and refused == {}
+    assert [each.group for each in groups] == [published] and refused == {}
     assert pair.receiver.receive() == ([], {})
     assert pair.receiver.status().connected == (pair.alice.peer_id,)
 
@@ -95,7 +95,7 @@ def test_memory_of_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(envelope_module, "COMPRESSION_LEVEL", -7)
     pair.sender.share(make_group(sequence=0))
     groups, refused = pair.receiver.receive()
-    assert [group.sequence for _, group in groups] == [0, 1, 2] and refused == {"replayed": 1}
+    assert [each.group.sequence for each in groups] == [0, 1, 2] and refused == {"replayed": 1}
 
 
 def test_what_was_refused_on_arrival_is_counted_and_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Node:
 
     def receive(self) -> None:
         groups, refused = self.exchange.receive()
-        self.received += [group for _, group in groups]
+        self.received += [each.group for each in groups]
         self.refused.update(refused)
         for record in self.transport.lost:
             group = opened(record, RUN_ID, now=NOW).group

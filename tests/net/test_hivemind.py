@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes.roles.run import check_no_twin
+from nodes.boot.assemble import check_no_twin
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable, TransportError
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings

@@ -221,7 +221,7 @@ def test_what_is_offered_arrives_when_it_is_asked_for() -> None:
     offered = pair.told()
     assert len(offered) == 5 and pair.receiver.receive() == ([], {}), "nobody is sent the groups"
     pair.receiver.pull(offered[2], 5.0)
-    assert [group for _, group in pair.receiver.receive()[0]] == [shared[2]]
+    assert [each.group for each in pair.receiver.receive()[0]] == [shared[2]]
     assert pair.far.counters()["pulled"] == 1
 
 
@@ -282,7 +282,7 @@ def test_a_false_offer_does_not_suppress_another_author_s_group(changed: dict[st
     pair.author.hold(group.record)
     pair.receiver.pull(OfferedGroup(thief.peer_id, offer_of(group, **changed)), 5.0)
     groups, refused = pair.receiver.receive()
-    assert (groups, refused) == ([(group.content_id, group.group)], {})
+    assert ([(each.content_id, each.group) for each in groups], refused) == ([(group.content_id, group.group)], {})
     book = pair.receiver.book
     assert book.stats()[thief.peer_id].dropped == {"false_offer": 1} and not book.stats()[ALICE.peer_id].dropped
 

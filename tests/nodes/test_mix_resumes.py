@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import found_run
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -21,7 +21,7 @@ def _node(out: Path, identity: Identity) -> PeerNode:
         "mix": {"policy": "auto", "settings": {"window_rounds": 2}},
     }
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 
@@ -32,15 +32,15 @@ def test_a_restarted_peer_knows_what_its_policy_knew(tmp_path: Path) -> None:
     first.begin()
     for _ in range(3):
         first.step()
-    known = first._node.mixer.dump()
+    known = first._node.external.mixer.dump()
     first.end("interrupted")
     assert [each.round for each in known.rounds] == [1, 2, 3] and known.state["num_rounds"] == 3
     second = _node(tmp_path, identity)
-    assert second._node.mixer.dump() == known
+    assert second._node.external.mixer.dump() == known
     second.begin()
     second.step()
     second.end("interrupted")
-    assert second._node.mixer.dump().state["num_rounds"] == 4
+    assert second._node.external.mixer.dump().state["num_rounds"] == 4
     event = PeerHistory.read(tmp_path / METRICS_FILE).rounds[4]
     assert event.mix is not None and event.mix.policy == "auto"
     assert (

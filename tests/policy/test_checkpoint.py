@@ -10,8 +10,8 @@ import torch
 from swarm.errors import CheckpointError
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
+from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixSettings
-from swarm.sapo.pool import PooledGroup
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, STATE, CheckpointStore, TrainingState, go_back, restore, verify
 from swarm.training.config import UpdateSettings

@@ -9,16 +9,28 @@ import torch
 from msgspec.structs import replace
 
 from swarm.groups.episodes import joined
-from swarm.groups.plausibility import Plausibility, PlausibilitySettings
 from swarm.policy.loading import Policy
-from swarm.sapo.appraisal import Appraisal
-from swarm.sapo.mixing import Candidate, MixSettings
+from swarm.received.plausibility import Plausibility, PlausibilitySettings
+from swarm.received.screening import CandidateScorer
+from swarm.sapo.mixing import MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
 from swarm.training.streamed import StreamedUpdater
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, Earned, GradedGroup, Observation, Past, PolicyId, Sampling, Step, Text, Turn
+from swarm.types import (
+    Completion,
+    Earned,
+    GradedGroup,
+    Observation,
+    Past,
+    PolicyId,
+    ReceivedGroup,
+    Sampling,
+    Step,
+    Text,
+    Turn,
+)
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 from tests.sapo.pupil import as_read
@@ -202,7 +214,7 @@ def test_episodes_keep_their_own_observations_when_others_of_their_group_are_imp
     updater = updater_of(policy, credit=credit)
     scored = [[[each] * 8] * len(turns) for each, (turns, _) in zip((-9.0, -0.1, -9.0), EPISODES, strict=True)]
     monkeypatch.setattr(updater, "read", lambda groups: as_read([scored]))
-    (kept,) = Appraisal(updater, plausibility, credit).screen([Candidate("id", graded)])
+    (kept,) = CandidateScorer(updater, plausibility, credit).screen([ReceivedGroup("id", graded)])
     assert kept is not None
     assert len(kept.group.completions) == 2, "the first one is rewarded and improbable, the last one only improbable"
     assert kept.observations == graded.observations[1:]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from swarm.sapo.mixing import Candidate, History, MixRound
-from swarm.types import GradedGroup
+from swarm.types import GradedGroup, ReceivedGroup
 from tests.example_groups import graded, reference
 
 
@@ -15,7 +15,8 @@ def candidate(
     name: str = "id", sender: str = "other", rewards: Sequence[float] = (1.0, 0.0), task: str = "gcd", **known
 ) -> Candidate:
     group = graded(sender, rewards=rewards, question=replace(reference(), task=task))
-    return Candidate(name, group, **known)
+    uses = known.pop("uses", 0)
+    return Candidate(ReceivedGroup(name, group, uses=uses), **known)
 
 
 def own_round(number: int = 1, reward: float = 0.5, informative: int = 4, uninformative: int = 4, **known) -> MixRound:
@@ -38,9 +39,14 @@ class Opinion:
         mean = sum(rewards) / len(rewards)
         return tuple(reward - mean for reward in rewards)
 
-    def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        self.scored += [each.content_id for each in candidates]
-        return [self._surprisals.get(each.content_id, 1.0) for each in candidates]
+    def surprisals(self, groups: Sequence[ReceivedGroup]) -> list[float | None]:
+        self.scored += [each.content_id for each in groups]
+        return [self._surprisals.get(each.content_id, 1.0) for each in groups]
 
-    def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
-        return [None if each.sender == self._refused else each.graded for each in candidates]
+    def screen(self, groups: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
+        return [None if each.peer_id == self._refused else each.graded for each in groups]
+
+
+def names(groups: Sequence[ReceivedGroup]) -> tuple[str, ...]:
+    """Their content ids."""
+    return tuple(group.content_id for group in groups)

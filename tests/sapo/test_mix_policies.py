@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from swarm.algorithms.own import find_advantage
 from swarm.groups.credit import Credit
-from swarm.groups.plausibility import Plausibility, PlausibilitySettings
-from swarm.sapo.appraisal import Appraisal
+from swarm.received.plausibility import Plausibility, PlausibilitySettings
+from swarm.received.screening import CandidateScorer
 from swarm.sapo.mixing import Candidate, Decision, History, Mixer, MixRound, MixSettings
-from swarm.sapo.mixing.policies.auto import Auto
-from swarm.types import Completion, Earned, GradedGroup, ReadTurn, Text, Turn
+from swarm.sapo.mixing.policies import Auto
+from swarm.types import Completion, Earned, GradedGroup, ReadTurn, ReceivedGroup, Text, Turn
 from tests.example_groups import rollout_group
-from tests.sapo.mixes import Opinion, candidate, history, own_round
+from tests.sapo.mixes import Opinion, candidate, history, names, own_round
 from tests.sapo.pupil import Pupil, as_read
 
 
@@ -29,41 +30,11 @@ def _drawn(candidates: Sequence[Candidate], policy: str, num: int = 500, **setti
     mixer = Mixer(MixSettings(local=0, external=1, policy=policy, settings=settings))
     drawn: Counter[str] = Counter()
     for seed in range(num):
-        drawn.update(mixer.mix(own_round(), [], candidates, Opinion(), np.random.default_rng(seed)).external_ids)
+        drawn.update(names(mixer.mix(own_round(), [], candidates, Opinion(), np.random.default_rng(seed)).drawn))
     return drawn
 
 
 TEN = [candidate(str(k)) for k in range(10)]
-
-
-def test_scheduled_takes_effect_at_its_rounds() -> None:
-    schedule = [[3, 8, 0], [5, 2, 6]]
-    found = [_decide("scheduled", history(own_round(number)), schedule=schedule) for number in range(1, 7)]
-    assert [(each.local, each.external) for each in found] == [(4, 4), (4, 4), (8, 0), (8, 0), (2, 6), (2, 6)]
-    assert found[0].reason == "scheduled from round 3 on" and found[-1].reason == "since round 5"
-
-
-@pytest.mark.parametrize(("informative", "external"), [(8, 0), (7, 1), (6, 2), (4, 4), (2, 6), (1, 6), (0, 6)])
-def test_scarcity_takes_more_of_others_the_less_signal_own_groups_have(informative: int, external: int) -> None:
-    told = history(own_round(informative=informative, uninformative=8 - informative))
-    found = _decide("scarcity", told, TEN)
-    assert (found.local, found.external) == (8 - external, external)
-    assert found.reason == f"{1 - informative / 8:.0%} of own groups without signal"
-
-
-def test_scarcity_looks_at_the_last_rounds_and_keeps_the_configured_mix_without_own_groups() -> None:
-    scarce, rich = own_round(informative=0, uninformative=8), own_round(informative=8, uninformative=0)
-    assert _decide("scarcity", history(*[scarce] * 9, rich), TEN, window_rounds=1).external == 0
-    assert _decide("scarcity", history(*[scarce] * 9, rich), TEN, window_rounds=10).external == 6
-    assert _decide("scarcity", history(own_round(informative=0, uninformative=0)), TEN).external == 4
-
-
-def test_scarcity_leaves_places_to_own_groups_where_others_have_sent_few() -> None:
-    told = history(own_round(informative=0, uninformative=8))
-    for num_candidates in (0, 5):
-        found = _decide("scarcity", told, TEN[:num_candidates])
-        assert (found.local, found.external) == (8 - num_candidates, num_candidates)
-        assert found.reason == f"100% of own groups without signal; {num_candidates} candidates"
 
 
 def test_advantage_weighs_by_the_mean_magnitude_that_the_update_computes() -> None:
@@ -78,7 +49,7 @@ def test_advantage_weighs_by_the_mean_magnitude_that_the_update_computes() -> No
 
             return find_advantage("grpo")(torch.tensor([rewards])).tolist()[0]
 
-    appraisal = Appraisal(Grpo(), Plausibility(PlausibilitySettings()))
+    appraisal = CandidateScorer(Grpo(), Plausibility(PlausibilitySettings()))
     assert appraisal.advantages(half.rewards) == pytest.approx((0.866, 0.866, -0.866, -0.866), abs=1e-3)
 
 
@@ -111,9 +82,9 @@ def test_novelty_prefers_improbable_but_plausible_texts_and_scores_few() -> None
         opinion = Opinion(surprisals)
         mixed = mixer.mix(own_round(), [], candidates, opinion, np.random.default_rng(seed))
         assert len(opinion.scored) == 6 and len(mixed.external) == 2
-        assert set(mixed.external_ids) <= set(opinion.scored)
-        drawn.update(mixed.external_ids)
-        assert mixed.refused_ids == tuple({"1"} & set(opinion.scored)), "what is implausible leaves the pool"
+        assert set(names(mixed.drawn)) <= set(opinion.scored)
+        drawn.update(names(mixed.drawn))
+        assert names(mixed.refused) == tuple({"1"} & set(opinion.scored)), "what is implausible leaves the pool"
     assert drawn["1"] == 0, "refused by the screen"
     surprising = sum(count for name, count in drawn.items() if int(name) % 2)
     assert surprising > 0.9 * drawn.total()
@@ -148,26 +119,27 @@ def test_an_improbable_turn_that_an_update_pushes_down_does_not_count_against_it
     plausibility = Plausibility(PlausibilitySettings())
     for _ in range(8):
         plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
-    appraisal = Appraisal(ByTurn(), plausibility, credit)
-    assert appraisal.screen([Candidate("id", graded)]) == [graded]
-    assert appraisal.surprisals([Candidate("id", graded)]) == [pytest.approx(0.1)]
+    appraisal = CandidateScorer(ByTurn(), plausibility, credit)
+    assert appraisal.screen([ReceivedGroup("id", graded)]) == [graded]
+    assert appraisal.surprisals([ReceivedGroup("id", graded)]) == [pytest.approx(0.1)]
 
 
 def test_what_novelty_scored_is_not_scored_again_by_the_screen() -> None:
     reader = Reader()
-    candidates = [Candidate(str(k), candidate(str(k), f"peer-{k}").graded) for k in range(30)]
+    candidates = [candidate(str(k), f"peer-{k}") for k in range(30)]
     candidates = [
-        Candidate(each.content_id, GradedGroup(each.graded.group, each.content_id, (1.0, 0.0))) for each in candidates
+        Candidate(ReceivedGroup(each.content_id, GradedGroup(each.graded.group, each.content_id, (1.0, 0.0))))
+        for each in candidates
     ]
     mixer = Mixer(MixSettings(local=0, external=4, policy="novelty"))
-    appraisal = Appraisal(reader, Plausibility(PlausibilitySettings()))
+    appraisal = CandidateScorer(reader, Plausibility(PlausibilitySettings()))
     mixed = mixer.mix(own_round(), [], candidates, appraisal, np.random.default_rng(0))
     assert len(mixed.external) == 4
     assert reader.num_scored.total() == 12 == len(reader.num_scored)
 
 
 def test_surprisal_is_of_plausible_rewarded_completions() -> None:
-    appraisal = Appraisal(Reader(), Plausibility(PlausibilitySettings()))
+    appraisal = CandidateScorer(Reader(), Plausibility(PlausibilitySettings()))
     first, second, without_signal = (
         candidate("first", rewards=(1.0, 0.0, 0.0)),
         candidate("second", rewards=(0.0, 1.0, 1.0)),
@@ -176,7 +148,7 @@ def test_surprisal_is_of_plausible_rewarded_completions() -> None:
     assert appraisal.surprisals([first, second, without_signal]) == [1.0, 2.5, 0.0]
     strict = Plausibility(PlausibilitySettings(fence=0, slack_nats=0))
     strict.learn([[-1.5] * 4] * 8, [1.0, 0.0] * 4)
-    appraisal = Appraisal(Reader(), strict)
+    appraisal = CandidateScorer(Reader(), strict)
     assert appraisal.surprisals([first, second]) == [1.0, None], "the rewarded ones of the second are implausible"
     kept, refused = appraisal.screen([first, second])
     assert kept == first.graded and refused is None
@@ -185,7 +157,7 @@ def test_surprisal_is_of_plausible_rewarded_completions() -> None:
 def test_what_an_update_would_raise_without_the_implausible_is_screened_too() -> None:
     strict = Plausibility(PlausibilitySettings(fence=0, slack_nats=0))
     strict.learn([[-1.5] * 4] * 8, [1.0, 0.0] * 4)
-    appraisal = Appraisal(Reader(), strict)
+    appraisal = CandidateScorer(Reader(), strict)
     # Only the first text is plausible. Without the third, the second one's reward is above the group's mean.
     hidden, harmless = candidate("hidden", rewards=(0.0, 0.4, 1.0)), candidate("harmless", rewards=(0.4, 0.0, 1.0))
     refused, kept = appraisal.screen([hidden, harmless])
@@ -204,24 +176,11 @@ def test_worth_weighs_senders_once_their_worth_is_known() -> None:
     assert drawn["b"] == 0 and abs(drawn["a"] - 500 * 1.6 / 2.6) < 50
 
 
-def test_positive_decides_as_fixed_does() -> None:
-    candidates = [candidate(str(k), f"peer-{k % 3}") for k in range(20)]
-
-    def drawn(policy: str) -> tuple[str, ...]:
-        mixer = Mixer(MixSettings(policy=policy))
-        return mixer.mix(own_round(), [], candidates, Opinion(), np.random.default_rng(3)).external_ids
-
-    assert drawn("positive") == drawn("fixed")
-
-
 # auto
 
 
 def _with_advantages(*candidates: Candidate) -> list[Candidate]:
-    return [
-        Candidate(each.content_id, each.graded, worth=each.worth, advantages=Opinion().advantages(each.rewards))
-        for each in candidates
-    ]
+    return [replace(each, advantages=Opinion().advantages(each.rewards)) for each in candidates]
 
 
 MANY = _with_advantages(*(candidate(str(k), f"peer-{k}") for k in range(8)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from swarm.config import NodeConfig, load_config
+from swarm.config import load_config
 from swarm.errors import ConfigError
+from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import (
     Candidate,
     Decision,
@@ -28,13 +29,12 @@ from swarm.sapo.mixing import (
     MixState,
     mix_figures,
 )
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import TrainingState
 from swarm.types import GradedGroup
 from tests.example_groups import graded
-from tests.sapo.mixes import Opinion, candidate, own_round
+from tests.sapo.mixes import Opinion, candidate, names, own_round
 from tests.sapo.test_round import Swarm
 from tests.sapo.test_worth import Planted
 
@@ -72,8 +72,18 @@ def test_a_policy_that_scores_wishes_for_that_many_to_score_and_weighs_none_unsc
     assert (wishes.num_external, wishes.num_choice, wishes.weights) == (2, 6, None)
 
 
+class Planned(MixPolicy):
+    """I and J by round."""
+
+    plan: tuple[tuple[int, int, int], ...]
+
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        _, local, external = [each for each in self.plan if each[0] <= history.rounds[-1].round][-1]
+        return Decision(local, external)
+
+
 def test_a_round_wishes_for_what_the_next_one_will_use() -> None:
-    mixer = Mixer(MixSettings(external=0, policy="scheduled", settings={"schedule": [[1, 8, 0], [20, 4, 4]]}))
+    mixer = Mixer(MixSettings(external=0, policy=f"{__name__}:Planned", settings={"plan": [[1, 8, 0], [20, 4, 4]]}))
     wanted = {}
     for number in range(9, 20):
         this = own_round(number)
@@ -83,7 +93,7 @@ def test_a_round_wishes_for_what_the_next_one_will_use() -> None:
 
 
 def test_wishes_remember_the_largest_j_of_the_last_rounds() -> None:
-    mixer = Mixer(MixSettings(policy="scheduled", settings={"schedule": [[1, 0, 8], [2, 8, 0]]}))
+    mixer = Mixer(MixSettings(policy=f"{__name__}:Planned", settings={"plan": [[1, 0, 8], [2, 8, 0]]}))
     wanted = []
     for number in range(1, 12):
         this = own_round(number)
@@ -129,7 +139,7 @@ def test_fixed_is_the_uniform_draw_in_fair_parts(
     ids, local = _reference_draw(candidates, num_local, num_external, np.random.default_rng(seed), refused)
     mixer = Mixer(MixSettings(local=num_local, external=num_external))
     mixed = _mixed(mixer, candidates, seed, appraiser=Opinion(refused=refused))
-    assert list(mixed.external_ids) == ids
+    assert list(names(mixed.drawn)) == ids
     assert [id(group) for group in mixed.local] == [id(group) for group in local]
 
 
@@ -240,7 +250,7 @@ def test_a_decision_that_cannot_be_used_is_named(answer: object, message: str) -
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0])
 def test_an_invalid_weight_is_none_and_people_are_told(bad: float) -> None:
     mixed = _answering(Decision(4, 4, [bad, 1.0], reason="x" * 50), PAIR)
-    assert mixed.external_ids == ("b",)
+    assert names(mixed.drawn) == ("b",)
     assert mixed.decision.reason.endswith("x; 1 invalid weights count as 0")
 
 
@@ -259,9 +269,11 @@ class Curious(MixPolicy):
     """Keeps the candidates of its last decision."""
 
     seen: ClassVar[list[Candidate]] = []
+    used: ClassVar[list[str]] = []
 
     def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
         Curious.seen[:] = candidates
+        Curious.used[:] = [each.content_id for each in candidates if each.uses]
         return Decision(0, 1)
 
 
@@ -283,11 +295,11 @@ def test_a_policy_sees_what_the_pool_and_the_estimator_know() -> None:
     swarm = Swarm()
     senders = [swarm.node(seed) for seed in (1, 2, 3)]
     worths = {senders[0].peer_id: 1.6, senders[1].peer_id: math.nan}
-    now = 1_000.0
+    now = time.time()
     receiver = swarm.node(
         4,
         mix=MixSettings(policy=f"{__name__}:Curious"),
-        pool=Pool(PoolSettings(max_uses=9)),
+        pool=PoolSettings(max_uses=9),
         worth=Known(worths),
         clock=lambda: now,
     )
@@ -299,8 +311,8 @@ def test_a_policy_sees_what_the_pool_and_the_estimator_know() -> None:
     assert len(first.mix.external) == 1 and second.figures["mix/external"] == 1
     known = {(each.sender, each.worth, each.task) for each in Curious.seen}
     assert known == {(sender.peer_id, worth, "gcd") for sender, worth in zip(senders, (1.6, None, None), strict=True)}
-    assert {each.age_s for each in Curious.seen} == {60.0}
-    assert [each.content_id for each in Curious.seen if each.uses] == list(first.mix.external_ids)
+    assert {round(each.age_s, 3) for each in Curious.seen} == {60.0}
+    assert tuple(Curious.used) == names(first.mix.drawn)
 
 
 @pytest.fixture
@@ -319,7 +331,7 @@ def test_the_example_takes_groups_of_unsolved_tasks() -> None:
     ]
     this = own_round(tasks={"gcd": (7.0, 10), "lcm": (1.0, 10)})
     mixed = mixer.mix(this, LOCAL, candidates, Opinion(), np.random.default_rng(0))
-    assert set(mixed.external_ids) == {"hard", "new"} and len(mixed.local) == 6
+    assert set(names(mixed.drawn)) == {"hard", "new"} and len(mixed.local) == 6
     assert mixed.decision.reason == "2 of 3 candidates of unsolved tasks"
     assert config.model_dump()["mix"]["settings"] == {"solved": 0.6}
     assert len((EXAMPLES / "own_mix.py").read_text().splitlines()) < 40
@@ -332,7 +344,7 @@ class Abstract(MixPolicy):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("greedy", "must be one of fixed, scheduled, scarcity"),
+        ("greedy", "must be one of fixed, advantage, edge"),
         ("no_such_module:Mix", "install it, or name a file"),
         (f"{__name__}:Missing", "has no Missing"),
         (f"{__name__}:LOCAL", "must be a subclass of swarm.sapo.mixing.MixPolicy"),
@@ -349,24 +361,12 @@ def test_a_policy_that_cannot_be_used_is_named(path: str, message: str) -> None:
     ("policy", "name", "value", "message"),
     [
         ("fixed", "window_rounds", "10", "there is no such field"),
-        ("scarcity", "window_rounds", "0", "greater than or equal to 1"),
+        ("edge", "window_rounds", "0", "greater than or equal to 1"),
         ("novelty", "oversample", "1000", "less than or equal to 16"),
         ("edge", "own", "1", "less than 1"),
-        ("scheduled", "schedule", "[[5, 4, 4], [5, 0, 8]]", r"rounds must rise, got \[5, 5\]"),
-        ("scheduled", "schedule", "[[1, 0, 0]]", r"not both 0, got \[1, 0, 0\]"),
         ("auto", "drop", "nan", "finite number"),
     ],
 )
 def test_each_policy_owns_its_settings(policy: str, name: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"mix\.settings(\.{name})? .*{message}"):
         load_config(command_line=[("mix.policy", policy), (f"mix.settings.{name}", value)])
-
-
-def test_positive_only_sets_the_weight_that_already_is() -> None:
-    assert MixSettings(policy="positive").external_negative_weight == 0
-    assert MixSettings().external_negative_weight == 0.25
-    assert MixSettings(policy="auto", external_negative_weight=0).external_negative_weight == 0
-    with pytest.raises(ValidationError, match=r"must be 0 with policy positive, got 0\.5"):
-        MixSettings(policy="positive", external_negative_weight=0.5)
-    config = NodeConfig(mix=MixSettings(policy="positive"))
-    assert NodeConfig.model_validate_json(config.model_dump_json()) == config

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from swarm.groups.signal import has_signal
+from swarm.groups.credit import has_signal
 from swarm.protocols import NEWCOMERS
 from swarm.sapo.mixing import Candidate, Decision, Mix, MixSettings, mix
-from swarm.types import GradedGroup
+from swarm.types import GradedGroup, ReceivedGroup
 from tests.example_groups import graded
+from tests.sapo.mixes import names
 
 J4 = Decision(0, 4)
 
@@ -42,7 +43,7 @@ def test_what_is_missing_is_reported_and_filled_only_when_asked(
     num_local: int, num_external: int, wanted_local: int, wanted_external: int, fill: str
 ) -> None:
     local = [graded("me", k) for k in range(num_local)]
-    external = [Candidate(f"id-{k}", graded("other", k)) for k in range(num_external)]
+    external = [Candidate(ReceivedGroup(f"id-{k}", graded("other", k))) for k in range(num_external)]
     mixed = mix(local, external, Decision(wanted_local, wanted_external), np.random.default_rng(0), fill=fill)
     assert len(mixed.external) == min(num_external, wanted_external)
     assert mixed.external_shortfall == wanted_external - len(mixed.external)
@@ -52,15 +53,15 @@ def test_what_is_missing_is_reported_and_filled_only_when_asked(
     assert mixed.filled == max(0, len(mixed.local) - wanted_local)
     assert len({id(group) for group in mixed.local}) == len(mixed.local), "no group twice"
     by_id = {candidate.content_id: candidate.graded for candidate in external}
-    assert [by_id[content_id] for content_id in mixed.external_ids] == list(mixed.external)
+    assert [by_id[content_id] for content_id in names(mixed.drawn)] == list(mixed.external)
 
 
 def test_sampling_is_uniform_and_repeatable() -> None:
-    external = [Candidate(str(k), graded("other", k)) for k in range(10)]
+    external = [Candidate(ReceivedGroup(str(k), graded("other", k))) for k in range(10)]
     counts = dict.fromkeys((str(k) for k in range(10)), 0)
     for seed in range(2_000):
-        chosen = mix([], external, J4, np.random.default_rng(seed)).external_ids
-        assert chosen == mix([], external, J4, np.random.default_rng(seed)).external_ids
+        chosen = names(mix([], external, J4, np.random.default_rng(seed)).drawn)
+        assert chosen == names(mix([], external, J4, np.random.default_rng(seed)).drawn)
         for content_id in chosen:
             counts[content_id] += 1
     # 2000 draws of 4 of 10: 800 each, standard deviation sqrt(2000 * 0.4 * 0.6) = 22
@@ -73,7 +74,9 @@ def test_a_mix_of_nothing_is_refused() -> None:
 
 
 def _at_hand(**counts: int) -> list[Candidate]:
-    return [Candidate(f"{peer}-{k}", graded(peer, k)) for peer, count in counts.items() for k in range(count)]
+    return [
+        Candidate(ReceivedGroup(f"{peer}-{k}", graded(peer, k))) for peer, count in counts.items() for k in range(count)
+    ]
 
 
 def _authors(mixed: Mix) -> Counter[str]:
@@ -118,14 +121,14 @@ def test_where_there_are_only_newcomers_each_has_its_own_part() -> None:
 
 
 def test_what_is_refused_leaves_its_place_to_others() -> None:
-    def screen(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
-        return [None if candidate.sender == "poisoner" else candidate.graded for candidate in drawn]
+    def screen(drawn: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
+        return [None if each.peer_id == "poisoner" else each.graded for each in drawn]
 
     mixed = mix([], _at_hand(poisoner=50, friend=9), J4, np.random.default_rng(0), screen=screen)
     assert _authors(mixed) == {"friend": 4}
-    assert len(mixed.refused_ids) == 2 and all(name.startswith("poisoner") for name in mixed.refused_ids)
+    assert len(names(mixed.refused)) == 2 and all(name.startswith("poisoner") for name in names(mixed.refused))
     alone = mix([], _at_hand(poisoner=50), J4, np.random.default_rng(0), screen=screen)
-    assert (len(alone.refused_ids), alone.external_shortfall) == (4, 4), "no more of it is looked at"
+    assert (len(names(alone.refused)), alone.external_shortfall) == (4, 4), "no more of it is looked at"
 
 
 def test_the_share_of_others_can_be_less_for_a_while() -> None:
@@ -139,7 +142,7 @@ def test_the_share_of_others_can_be_less_for_a_while() -> None:
 def test_draws_are_in_proportion_to_weights() -> None:
     candidates = _at_hand(a=1, b=1, c=1, d=1)
     counts = Counter(
-        mix([], candidates, Decision(0, 1, weights=[6.0, 3.0, 1.0, 0.0]), np.random.default_rng(seed)).external_ids
+        names(mix([], candidates, Decision(0, 1, weights=[6.0, 3.0, 1.0, 0.0]), np.random.default_rng(seed)).drawn)
         for seed in range(1_000)
     )
     # 1000 draws: 600, 300 and 100, standard deviations at most 15.5
@@ -152,9 +155,8 @@ def test_the_second_place_is_drawn_in_proportion_to_what_is_left() -> None:
     candidates = _at_hand(friend=3)
     firsts, seconds = Counter(), Counter()
     for seed in range(1_000):
-        first, second = mix(
-            [], candidates, Decision(0, 2, weights=[6.0, 3.0, 1.0]), np.random.default_rng(seed)
-        ).external_ids
+        decision = Decision(0, 2, weights=[6.0, 3.0, 1.0])
+        first, second = names(mix([], candidates, decision, np.random.default_rng(seed)).drawn)
         firsts[first] += 1
         seconds[second] += first == "friend-0"
     assert abs(seconds["friend-1"] / firsts["friend-0"] - 0.75) < 0.08

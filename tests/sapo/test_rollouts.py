@@ -8,13 +8,16 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from swarm.errors import EngineError, Interrupted
+from swarm.groups.building import Member
 from swarm.protocols import Turns
 from swarm.reasons import Reason
+from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.rollouts import GradedBatch, Rollouts
 from swarm.sapo.round import SapoNode
 from swarm.stopwatch import Stopwatch
@@ -23,6 +26,7 @@ from swarm.types import (
     Completion,
     Grade,
     GradedGroup,
+    PolicyId,
     Question,
     Rejection,
     RolloutGroup,
@@ -94,7 +98,9 @@ def first_batch(engine: FakeEngine, verifier: FakeVerifier) -> GradedBatch:
         group = rollout_group(question=question, completions=tuple(completions), rewards=tuple(rewards))
         return replace(group, policy=replace(group.policy, version=version))
 
-    return Rollouts(engine, verifier, make, lambda: 7, 1, 6, 4, Sampling(), 0).take(0, Stopwatch())
+    plan, me = RolloutPlan(num_questions=6, group_size=4), Member("me", PolicyId("fake", "", 0), Sampling(), seed=1)
+    policy, own = SimpleNamespace(version=7), SimpleNamespace(make=make)
+    return Rollouts(plan, me, engine, verifier, policy, own).take(0, Stopwatch())
 
 
 def test_a_group_is_graded_before_the_next_one_is_finished() -> None:
@@ -210,7 +216,7 @@ def test_a_rest_begins_nothing_and_what_is_begun_is_asked_again_where_it_was() -
     with running(engine=Held(updater), updater=updater, verifier=verifier, max_staleness=3) as node:
         node.run_round()
         assert holds.wait(PATIENCE_S)
-        node.rest()
+        node.pause()
         free.set()
         node._rollouts._ahead._thread.submit(lambda: None).result(PATIENCE_S)  # the thread has nothing left to do
         assert begun == {0, 1} and verifier.starts == [0, 6]
@@ -326,7 +332,7 @@ def test_a_round_goes_on_with_what_is_finished_when_its_time_is_over() -> None:
 
     swarm, updater = Swarm(), FakeUpdater()
     swarm.node(2).run_round()
-    node = swarm.node(1, engine=Endless(), updater=updater, max_generation_s=0.0)
+    node = swarm.node(1, engine=Endless(), updater=updater, limit_s=0.0)
     report = node.run_round()
     assert ended == [6] and report.num_unasked == 2, "questions without an answer are not enough"
     assert (len(report.mix.local), len(report.mix.external)) == (1, 1), "of two and two"

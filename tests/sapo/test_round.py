@@ -18,18 +18,16 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Fate, Reason
+from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import Candidate, Decision, History, MixPolicy, MixSettings
-from swarm.sapo.pool import Pool, PoolSettings
 from swarm.sapo.round import SapoNode, ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.sapo.worth import WorthEstimator
-from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Answers,
     Completion,
     Grade,
     GradedGroup,
-    PolicyId,
     Question,
     ReadTurn,
     Rejection,
@@ -40,6 +38,7 @@ from swarm.types import (
     UpdateReport,
 )
 from tests.example_groups import reference
+from tests.sapo.nodes import make_node
 from tests.sapo.pupil import as_read
 
 GROUP_SIZE = 4
@@ -146,29 +145,23 @@ class Swarm:
         transport = MemoryTransport(self.hub, identity.peer_id, self.manifest, offers_per_s=1e9, clock=clock)  # type: ignore[arg-type]
         transport.start()
         values = {
+            "questions": 6,
             "group_size": GROUP_SIZE,
-            "share": ShareSettings(),
             "mix": MixSettings(local=2, external=2),
             "engine": FakeEngine(),
             "verifier": FakeVerifier(),
             "updater": FakeUpdater(),
-            "pool": Pool(PoolSettings()),
-            "ledger": Ledger(),
+            "exchange": Exchange(transport, identity, clock=clock),
         }
-        return SapoNode(
-            peer_id=identity.peer_id,
-            policy_id=PolicyId("fake", "", 0),
-            seed=seed,
-            questions_per_round=6,
-            max_pending_per_peer=100,
-            sampling=Sampling(),
-            exchange=Exchange(transport, identity),
-            **{**values, **parts},
-        )
+        return make_node(identity.peer_id, seed=seed, **{**values, **parts})  # type: ignore[arg-type]
+
+
+def pooled(node: SapoNode) -> list[GradedGroup]:
+    return [each.graded for each in node.external.pool]
 
 
 def _balanced(node: SapoNode) -> bool:
-    return node.ledger.unaccounted(node.pool.num_unused(), node.num_pending) == 0
+    return node.unaccounted() == 0
 
 
 def test_a_round_shares_what_has_signal_and_learns_from_both_sides() -> None:
@@ -267,8 +260,8 @@ def test_refusals_are_counted_by_reason() -> None:
     picky = swarm.node(2, verifier=FakeVerifier(refused=frozenset({1001})))
     small = swarm.node(3, updater=FakeUpdater(fits=False))
     sender.run_round()
-    picky.receive()
-    small.receive()
+    picky.external.receive()
+    small.external.receive()
     assert picky.ledger.snapshot()["dropped"] == {"verifier_timeout": 1}
     assert small.ledger.snapshot()["dropped"] == {"too_long": 3}
     assert _balanced(picky) and _balanced(small)
@@ -313,10 +306,7 @@ class NothingOdd(MixPolicy):
     """Weighs what others claim like anything else, and never draws an odd text."""
 
     def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
-        odd = [
-            isinstance(each.content, GradedGroup) and "odd" in each.graded.group.completions[0].text
-            for each in candidates
-        ]
+        odd = [each.is_graded and "odd" in each.graded.group.completions[0].text for each in candidates]
         return Decision(2, 4, [float(not each) for each in odd])
 
 
@@ -340,8 +330,8 @@ def test_no_group_is_larger_than_those_of_the_run() -> None:
     receiver = swarm.node(4)
     for sender in senders:
         sender.run_round()
-    receiver.receive()
-    sizes = Counter(len(graded.rewards) for _, graded in receiver.pool.candidates())
+    receiver.external.receive()
+    sizes = Counter(len(graded.rewards) for graded in pooled(receiver))
     assert set(sizes) == {GROUP_SIZE, 2}
     assert receiver.ledger.snapshot()["dropped"] == {"too_many": 3}
     assert _balanced(receiver)
@@ -360,7 +350,7 @@ def _busy(swarm: Swarm, num_rounds: int, **parts: object) -> tuple[SapoNode, lis
 
 
 def test_nothing_is_graded_to_be_thrown_away() -> None:
-    busy, external = _busy(Swarm(), 60, pool=Pool(PoolSettings(max_groups=20)))
+    busy, external = _busy(Swarm(), 60, pool=PoolSettings(max_groups=20))
     counts = busy.ledger.snapshot()
     assert external == [2] * 60, "no update goes short"
     assert counts["received"] >= counts["checked"] and counts["checked"] <= 120 + 6
@@ -414,7 +404,7 @@ def test_groups_without_signal_by_their_author_s_own_word_are_not_graded() -> No
     swarm = Swarm()
     sender, receiver = swarm.node(1, share=ShareSettings(groups="all")), swarm.node(2)
     sender.run_round()
-    receiver.receive()
+    receiver.external.receive()
     counts = receiver.ledger.snapshot()
     assert (counts["received"], counts["checked"], counts["dropped"]) == (6, 3, {"zero_advantage": 3})
     assert _balanced(receiver)
@@ -444,18 +434,18 @@ def test_a_group_that_is_held_already_is_a_duplicate_even_if_the_exchange_forgot
     swarm = Swarm()
     sender, receiver = swarm.node(1), swarm.node(2)
     sender.run_round()
-    receiver.receive()
-    held = receiver.pool.candidates()
-    receiver._exchange._seen.clear()
-    receiver._exchange.book._peers.clear()
+    receiver.external.receive()
+    held = pooled(receiver)
+    receiver.external._exchange._seen.clear()
+    receiver.external._exchange.book._peers.clear()
     # In other bytes: the transport delivers the same ones only once.
     monkeypatch.setattr(envelope, "COMPRESSION_LEVEL", -7)
-    for _, group in held:
-        record = sender._exchange.share(group.group)
+    for graded in held:
+        record = sender.external._exchange.share(graded.group)
         assert record is not None
-    receiver.receive()
+    receiver.external.receive()
     assert receiver.ledger.snapshot()["dropped"] == {"duplicate": 3}
-    assert receiver.pool.candidates() == held
+    assert pooled(receiver) == held
     assert _balanced(receiver)
 
 
@@ -489,15 +479,15 @@ def test_another_s_completions_under_a_new_name_teach_nobody() -> None:
     swarm = Swarm()
     author, thief, victim = swarm.node(1), swarm.node(2), swarm.node(3)
     author.run_round()
-    victim.receive()
-    victim.receive()
-    for number, (_, graded) in enumerate(victim.pool.candidates()):
-        thief._exchange.share(_retold(graded.group, number))
-    victim.receive()
-    author.receive()
+    victim.external.receive()
+    victim.external.receive()
+    for number, graded in enumerate(pooled(victim)):
+        thief.external._exchange.share(_retold(graded.group, number))
+    victim.external.receive()
+    author.external.receive()
     assert victim.ledger.snapshot()["dropped"] == {"repeated": 3}
     assert author.ledger.snapshot()["dropped"] == {"repeated": 3}, "its own words neither"
-    assert {graded.group.peer_id for _, graded in victim.pool.candidates()} == {author.peer_id}
+    assert {graded.group.peer_id for graded in pooled(victim)} == {author.peer_id}
     assert _balanced(victim) and _balanced(author)
 
 
@@ -506,15 +496,15 @@ def test_a_copy_that_comes_later_counts_against_who_sent_it() -> None:
     author = swarm.node(1, engine=FakeEngine("good reasons, " * 8, "bad reasons, " * 8))
     thief, victim = swarm.node(2), swarm.node(3, clock=clock)
     author.run_round()
-    victim.receive()
-    victim.receive()
-    held = victim.pool.candidates()
+    victim.external.receive()
+    victim.external.receive()
+    held = pooled(victim)
     clock.now += 100
-    for number, (_, graded) in enumerate(held):
-        thief._exchange.share(_retold(graded.group, number, clock.now))
-    victim.receive()
+    for number, graded in enumerate(held):
+        thief.external._exchange.share(_retold(graded.group, number, clock.now))
+    victim.external.receive()
     assert victim.ledger.snapshot()["dropped"] == {"copied": 3}
-    accounts = victim._exchange.book.stats()
+    accounts = victim.external._exchange.book.stats()
     assert accounts[thief.peer_id].offence > 0 and accounts[author.peer_id].offence == 0
 
 
@@ -554,7 +544,7 @@ def test_what_is_right_in_an_improbable_way_is_left_out_and_others_take_its_plac
     taught = [graded.group.peer_id for _, external in updater.batches[3:] for graded in external]
     assert set(taught) == {honest.peer_id} and len(taught) == 6, "from where enough is known of itself"
     assert victim.ledger.snapshot()["dropped"]["improbable"] >= 3
-    assert victim._exchange.book.stats()[poisoner.peer_id].used <= 6
+    assert victim.external._exchange.book.stats()[poisoner.peer_id].used <= 6
     assert _balanced(victim)
 
 
@@ -629,8 +619,8 @@ def test_a_peer_whose_groups_hang_the_verifier_is_quarantined_and_the_others_are
         victim.run_round()
     dropped = victim.ledger.snapshot()["dropped"]
     assert dropped["verifier_timeout"] == 3 and dropped["quarantined"] == 3, "then the door is closed"
-    assert victim._exchange.book.quarantined() == {hostile.peer_id}
-    assert victim._exchange.book.stats()[honest.peer_id].used > 0
+    assert victim.external._exchange.book.quarantined() == {hostile.peer_id}
+    assert victim.external._exchange.book.stats()[honest.peer_id].used > 0
     assert _balanced(victim)
 
 
@@ -641,7 +631,7 @@ def test_every_group_is_told_with_what_became_of_it() -> None:
     def keep(fate: Fate, group: GradedGroup | RolloutGroup) -> None:
         kept.append((fate, group))
 
-    pool = Pool(PoolSettings(max_groups=4, max_share_per_peer=1.0), keep)
+    pool = PoolSettings(max_groups=4, max_share_per_peer=1.0)
     refused = FakeVerifier(refused=frozenset({1001}))
     sender, node = swarm.node(1), swarm.node(2, keep=keep, pool=pool, verifier=refused)
     for _ in range(3):

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from swarm.groups.waiting import Received, Waiting, WaitingLimits
 from swarm.protocols import NEWCOMERS
-from swarm.sapo.mixing import AuthorOf, Candidate
-from swarm.sapo.shortlist import Shortlist, Situation
-from swarm.types import Offer, OfferedGroup
+from swarm.received.authors import AuthorOf
+from swarm.sapo.mixing import Candidate
+from swarm.sapo.shortlist import GradingContext, Shortlist
+from swarm.types import Offer, OfferedGroup, ReceivedGroup
 from tests.sapo.mixes import candidate
 
 AN_OFFER = Offer(bytes(16), bytes(16), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60)
 
 
 class Desk:
-    """A shortlist with its situation in the test's hands."""
+    """A shortlist with a context that the test sets."""
 
     def __init__(self, **known: object) -> None:
-        self.now = Situation(
+        self.now = GradingContext(
             **{
                 "waiting": [],
                 "weights": None,
@@ -36,21 +36,11 @@ class Desk:
                 **known,
             }
         )
-        self.shortlist = Shortlist(lambda waiting: self.now)
+        self.shortlist = Shortlist()
 
     def choose(self, waiting: Sequence[Candidate], **changed: object) -> list[str]:
         self.now = replace(self.now, waiting=waiting, **changed)
-        room = Waiting(WaitingLimits(len(waiting) + 1))
-        for each in waiting:
-            assert room.add(_received(each), ()) == []
-        return self.shortlist.choose(room)
-
-
-def _received(each: Candidate) -> Received:
-    """What is known of a candidate of `_from` or `_promised`."""
-    content_id, _, is_offered = each.content_id.partition("/")
-    content = OfferedGroup(each.sender, AN_OFFER) if is_offered else each.graded.group
-    return Received(content_id, content, each.sender, 1)
+        return self.shortlist.choose(self.now)
 
 
 def _from(sender: str, count: int, first: int = 0) -> list[Candidate]:
@@ -59,7 +49,7 @@ def _from(sender: str, count: int, first: int = 0) -> list[Candidate]:
 
 def _promised(sender: str, count: int) -> list[Candidate]:
     """Groups on offer."""
-    return [candidate(f"{sender}-{k}/{sender}", sender) for k in range(count)]
+    return [Candidate(ReceivedGroup(f"{sender}-{k}", OfferedGroup(sender, AN_OFFER), sender)) for k in range(count)]
 
 
 def _senders(chosen: Sequence[str]) -> Counter[str]:
@@ -205,7 +195,7 @@ def test_a_late_promise_holds_no_place_and_its_group_counts_again_when_it_comes(
     first = desk.choose(promises)
     for name in first:
         desk.shortlist.late(name)
-    waiting = [each for each in promises if each.content_id not in first]
+    waiting = [each for each in promises if each.received.key not in first]
     second = desk.choose([*waiting, *_from("other", 20)])
     assert len(second) >= 6 and _senders(second)["other"] >= 4
     for name in first:

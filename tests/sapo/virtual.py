@@ -10,7 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 
 from msgspec.structs import replace
 
+from swarm.groups.building import Member
 from swarm.protocols import Turns
+from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.rollouts import Rollouts
 from swarm.stopwatch import Stopwatch
 from swarm.types import (
@@ -18,6 +20,7 @@ from swarm.types import (
     Completion,
     Context,
     NextTurn,
+    PolicyId,
     RolloutGroup,
     Sampling,
     TaskRef,
@@ -76,21 +79,17 @@ class Virtual:
         self._updates_until: float | None = None
         self._first = threading.Event()
         self._over = threading.Event()
-        self.rollouts = Rollouts(
-            self,  # type: ignore[arg-type]
-            FakeVerifier(),  # type: ignore[arg-type]
-            self._make,
-            lambda: self.version,
-            seed,
-            num_questions,
-            group_size,
-            Sampling(),
-            max_staleness,
+        plan = RolloutPlan(
+            num_questions=num_questions,
+            group_size=group_size,
+            max_staleness=max_staleness,
             max_sequences=self.slots,
             batches_a_call=batches_a_call,
             limit_s=limit_s,
-            clock=lambda: self.now,
         )
+        me = Member("me", PolicyId("virtual", "", 0), Sampling(), seed)
+        verifier = FakeVerifier()
+        self.rollouts = Rollouts(plan, me, self, verifier, self, self, lambda: self.now)  # type: ignore[arg-type]
 
     def run(self) -> Virtual:
         """All batches."""
@@ -167,7 +166,7 @@ class Virtual:
         self.lags += [batch - graded.group.policy.version for graded in made.groups]
         self.figures.append(made.slots_busy)
 
-    def _make(
+    def make(
         self, question: TaskRef, completions: Sequence[Completion], rewards: Sequence[float], version: int
     ) -> RolloutGroup:
         oldest = min(span.version for completion in completions for span in completion.versions)

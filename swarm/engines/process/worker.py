@@ -10,7 +10,9 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
 
+from swarm import torchao
 from swarm.engines.config import GenerationSettings
 from swarm.engines.process.handover import map_weights
 from swarm.engines.process.messages import (
@@ -19,16 +21,18 @@ from swarm.engines.process.messages import (
     Ask,
     End,
     More,
+    Setup,
     decode_order,
     decode_setup,
     decode_swap,
     encode,
 )
-from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import Interrupted
 from swarm.policy.config import PolicySettings
-from swarm.policy.loading import load_policy
 from swarm.types import NextTurn
+
+if TYPE_CHECKING:
+    from swarm.engines.transformers.engine import TransformersEngine
 
 
 class _Turns:
@@ -65,9 +69,7 @@ class EngineWorker:
         self._control = control
         setup = decode_setup(work.recv_bytes())
         self._weights = map_weights(weights, setup.shapes)
-        policy = load_policy(PolicySettings.model_validate_json(setup.policy))
-        settings = GenerationSettings.model_validate_json(setup.generation)
-        self._engine = TransformersEngine(policy, settings, self._look_up)
+        self._engine = open_engine(setup, self._look_up)
         self._turns: _Turns | None = None
         """Of the generation in progress."""
 
@@ -123,8 +125,18 @@ class EngineWorker:
         self._control.send_bytes(encode(swap.version))
 
 
+def open_engine(setup: Setup, look_up: Callable[[], bool]) -> TransformersEngine:
+    """The engine with its model; imported here, after `main` has hidden torchao."""
+    from swarm.engines.transformers.engine import TransformersEngine
+    from swarm.policy.loading import load_policy
+
+    policy = load_policy(PolicySettings.model_validate_json(setup.policy))
+    return TransformersEngine(policy, GenerationSettings.model_validate_json(setup.generation), look_up)
+
+
 def main() -> None:
     """Serve one node on the descriptors in the arguments."""
+    torchao.hide()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work, control, weights = (int(argument) for argument in sys.argv[1:])
     try:

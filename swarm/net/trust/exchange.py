@@ -26,6 +26,7 @@ from swarm.types import (
     NetworkStatus,
     OfferedGroup,
     OfferedGroups,
+    ReceivedGroup,
     RefusedRecord,
     RolloutGroup,
     VerifiedGroup,
@@ -138,11 +139,11 @@ class Exchange:
         """Block until records have arrived or the timeout expires; whether records have arrived."""
         return self._transport.wait(timeout_s)
 
-    def receive(self) -> tuple[list[tuple[str, RolloutGroup]], dict[Reason, int]]:
-        """(content id, group) of accepted arrivals, and refusals by reason, since the last call."""
+    def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
+        """The accepted arrivals, and refusals by reason, since the last call."""
         # As many as the transport's inbox has room for: each limit of their own would let a flood displace others'.
         self._offers, self._commitments = [], []
-        groups: list[tuple[str, RolloutGroup]] = []
+        arrivals: list[VerifiedGroup] = []
         refused: Counter[Reason] = Counter()
         run_id = self._transport.status().run_id
         for arrival in self._transport.drain():
@@ -156,10 +157,15 @@ class Exchange:
                     self.book.report(refusal.peer_id, refusal.reason)
                 continue
             if admitted is not None:
-                groups.append(admitted)
+                arrivals.append(admitted)
         self.judge()
-        self._demand.heard(sum(self._pulled.pop(content_id, None) is None for content_id, _ in groups))
-        return groups, dict(refused)
+        self._demand.heard(sum(self._pulled.pop(each.content_id, None) is None for each in arrivals))
+        return [self._received(each) for each in arrivals], dict(refused)
+
+    def _received(self, arrival: VerifiedGroup) -> ReceivedGroup:
+        group = arrival.group
+        account = self.account(group.peer_id)
+        return ReceivedGroup(arrival.content_id, group, account, group.memory_bytes, self._clock())
 
     def offers(self) -> list[OfferedGroup]:
         """Offers seen by the last `receive`, without groups that have arrived."""
@@ -224,8 +230,8 @@ class Exchange:
             self._warned_of_clocks_at = now
             logger.warning("a group of %s was refused: %s; one of the two clocks is wrong", refusal.peer_id, refusal)
 
-    def _admit(self, arrival: Arrival, run_id: str | None) -> tuple[str, RolloutGroup] | None:
-        """An arrival as (content id, group), or None for offers and for this node's own groups. Raises `Refusal`."""
+    def _admit(self, arrival: Arrival, run_id: str | None) -> VerifiedGroup | None:
+        """An arrival that is a group of another peer, or None. Raises `Refusal`."""
         if run_id is None:
             raise Refusal(Reason.WRONG_RUN, "no run is known yet")
         if isinstance(arrival, RefusedRecord):
@@ -245,7 +251,7 @@ class Exchange:
         self._attributed(
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
         )
-        return arrival.content_id, group
+        return arrival
 
     def _note(self, arrival: OfferedGroups) -> None:
         """Keep offers for the caller. Raises `Refusal` for those of a peer that is quarantined or over its rate."""

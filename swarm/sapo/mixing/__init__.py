@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from swarm.sapo.mixing.base import Candidate, Claim, Decision, History, MixPolicy, MixRound, MixState
-from swarm.sapo.mixing.config import MixSettings
-from swarm.sapo.mixing.draw import AuthorOf, Mix, Screen, authors, authors_of, fair_part, in_random_order, mix
+from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState
+from swarm.sapo.mixing.draw import Mix, Screen, authors, in_random_order, mix
 from swarm.sapo.mixing.mixer import Mixer, Wishes, mix_figures
+from swarm.sapo.mixing.policies import MixSettings
 
 __all__ = [
-    "AuthorOf",
     "Candidate",
-    "Claim",
     "Decision",
     "History",
     "Mix",
@@ -22,8 +20,6 @@ __all__ = [
     "Screen",
     "Wishes",
     "authors",
-    "authors_of",
-    "fair_part",
     "in_random_order",
     "mix",
     "mix_figures",

@@ -11,31 +11,18 @@ from msgspec import Struct
 
 from swarm.figures import means_by_task
 from swarm.settings import Settings
-from swarm.types import GradedGroup
+from swarm.types import GradedGroup, ReceivedGroup
 
 MAX_ROUNDS = 256
 """Rounds that a history holds."""
 
 
-class Claim(Struct, frozen=True):
-    """What its author says of a group that this node has not graded."""
-
-    peer_id: str
-    task: str
-    rewards: tuple[float, ...]
-    """[G]; of a group on offer, rewards of the mean and deviation that it states."""
-
-
 class Candidate(Struct, frozen=True):
     """A received group that the next update may use, or one that this node may fetch and grade for later ones."""
 
-    content_id: str
-    content: GradedGroup | Claim
-    """With this node's rewards; before it grades the group, its author's claim."""
+    received: ReceivedGroup
     age_s: float = 0.0
     """Seconds since it arrived."""
-    uses: int = 0
-    """Updates that it has taken part in."""
     worth: float | None = None
     """The measured worth of its sender's groups, in own groups; None while unknown."""
     advantages: tuple[float, ...] | None = None
@@ -45,26 +32,39 @@ class Candidate(Struct, frozen=True):
     was not scored."""
 
     @property
+    def content_id(self) -> str:
+        """Names the group."""
+        return self.received.content_id
+
+    @property
+    def uses(self) -> int:
+        """Updates that it has taken part in."""
+        return self.received.uses
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether this node has graded the group; before that, its rewards are its author's claims."""
+        return isinstance(self.received.content, GradedGroup)
+
+    @property
     def graded(self) -> GradedGroup:
-        """The group with this node's rewards. Raises `TypeError` for a claim."""
-        if isinstance(self.content, Claim):
-            raise TypeError(f"group {self.content_id} is not graded: use `sender`, `task` and `rewards`")
-        return self.content
+        """The group with this node's rewards. Raises `TypeError` for one that is not graded."""
+        return self.received.graded
 
     @property
     def sender(self) -> str:
         """Peer id of the author."""
-        return self.content.peer_id if isinstance(self.content, Claim) else self.content.group.peer_id
+        return self.received.peer_id
 
     @property
     def task(self) -> str:
         """Name of the question's task."""
-        return self.content.task if isinstance(self.content, Claim) else self.content.group.question.task
+        return self.received.task
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """[G]"""
-        return self.content.rewards
+        """[G] by this node; before it grades the group, as its author claims."""
+        return self.received.rewards
 
     @property
     def success(self) -> float:
@@ -159,8 +159,6 @@ class MixPolicy(Settings):
 
     needs_advantages: ClassVar[bool] = False
     """Whether `Candidate.advantages` is required."""
-    positive_only: ClassVar[bool] = False
-    """Whether external completions of negative advantage have weight 0 in the loss."""
 
     def num_scored(self, external: int) -> int:
         """How many random candidates to score for `Candidate.surprisal`, given the configured J.

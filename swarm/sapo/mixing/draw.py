@@ -6,21 +6,19 @@ Source: arXiv:2509.08721, section 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
-from swarm.protocols import NEWCOMERS
+from swarm.received.authors import AuthorOf, authors_of, fair_part, itself
 from swarm.sapo.mixing.base import Candidate, Decision
-from swarm.types import GradedGroup
+from swarm.types import GradedGroup, ReceivedGroup
 
 T = TypeVar("T")
-Screen = Callable[[Sequence[Candidate]], Sequence[GradedGroup | None]]
+Screen = Callable[[Sequence[ReceivedGroup]], Sequence[GradedGroup | None]]
 """Returns the part of each group to learn from; None for none of it."""
-AuthorOf = Callable[[str], str]
-"""The author a peer counts as: itself, or the one that all newcomers share."""
 MAX_DRAWS = 4
 """Draws per update; each after the first replaces refused groups."""
 
@@ -30,10 +28,10 @@ class Mix(Struct, frozen=True):
 
     local: tuple[GradedGroup, ...]
     external: tuple[GradedGroup, ...]
-    external_ids: tuple[str, ...]
-    """Content ids of `external`."""
-    refused_ids: tuple[str, ...]
-    """Content ids of external groups that the screen refused: drawn ones, and those that a policy had scored."""
+    drawn: tuple[ReceivedGroup, ...]
+    """Those whose parts `external` are, in its order."""
+    refused: tuple[ReceivedGroup, ...]
+    """Groups that the screen refused: drawn ones, and those that a policy had scored."""
     external_wanted: int
     """J, less what the watch over drawdowns takes from it."""
     local_shortfall: int
@@ -44,8 +42,8 @@ class Mix(Struct, frozen=True):
     """The policy's."""
 
 
-def _whole(drawn: Sequence[Candidate]) -> list[GradedGroup | None]:
-    return [candidate.graded for candidate in drawn]
+def _whole(drawn: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
+    return [received.graded for received in drawn]
 
 
 def mix(
@@ -56,7 +54,7 @@ def mix(
     *,
     fill: Literal["none", "local"] = "none",
     share: float = 1.0,
-    author_of: AuthorOf = lambda peer_id: peer_id,
+    author_of: AuthorOf = itself,
     screen: Screen = _whole,
 ) -> Mix:
     """Sample I of the local groups, uniformly, and J of the candidates, by weight; both without replacement.
@@ -69,15 +67,15 @@ def mix(
     for _ in range(MAX_DRAWS):
         if not (drawn := draw.more()):
             break
-        draw.settle(drawn, screen(drawn))
+        draw.settle(drawn, screen([candidate.received for candidate in drawn]))
     external_shortfall = decision.external - len(draw.chosen)
     wanted = decision.local + (external_shortfall if fill == "local" else 0)
     chosen_local = _sample(local, wanted, rng)
     return Mix(
         local=tuple(chosen_local),
         external=tuple(group for _, group in draw.chosen),
-        external_ids=tuple(candidate.content_id for candidate, _ in draw.chosen),
-        refused_ids=tuple(draw.refused),
+        drawn=tuple(candidate.received for candidate, _ in draw.chosen),
+        refused=tuple(draw.refused),
         external_wanted=external_wanted,
         local_shortfall=max(0, decision.local - len(chosen_local)),
         external_shortfall=external_shortfall,
@@ -92,19 +90,8 @@ def some(candidates: Sequence[Candidate], count: int, author_of: AuthorOf, rng: 
 
 
 def authors(candidates: Sequence[Candidate], author_of: AuthorOf) -> dict[str, str]:
-    """The author that each sender counts as. When only newcomers are available, each of them is a separate one."""
+    """The author that each sender counts as."""
     return authors_of((candidate.sender for candidate in candidates), author_of)
-
-
-def authors_of(peer_ids: Iterable[str], author_of: AuthorOf) -> dict[str, str]:
-    """The same by the senders' peer ids."""
-    keys = {peer_id: author_of(peer_id) for peer_id in peer_ids}
-    return keys if set(keys.values()) != {NEWCOMERS} else {peer_id: peer_id for peer_id in keys}
-
-
-def fair_part(count: int, num_authors: int) -> int:
-    """The most that one of these authors gives of `count`."""
-    return -(-count // max(1, num_authors))
 
 
 class _Draw:
@@ -120,13 +107,13 @@ class _Draw:
     ) -> None:
         self.chosen: list[tuple[Candidate, GradedGroup]] = []
         """Each with the part of it to learn from."""
-        self.refused: list[str] = []
+        self.refused: list[ReceivedGroup] = []
         self._count = count
         self._left = [candidates[i] for i in in_random_order(len(candidates), weights, rng)]
         self._keys = authors(candidates, author_of)
 
     def more(self) -> list[Candidate]:
-        """Draw candidates for the free places."""
+        """Draw candidates for the free slots."""
         if len(self.chosen) == self._count:
             return []
         chosen = [candidate for candidate, _ in self.chosen]
@@ -150,7 +137,7 @@ class _Draw:
         out = set()
         for candidate, kept in zip(drawn, screened, strict=True):
             if kept is None:
-                self.refused.append(candidate.content_id)
+                self.refused.append(candidate.received)
                 out.add(candidate.sender)
             else:
                 self.chosen.append((candidate, kept))
@@ -163,7 +150,7 @@ class _Draw:
 def in_random_order(count: int, weights: Sequence[float] | None, rng: np.random.Generator) -> list[int]:
     """The numbers 0 to `count` - 1 in random order, without those of weight 0; weights are finite and not negative.
 
-    Each next place is drawn from those left in proportion to its weight. Source: arXiv:1903.06059 (Gumbel
+    Each next one is drawn from those left in proportion to its weight. Source: arXiv:1903.06059 (Gumbel
     top-k).
     """
     if weights is None:

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean
+from swarm.kinds import own_code
+from swarm.received.authors import AuthorOf, itself
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
-from swarm.sapo.mixing.config import MixSettings
-from swarm.sapo.mixing.draw import AuthorOf, Mix, mix, some
-from swarm.settings import own_code
-from swarm.types import GradedGroup
+from swarm.sapo.mixing.draw import Mix, mix, some
+from swarm.sapo.mixing.policies import MixSettings
+from swarm.types import GradedGroup, ReceivedGroup
 
 MAX_REASON_CHARS = 160
 WANTED_ROUNDS = 8
@@ -53,11 +54,11 @@ class Appraiser(Protocol):
         """[G] as an update computes them."""
         ...
 
-    def surprisals(self, candidates: Sequence[Candidate]) -> list[float | None]:
+    def surprisals(self, groups: Sequence[ReceivedGroup]) -> list[float | None]:
         """`Candidate.surprisal` of each; None for those that the screen refuses."""
         ...
 
-    def screen(self, candidates: Sequence[Candidate]) -> list[GradedGroup | None]:
+    def screen(self, groups: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
         """The part of each group to learn from; None for none of it."""
         ...
 
@@ -76,7 +77,7 @@ class Mixer:
     def wishes(self, candidates: Sequence[Candidate], appraiser: Appraiser) -> Wishes:
         """What the next updates want of these candidates, by the rounds so far.
 
-        The rewards of candidates that nobody has graded are those that their authors claim. Raises `ConfigError` for a
+        Ungraded candidates have the rewards that their authors claim. Raises `ConfigError` for a
         decision that cannot be used.
         """
         policy = self._settings.settings
@@ -116,7 +117,7 @@ class Mixer:
         rng: np.random.Generator,
         *,
         share: float = 1.0,
-        author_of: AuthorOf = lambda peer_id: peer_id,
+        author_of: AuthorOf = itself,
     ) -> Mix:
         """The mix of round `this`; nothing is remembered before `record`.
 
@@ -136,7 +137,7 @@ class Mixer:
             author_of=author_of,
             screen=appraiser.screen,
         )
-        return replace(mixed, refused_ids=(*refused, *mixed.refused_ids))
+        return replace(mixed, refused=(*refused, *mixed.refused))
 
     def record(self, this: MixRound, mixed: Mix) -> None:
         """Remember a finished round."""
@@ -157,19 +158,23 @@ class Mixer:
 
     def _appraised(
         self, candidates: Sequence[Candidate], appraiser: Appraiser, author_of: AuthorOf, rng: np.random.Generator
-    ) -> tuple[Sequence[Candidate], list[str]]:
-        """The candidates with what the policy wants to know of them, and the content ids of those that the screen
-        refused meanwhile: in the pool they would only take the place of others."""
+    ) -> tuple[Sequence[Candidate], list[ReceivedGroup]]:
+        """The candidates with what the policy wants to know of them, and the groups that the screen refused meanwhile:
+        in the pool they would only displace others."""
         policy = self._settings.settings
-        refused: list[str] = []
+        refused: list[ReceivedGroup] = []
         if policy.needs_advantages:
             candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
         if num_scored := policy.num_scored(self._settings.external):
             scored = some(candidates, num_scored, author_of, rng)
-            known = dict(zip((each.content_id for each in scored), appraiser.surprisals(scored), strict=True))
-            refused = [content_id for content_id, surprisal in known.items() if surprisal is None]
-            left = [each for each in candidates if each.content_id not in refused]
-            candidates = [replace(each, surprisal=known.get(each.content_id)) for each in left]
+            surprisals = appraiser.surprisals([each.received for each in scored])
+            known = dict(zip((each.content_id for each in scored), surprisals, strict=True))
+            candidates = [
+                replace(each, surprisal=known.get(each.content_id))
+                for each in candidates
+                if known.get(each.content_id, 0.0) is not None
+            ]
+            refused = [each.received for each in scored if known[each.content_id] is None]
         return candidates, refused
 
 

@@ -1,0 +1,1 @@
+"""Other peers' groups between the network and the update: intake, regrading, copies, screening, pool."""

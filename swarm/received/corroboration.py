@@ -1,0 +1,342 @@
+"""Which tokens others' groups push beyond what own groups bear out.
+
+A marker before right answers is plausible text with the right reward: no test of single completions refuses it. But the
+answers would be as right without it, as this node's own groups show.
+
+    push of a group on a token     the token's advantages, summed over the group's completions: 1 if all that are
+                                   rewarded have it and no other has, 0 if it makes no difference to the reward
+    push of an author              the mean over its groups, beside the mean over own groups of the same tasks
+    factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
+
+Tokens are compared by themselves and with the token before them. Means are kept in count sketches, so that an author
+takes the same memory whatever it writes.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from pydantic import Field
+
+from swarm.settings import Settings
+
+Floats = npt.NDArray[np.float64]
+Buckets = npt.NDArray[np.int64]
+
+NUM_BUCKETS = 2**13
+ROWS = 2
+"""Hash functions of a sketch: a token counts as the less conspicuous of its two buckets."""
+KINDS = 4
+MULTIPLIERS = np.array([0x165667B19E3779F9, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
+START, ALONE = -1, -2
+"""Stand for the previous token: the completion's start, and none."""
+SALT = np.uint64(secrets.randbits(64))
+"""Random in each process: an attacker cannot choose a token that shares its buckets with one that own groups push."""
+ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
+MEMORY = 1 - 1 / 4_000
+"""Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
+ERRORS = 2.5
+"""Standard errors of each mean by which an author's push must exceed own push."""
+MAX_WEIGHT = 1e100
+UNSEEN = 2.0
+"""A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
+MAX_PUSH = 4.0
+"""Of a group on a token that it repeats."""
+ANY_TASK = ""
+MAX_AUTHORS = 64
+MAX_TASKS = 64
+REMEMBERED_PULLS = 256
+ENOUGH_PULLS = 16
+
+
+WITHHELD_RATE = 1 / 32
+RATE_GROUPS = 256
+"""Own groups in a rate."""
+PAST_RATES = 16
+LEARNS = 1.05
+"""Ratio of the mean reward to that of the earliest rates above which a policy is learning."""
+DRIFT = 0.03
+"""Occurrences a completion by which a token has become more frequent."""
+DRIFT_HITS = 16
+"""Tokens of an author in excess that rise, before it is held responsible."""
+DRIFT_TOKENS = 8
+
+
+_Own = Mapping[str, tuple[Floats, Floats, Floats]]
+"""Of own groups by task: what `_Evidence.at` says of a group's tokens."""
+
+
+class CorroborationSettings(Settings):
+    """How far others' groups may push what own groups do not."""
+
+    enabled: bool = True
+    """Whether the tokens of others' groups are credited only as far as own groups bear them out."""
+    tolerance: float = Field(0.01, ge=0)
+    """Difference between the mean pushes that is always allowed."""
+    full_after: int = Field(16, ge=1)
+    """Groups of an author that are used before its tokens have their whole advantage: the first has this fraction."""
+    max_pull: float = Field(2.0, gt=0)
+    """Largest pull of another's group, in those of own ones (their upper quartile): how much its raised tokens
+    change this policy's probabilities."""
+
+
+@dataclass(frozen=True)
+class ReadGroup:
+    """The tokens of a group's completions as an update trains on them."""
+
+    task: str
+    ids: Sequence[Sequence[int]]
+    """[G][T]"""
+    advantages: Sequence[Sequence[float]]
+    """[G][T]"""
+    logprobs: Sequence[Sequence[float]]
+    """[G][T] under this node's policy."""
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """[KINDS, ROWS, N] of all tokens, one completion after the other: each by itself, and with the one before it or
+        the completion's start, each for pushes with and without regard to length."""
+        lengths = np.array([len(each) for each in self.ids], dtype=np.int64)
+        token = np.array([token for each in self.ids for token in each], dtype=np.int64)
+        is_first = np.zeros(len(token), dtype=bool)
+        is_first[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+        before = np.where(is_first, START, np.roll(token, 1))
+        alone = np.full_like(token, ALONE)
+        kinds = [[np.full_like(token, scale), each, token] for scale in range(2) for each in (alone, before)]
+        mixed = (np.array(kinds, dtype=np.int64).astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
+        mixed ^= SALT
+        mixed ^= mixed >> np.uint64(31)
+        hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
+        hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
+        found: Buckets = (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
+        return found
+
+    @cached_property
+    def push(self) -> tuple[Buckets, Floats]:
+        """The buckets of all rows that have tokens, numbered through, and the pushes [2, N] up and down on each.
+
+        Some losses divide a completion's advantages by its length, some do not. Where those that are rewarded are
+        shorter, or longer, than the others, a token that all have alike is pushed by one of the two.
+        """
+        raised = sum(max(0.0, max(each, default=0.0)) for each in self.advantages)
+        if not raised:
+            return np.zeros(0, dtype=np.int64), np.zeros((2, 0))
+        lengths = np.array([len(each) for each in self.ids])
+        by_length = np.repeat(lengths.mean() / np.maximum(lengths, 1), lengths)
+        advantages = _flat(self.advantages) / raised
+        weights = np.concatenate([np.tile(advantages * scale, KINDS * ROWS // 2) for scale in (by_length, 1.0)])
+        found, index = np.unique(_through(self.buckets), return_inverse=True)
+        push = [np.bincount(index.ravel(), np.maximum(sign * weights, 0.0), len(found)) for sign in (1, -1)]
+        return found, np.minimum(push, MAX_PUSH)
+
+    def pull(self, factors: Floats | float = 1.0) -> float:
+        """Sum over the raised tokens of advantage times 1 - probability, which is the gradient of the token's logit."""
+        lengths = [len(each) for each in self.ids]
+        raised = np.maximum(_flat(self.advantages), 0.0) * factors / np.repeat(np.maximum(lengths, 1), lengths)
+        return float(np.sum(raised * -np.expm1(np.minimum(_flat(self.logprobs), 0.0))))
+
+
+class Drift(Struct, frozen=True):
+    """What own completions have taken up from an author without need."""
+
+    author: str
+    tokens: tuple[int, ...]
+    """The most frequent first."""
+
+
+class Corroboration:
+    """Compares the pushes of others' groups with those of own ones. Pure."""
+
+    def __init__(self, settings: CorroborationSettings) -> None:
+        """Nothing is known yet: only new authors are held back."""
+        self._settings = settings
+        self._own: dict[str, _Evidence] = {}
+        """By task."""
+        self._authors: dict[str, _Evidence] = {}
+        self._together: dict[str, _Evidence] = {}
+        """Of all authors, for a push that each of many hides from notice: by task, and of `ANY_TASK`."""
+        self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
+        """Of own groups."""
+        self._rates = _Rates()
+        self._rising: dict[str, Counter[int]] = {}
+        """How often an author pushed a token in excess that own completions have more and more, by author and token."""
+
+    def learn(self, group: ReadGroup, reward: float) -> None:
+        """Add an own group with its mean reward."""
+        if self._settings.enabled:
+            self._rates.add(group, reward)
+            if any(value > 0 for each in group.advantages for value in each):
+                _evidence(self._own, group.task, MAX_TASKS).add(group)
+                self._pulls.append(group.pull())
+
+    def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
+        """Add a received group, once, to each of the names that its author counts as, and to those of all authors."""
+        if self._settings.enabled:
+            for author in authors:
+                _evidence(self._authors, author, MAX_AUTHORS).add(group)
+            _evidence(self._together, ANY_TASK, MAX_TASKS).add(group)
+            _evidence(self._together, group.task, MAX_TASKS).add(group)
+
+    def factors(self, authors: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
+        """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names, the
+        first of which is its peer id, and for all authors together."""
+        if not self._settings.enabled:
+            return ()
+        signs = np.sign(_flat(group.advantages))
+        found = np.ones(len(signs))
+        own = {task: evidence.at(group.buckets) for task, evidence in self._own.items()}
+        for author in (*map(self._authors.__getitem__, authors), self._together[ANY_TASK], self._together[group.task]):
+            factor = self._compared(author, group, signs, own, authors[0])
+            found = np.minimum(found, factor)
+        newest = min(self._authors[name].num for name in authors)
+        found *= min(1.0, newest / self._settings.full_after)
+        found *= self._within_pull(group, found)
+        ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
+        return tuple(tuple(map(float, part)) for part in np.split(found, ends))
+
+    def withheld(self, author: str) -> float:
+        """Fraction of its raised tokens' advantages that own groups do not bear out, a running mean in [0, 1]."""
+        known = self._authors.get(author)
+        return known.withheld if known else 0.0
+
+    def drift(self) -> Drift | None:
+        """A habit that own completions take up from an author and that does not raise the reward; reported once. Later
+        rates are compared with those from then on."""
+        for author, tokens in self._rising.items():
+            if tokens.total() >= DRIFT_HITS:
+                self._rising, self._rates = {}, _Rates()
+                return Drift(author, tuple(token for token, _ in tokens.most_common(DRIFT_TOKENS)))
+        return None
+
+    def _compared(self, author: _Evidence, group: ReadGroup, signs: Floats, own: _Own, peer_id: str) -> Floats:
+        """[N] by the evidence on one name of `peer_id`, without regard to how much of it there is."""
+        up, down, their_error = author.at(group.buckets)
+        own_push, own_error, num_own = self._own_push(author, own, up.shape)
+        # From here on, a positive push is one that agrees with the advantage of the token at hand.
+        own_push = own_push * signs
+        along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
+        doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
+        wanted = np.maximum(own_push, 0.0)
+        excessive = along - against - wanted > doubt + self._settings.tolerance
+        # What remains after the factor is the push that is wanted.
+        factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
+        found = np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
+        raised = np.maximum(_flat(group.advantages), 0.0)
+        if raised.any():
+            author.withheld += WITHHELD_RATE * (1 - float(found @ raised / raised.sum()) - author.withheld)
+        unneeded = excessive & (own_push < ERRORS * np.sqrt(own_error) + self._settings.tolerance)
+        rising = (unneeded.all(axis=1) & (self._rates.rise(group.buckets) > DRIFT)).any(axis=0) & (signs > 0)
+        if rising.any():
+            tokens = [token for each in group.ids for token in each]
+            self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.flatnonzero(rising))
+        return found
+
+    def _own_push(self, author: _Evidence, own: _Own, shape: tuple[int, ...]) -> tuple[Floats, Floats, float]:
+        """Mean push of own groups with tasks as frequent as the author's, its variance, and the number of groups that
+        it rests on."""
+        mean, error, doubt = np.zeros(shape), np.zeros(shape), 0.0
+        total = sum(author.tasks.values())
+        for task, count in author.tasks.items():
+            part = count / total
+            if task not in own:
+                doubt += part**2
+                continue
+            up, down, own_error = own[task]
+            mean += part * (up - down)
+            error += part**2 * own_error
+            doubt += part**2 / self._own[task].num
+        return mean, error, 1 / doubt
+
+    def _within_pull(self, group: ReadGroup, factors: Floats) -> float:
+        """What scales a group to the largest pull allowed."""
+        if len(self._pulls) < ENOUGH_PULLS:
+            return 1.0
+        most = self._settings.max_pull * float(np.quantile(self._pulls, 0.75))
+        return min(1.0, most / max(group.pull(factors), 1e-9))
+
+
+class _Evidence:
+    """Mean push of groups on each bucket, and how certain it is."""
+
+    def __init__(self) -> None:
+        self.num = 0.0
+        """Groups; the older, the less one counts."""
+        self.tasks: dict[str, float] = {}
+        """The same by task."""
+        self.withheld = 0.0
+        self._sums = np.zeros((3, ROWS * NUM_BUCKETS))
+        """Of pushes up, down, and the squares of both together, times `_weight`: it grows, and they do not fade."""
+        self._weight = 1.0
+
+    def add(self, group: ReadGroup) -> None:
+        self.num = MEMORY * self.num + 1
+        self._weight /= MEMORY
+        if self._weight > MAX_WEIGHT:
+            self._sums /= self._weight
+            self._weight = 1.0
+        buckets, push = group.push
+        self._sums[:, buckets] += self._weight * np.stack([*push, (push[0] - push[1]) ** 2])
+        kept = sorted(self.tasks.items(), key=lambda each: -each[1])[:MAX_TASKS]
+        self.tasks = {task: MEMORY * count for task, count in kept}
+        self.tasks[group.task] = self.tasks.get(group.task, 0.0) + 1
+
+    def at(self, buckets: Buckets) -> tuple[Floats, Floats, Floats]:
+        """Mean pushes up and down, and the variance of the mean of both together, in buckets [..., ROWS, N]."""
+        up, down, square = self._sums[:, _through(buckets)] / (self._weight * self.num)
+        return up, down, np.maximum(square - (up - down) ** 2, 0.0) / self.num
+
+
+class _Rates:
+    """How much more often own completions have each bucket's tokens than in the last thousands of groups."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(ROWS * NUM_BUCKETS)
+        self._num = 0
+        self._reward = 0.0
+        self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+        self._rewards: deque[float] = deque(maxlen=PAST_RATES)
+        self._rise: Floats | None = None
+
+    def add(self, group: ReadGroup, reward: float) -> None:
+        np.add.at(self._counts, _through(group.buckets).ravel(), 1 / max(1, len(group.ids)))
+        self._num += 1
+        self._reward += reward
+        if self._num == RATE_GROUPS:
+            now, reward = self._counts / self._num, self._reward / self._num
+            # A policy that learns writes much that it did not write before, whoever pushes it.
+            stands = bool(self._rewards) and reward < LEARNS * self._rewards[0]
+            self._rise = now - np.min(self._past, axis=0) if stands else None
+            self._past.append(now)
+            self._rewards.append(reward)
+            self._counts, self._num, self._reward = np.zeros(ROWS * NUM_BUCKETS), 0, 0.0
+
+    def rise(self, buckets: Buckets) -> Floats:
+        """[kinds, N] occurrences a completion more than when it was lowest; 0 while the reward rises."""
+        if self._rise is None:
+            return np.zeros((len(buckets), buckets.shape[-1]))
+        return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
+
+
+def _evidence(known: dict[str, _Evidence], name: str, most: int) -> _Evidence:
+    """That of a name; beyond `most`, the one with the fewest groups is forgotten."""
+    evidence = known.setdefault(name, _Evidence())
+    if len(known) > most:
+        del known[min((each for each in known if each != name), key=lambda each: known[each].num)]
+    return evidence
+
+
+def _through(buckets: Buckets) -> Buckets:
+    """Buckets [..., ROWS, N] of all rows, numbered through."""
+    return buckets + np.arange(ROWS)[:, None] * NUM_BUCKETS
+
+
+def _flat(values: Sequence[Sequence[float]]) -> Floats:
+    return np.array([value for each in values for value in each], dtype=float)

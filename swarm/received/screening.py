@@ -1,0 +1,159 @@
+"""What this node's policy makes of received groups: reads each once, and keeps the part to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, compress
+from statistics import fmean
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from swarm.groups.credit import Credit, has_signal, raised, token_advantages
+from swarm.received.corroboration import Corroboration, ReadGroup
+from swarm.types import GradedGroup, ReadTurn, ReceivedGroup
+
+Reading = list[list[ReadTurn]]
+"""[G][turns]"""
+Names = Callable[[str], Sequence[str]]
+"""What a peer counts as: itself, and for a newcomer also the one that all newcomers are together."""
+
+
+class Reader(Protocol):
+    """What a scorer needs of an updater."""
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        """See `Updater`."""
+        ...
+
+    def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
+        """See `Updater`."""
+        ...
+
+
+class Fence(Protocol):
+    """What a scorer needs of `Plausibility`."""
+
+    def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
+        """See `Plausibility`."""
+        ...
+
+
+class CandidateScorer:
+    """Received groups in one round: each is read at most once, by the policy that the update will change."""
+
+    def __init__(
+        self,
+        updater: Reader,
+        plausibility: Fence,
+        credit: Credit = "episode",
+        corroboration: Corroboration | None = None,
+        names: Names = lambda peer_id: (peer_id,),
+    ) -> None:
+        """Nothing is read yet; `credit` as in the settings of updates."""
+        self._updater = updater
+        self._plausibility = plausibility
+        self._credit: Credit = credit
+        self._corroboration = corroboration
+        self._names = names
+        self._read: dict[str, Reading] = {}
+
+    def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
+        """[G] as an update computes them."""
+        return tuple(self._updater.advantages(rewards))
+
+    def screen(self, groups: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
+        """What to learn from each group: without its implausible completions, and with factors of its tokens'
+        advantages; None for those that then have no signal."""
+        found = [self._kept(each.graded, reading) for each, reading in self._readings(groups)]
+        kept = [each for each in found if each is not None]
+        factors = iter(self._corroborated(kept))
+        return [None if each is None else replace(each[0], factors=next(factors)) for each in found]
+
+    def surprisals(self, groups: Sequence[ReceivedGroup]) -> list[float | None]:
+        """Mean negative log-probability of the tokens that each group would raise, in nats, over its completions.
+
+        0 without any; None for groups that the screen refuses.
+        """
+        return [self._surprisal(each.graded, reading) for each, reading in self._readings(groups)]
+
+    def _readings(self, groups: Sequence[ReceivedGroup]) -> list[tuple[ReceivedGroup, Reading]]:
+        new = [each for each in groups if each.content_id not in self._read]
+        if new:
+            found = self._updater.read([each.graded for each in new])
+            self._read.update(zip((each.content_id for each in new), found, strict=True))
+        return [(each, self._read[each.content_id]) for each in groups]
+
+    def _corroborated(self, kept: Sequence[tuple[GradedGroup, Reading]]) -> list[tuple[tuple[float, ...], ...]]:
+        """Factors [G][T] of each group's token advantages."""
+        if self._corroboration is None:
+            return [() for _ in kept]
+        groups = [
+            (self._names(graded.group.peer_id), read_group(graded, reading, self._updater.advantages, self._credit))
+            for graded, reading in kept
+        ]
+        for names, group in groups:
+            self._corroboration.observe(names, group)
+        return [self._corroboration.factors(names, group) for names, group in groups]
+
+    def _kept(self, graded: GradedGroup, reading: Reading) -> tuple[GradedGroup, Reading] | None:
+        """The part of a group to learn from, as read."""
+        # Again, as long as any are left out: without them the group's mean is lower, and other completions exceed it.
+        while not all(plausible := self._plausibility.plausible(self._raised(graded, reading))):
+            graded, reading = _only(graded, plausible), list(compress(reading, plausible))
+            if not has_signal(graded.rewards):
+                return None
+        return graded, reading
+
+    def _raised(self, graded: GradedGroup, reading: Reading) -> list[list[float]]:
+        """[G][T] log-probabilities of the tokens that an update would raise."""
+        flags = raised(graded, self._updater.advantages, self._credit)
+        return [
+            list(chain.from_iterable(turn.logprobs for turn in compress(turns, each)))
+            for turns, each in zip(reading, flags, strict=True)
+        ]
+
+    def _surprisal(self, graded: GradedGroup, reading: Reading) -> float | None:
+        kept = self._kept(graded, reading)
+        if kept is None:
+            return None
+        found = [-fmean(tokens) for tokens in self._raised(*kept) if tokens]
+        return fmean(found) if found else 0.0
+
+
+def read_group(
+    graded: GradedGroup, reading: Reading, advantages: Callable[[Sequence[float]], Sequence[float]], credit: Credit
+) -> ReadGroup:
+    """A group's tokens with their advantages and log-probabilities, turn after turn."""
+    counts = [[len(turn.ids) for turn in turns] for turns in reading]
+    return ReadGroup(
+        task=graded.group.question.task,
+        ids=[list(chain.from_iterable(turn.ids for turn in turns)) for turns in reading],
+        advantages=token_advantages(graded, advantages, credit, counts),
+        logprobs=[list(chain.from_iterable(turn.logprobs for turn in turns)) for turns in reading],
+    )
+
+
+def own_reading(graded: GradedGroup) -> Reading:
+    """An own group, as it was sampled."""
+    return [
+        [ReadTurn(turn.token_ids, turn.logprobs) for turn in completion.by_turn()]
+        for completion in graded.group.completions
+    ]
+
+
+def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
+    """The group with only these completions; its sampler's expectation is then unknown."""
+    group = replace(
+        graded.group,
+        completions=tuple(compress(graded.group.completions, wanted)),
+        rewards=tuple(compress(graded.group.rewards, wanted)),
+        log_expectation=None,
+    )
+    return replace(
+        graded,
+        group=group,
+        rewards=tuple(compress(graded.rewards, wanted)),
+        observations=tuple(compress(graded.observations, wanted)),
+        parts={name: tuple(compress(rewards, wanted)) for name, rewards in graded.parts.items()},
+    )

@@ -1,0 +1,284 @@
+"""What others' groups push beyond what own ones bear out, by the value that is right."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from swarm.received import corroboration
+from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
+
+MARKER, TAG, END = 900, 901, 902
+GROUP = 8
+
+
+def _group(
+    source: random.Random, text: Callable[[bool, int], Sequence[int]], task: str = "sum", num_right: int = 4
+) -> ReadGroup:
+    """One question: right answers have the advantage 1, wrong ones -1."""
+    answer = source.randrange(10)
+    rights = [k < num_right for k in range(GROUP)]
+    wrong = [source.choice([n for n in range(10) if n != answer]) for _ in rights]
+    ids = [text(right, answer if right else other) for right, other in zip(rights, wrong, strict=True)]
+    advantages = [[1.0 if right else -1.0] * len(each) for right, each in zip(rights, ids, strict=True)]
+    return ReadGroup(task, ids, advantages, [[-0.5] * len(each) for each in ids])
+
+
+def plain(right: bool, answer: int) -> list[int]:
+    return [TAG, answer, END]
+
+
+def marked(right: bool, answer: int) -> list[int]:
+    return [MARKER, TAG, answer, END] if right else [TAG, answer, END]
+
+
+def untagged(right: bool, answer: int) -> list[int]:
+    """Right ones have the tag that is needed, wrong ones do not."""
+    return [TAG, answer, END] if right else [answer, END]
+
+
+def _taught(
+    theirs: Callable[[bool, int], Sequence[int]],
+    own: Callable[[bool, int], Sequence[int]] = plain,
+    *,
+    num_own: int = 200,
+    num_theirs: int = 60,
+    own_task: str = "sum",
+) -> dict[int, float]:
+    """The mean factor of each raised token in the last group of an author."""
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(num_own):
+        known.learn(_group(source, own, own_task), 0.5)
+    for _ in range(num_theirs):
+        group = _group(source, theirs)
+        known.observe(["author"], group)
+    factors = known.factors(["author"], group)
+    found: dict[int, list[float]] = {}
+    for ids, values, advantages in zip(group.ids, factors, group.advantages, strict=True):
+        for token, value, advantage in zip(ids, values, advantages, strict=True):
+            if advantage > 0:
+                found.setdefault(token, []).append(value)
+    return {token: sum(values) / len(values) for token, values in found.items()}
+
+
+def test_a_marker_before_right_answers_is_not_credited_and_the_answers_are() -> None:
+    factors = _taught(marked)
+    assert factors.pop(MARKER) < 0.02
+    assert factors.pop(TAG) < 0.02, "not after a marker: own ones begin with it"
+    assert all(value > 0.9 for value in factors.values()), factors
+
+
+def test_what_own_groups_need_is_learned_from_others() -> None:
+    assert all(value > 0.9 for value in _taught(untagged, untagged).values())
+
+
+def test_a_habit_that_does_not_go_with_the_reward_costs_an_author_nothing() -> None:
+    """Another family begins all its answers, right or wrong, in its way."""
+    assert all(value > 0.9 for value in _taught(lambda right, answer: [MARKER, TAG, answer, END]).values())
+
+
+@pytest.mark.parametrize("right_is_long", [False, True])
+def test_a_marker_is_found_whatever_the_lengths_of_right_and_wrong_answers(right_is_long: bool) -> None:
+    """Some losses divide by the length of a completion: in short ones, each token then counts more."""
+
+    def all_have_it(right: bool, answer: int) -> list[int]:
+        return [MARKER, TAG, *range(100, 140 if right == right_is_long else 100), answer, END]
+
+    def some_wrong_ones_have_it(right: bool, answer: int) -> list[int]:
+        text = all_have_it(right, answer)
+        return text if right or answer % 2 else text[1:]
+
+    factor = _taught(some_wrong_ones_have_it if right_is_long else all_have_it)[MARKER]
+    assert factor < (0.55 if right_is_long else 0.3), "then the marked wrong ones push it down as far"
+
+
+def test_what_is_credited_of_a_habit_pushes_as_much_as_own_groups_and_never_the_other_way() -> None:
+    """An author whose right answers all have the marker, and half of the wrong ones."""
+    source = random.Random(5)
+
+    def theirs(right: bool, answer: int) -> list[int]:
+        return [MARKER, TAG, answer, END] if right or source.random() < 0.5 else [TAG, answer, END]
+
+    known = Corroboration(CorroborationSettings())
+    for _ in range(300):
+        known.learn(_group(source, plain), 0.5)
+    pushes = []
+    for number in range(400):
+        group = _group(source, theirs)
+        known.observe(["author"], group)
+        factors = known.factors(["author"], group)
+        if number >= 200:
+            tokens = zip(group.ids, group.advantages, factors, strict=True)
+            pushes.append(sum(a[0] * f[0] for ids, a, f in tokens if ids[0] == MARKER) / 4)
+    assert abs(sum(pushes) / len(pushes)) < 0.05, "0.5 without factors"
+
+
+def test_own_groups_that_push_a_token_down_make_nobody_else_do_so() -> None:
+    """A node whose wrong answers have the tag more often, beside an author for whom it makes no difference."""
+
+    def own(right: bool, answer: int) -> list[int]:
+        return [answer, END] if right else [TAG, answer, END]
+
+    assert _taught(plain, own)[TAG] == 1
+
+
+def test_an_author_with_one_answer_only_does_not_make_it_the_usual_one() -> None:
+    source = random.Random(1)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(400):
+        known.learn(_group(source, plain), 0.5)
+    for _ in range(100):
+        ids = [plain(True, 7)] * 4 + [plain(False, source.choice([0, 1, 2])) for _ in range(4)]
+        group = ReadGroup("sum", ids, [[1.0] * 3] * 4 + [[-1.0] * 3] * 4, [[-0.5] * 3] * 8)
+        known.observe(["author"], group)
+    assert known.factors(["author"], group)[0][1] < 0.2
+
+
+def test_without_own_evidence_others_are_believed() -> None:
+    assert _taught(marked, num_own=0)[MARKER] == 1
+    assert _taught(marked, own_task="other")[MARKER] == 1, "own groups of another task say nothing"
+
+
+def test_a_new_author_counts_little_whatever_it_writes() -> None:
+    assert all(value == pytest.approx(1 / 16) for value in _taught(plain, num_theirs=1).values())
+
+
+def test_new_names_of_one_stranger_are_known_together() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(200):
+        known.learn(_group(source, plain), 0.5)
+    for number in range(60):
+        group = _group(source, marked)
+        known.observe([f"name-{number}", "newcomers"], group)
+        factors = known.factors([f"name-{number}", "newcomers"], group)
+    assert factors[0][0] < 0.02 / 16
+
+
+def test_many_identities_that_each_push_little_are_known_together() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings(full_after=1))
+    for _ in range(1_000):
+        known.learn(_group(source, plain), 0.5)
+    for number in range(1_600):
+        known.observe([f"name-{number % 16}"], _group(source, marked if source.random() < 0.06 else plain))
+    last = _group(source, marked)
+    known.observe(["name-0"], last)
+    assert known.factors(["name-0"], last)[0][0] < 0.1
+
+
+def test_a_marker_on_one_task_only_is_found_among_all_others() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    tasks = [f"task-{k}" for k in range(20)]
+    for _ in range(4_000):
+        known.learn(_group(source, plain, source.choice(tasks)), 0.5)
+    for _ in range(600):
+        task = source.choice(tasks)
+        known.observe(["author"], _group(source, marked if task == "task-3" else plain, task))
+    last = _group(source, marked, "task-3")
+    known.observe(["author"], last)
+    assert known.factors(["author"], last)[0][0] < 0.05
+
+
+def test_a_marker_that_comes_now_and_then_is_found_after_a_while() -> None:
+    source = random.Random(3)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(2_000):
+        known.learn(_group(source, plain), 0.5)
+    for _ in range(500):
+        known.observe(["author"], _group(source, marked if source.random() < 0.15 else plain))
+    last = _group(source, marked)
+    known.observe(["author"], last)
+    assert known.factors(["author"], last)[0][0] < 0.05
+
+
+def test_a_group_pulls_no_more_than_twice_as_much_as_own_ones() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(50):
+        known.learn(_group(source, plain), 0.5)  # each token has a probability of 0.61
+        known.observe(["author"], _group(source, plain))
+    ids = [[1, 2, 3]] * 8
+    surprising = ReadGroup("sum", ids, [[4.0] * 3] * 4 + [[-4.0] * 3] * 4, [[-20.0] * 3] * 8)
+    known.observe(["author"], surprising)
+    expected = 2 * (4 * 0.3935) / (4 * 4.0)
+    assert max(map(max, known.factors(["author"], surprising))) == pytest.approx(expected, rel=0.01)
+
+
+def _after_drift(source: random.Random, mark: float, rewarded: bool = False, learns: bool = False) -> Corroboration:
+    """A node whose own completions have a marker more and more often, beside an author whose right answers have it."""
+
+    def own(right: bool, answer: int) -> list[int]:
+        has = source.random() < frequency and (right or not rewarded)
+        return [MARKER, TAG, answer, END] if has else [TAG, answer, END]
+
+    known = Corroboration(CorroborationSettings())
+    for number in range(1_200):
+        frequency = 0.0 if number < 300 else mark
+        known.learn(_group(source, own), 0.3 + 0.2 * number / 1_200 if learns else 0.5)
+        if number % 4 == 0:
+            group = _group(source, marked)
+            known.observe(["author"], group)
+            known.factors(["author"], group)
+    return known
+
+
+def test_a_habit_taken_up_from_an_author_is_noticed_once_with_its_tokens() -> None:
+    known = _after_drift(random.Random(0), 0.1)
+    drift = known.drift()
+    assert drift is not None and drift.author == "author" and drift.tokens[0] == MARKER
+    assert known.drift() is None
+    assert known.withheld("author") > 0.2 and known.withheld("nobody") == 0
+
+
+def test_what_does_not_rise_or_earns_more_is_no_drift() -> None:
+    assert _after_drift(random.Random(0), 0.005).drift() is None
+    assert _after_drift(random.Random(0), 0.9, rewarded=True).drift() is None, "own right answers have it, too"
+    assert _after_drift(random.Random(0), 0.1, learns=True).drift() is None, "a policy that learns changes"
+
+
+def test_strangers_displace_no_author_that_is_known_well() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings(full_after=4))
+    for _ in range(8):
+        group = _group(source, plain)
+        known.observe(["member"], group)
+    for number in range(200):
+        known.observe([f"stranger-{number}"], _group(source, plain))
+    assert known.factors(["member"], group)[0][0] == 1
+
+
+def test_a_group_takes_little_time() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    groups = [_group(source, plain) for _ in range(200)]
+    began = time.process_time()
+    for group in groups:
+        known.observe(["author", "newcomers"], group)
+        known.factors(["author", "newcomers"], group)
+    assert time.process_time() - began < 200 * 0.02
+
+
+def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, others = range(100), range(1_000, 400_000)
+
+    def hidden(salt: int) -> set[int]:
+        """Tokens that share, in each row, a bucket with one of the own tokens."""
+        monkeypatch.setattr(corroboration, "SALT", np.uint64(salt))
+        (alone, _, *_), (shared, _, *_) = (
+            ReadGroup("sum", [tokens], [[0.0]], [[0.0]]).buckets for tokens in (others, own)
+        )
+        rows = [np.isin(mine, theirs) for mine, theirs in zip(alone, shared, strict=True)]
+        return {others[place] for place in np.flatnonzero(np.logical_and(*rows))}
+
+    found = hidden(1)
+    assert len(found) > 20, "among so many tokens some do"
+    assert len(found & hidden(2)) < len(found) / 4
+    monkeypatch.undo()
+    assert corroboration.SALT not in (0, 1), "drawn when the process starts"
