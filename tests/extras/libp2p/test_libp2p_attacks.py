@@ -619,7 +619,7 @@ def test_a_frame_that_was_cut_short_ends_its_connection() -> None:
     trio.run(run)
 
 
-def test_places_follow_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_follow_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(slots, "MAX_SLOTS", 4)
     a = start("founder")

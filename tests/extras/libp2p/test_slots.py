@@ -66,7 +66,7 @@ def test_a_node_full_of_members_lets_nobody_else_in(world: Callable[..., World])
     assert here.come("newcomer", "10.0.1.1", after_s=2 * PATIENCE_S) is None and here.lost == []
 
 
-def test_one_address_holds_not_all_places_whoever_it_claims_to_be(world: Callable[..., World]) -> None:
+def test_one_address_holds_not_all_slots_whoever_it_claims_to_be(world: Callable[..., World]) -> None:
     here = world(*(f"member {number}" for number in range(MAX_SLOTS)))
     for number in range(MAX_SLOTS):
         assert here.come(f"member {number}")
@@ -80,7 +80,7 @@ def test_of_one_address_strangers_go_first(world: Callable[..., World]) -> None:
     assert here.come("newcomer", "10.0.0.2") and here.lost == ["stranger 0"]
 
 
-def test_one_identity_holds_few_places_and_loses_the_oldest(world: Callable[..., World]) -> None:
+def test_one_identity_holds_few_slots_and_loses_the_oldest(world: Callable[..., World]) -> None:
     here = world()
     for _ in range(MAX_SLOTS_PER_PEER):
         assert here.come("one", "10.0.0.1")
