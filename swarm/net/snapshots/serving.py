@@ -10,14 +10,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.errors import ConfigError, Refusal, SnapshotError, TransportError
+from swarm.kinds import extra
 from swarm.lru import LruDict
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
@@ -39,7 +39,7 @@ from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 from swarm.protocols import Transport
 
-DIRECT_LINKS = "swarm.extras.direct"
+DIRECT_LINKS = "direct"
 
 
 class DirectServer(Protocol):
@@ -67,10 +67,8 @@ class DirectClient(Protocol):
 def direct_links() -> Any:
     """The extra with `DirectServer` and `DirectClient`; None if it is not installed."""
     try:
-        return import_module(DIRECT_LINKS)
-    except ModuleNotFoundError as error:
-        if error.name is None or not DIRECT_LINKS.startswith(error.name):
-            raise
+        return extra(DIRECT_LINKS)
+    except ConfigError:
         return None
 
 
