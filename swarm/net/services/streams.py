@@ -1,4 +1,4 @@
-"""Admission of incoming streams: which are served, refused as busy, or evicted. Slots per stream, rates per request.
+"""Incoming streams: which are served, refused as busy, or evicted, and how they are answered.
 
     a stream ──▶ rate of its peer and address ──▶ a slot ──▶ served
                         │ too high                  │ none free, none to evict
@@ -12,18 +12,34 @@ that was of no use, for one that was. Addresses count before peers because ident
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from swarm.net.addresses.dial import host_of
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, RatePerName
+from swarm.net.records.envelope import (
+    LOOK_AGAIN_S,
+    NOT_YET_S,
+    REFUSAL_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    encode_answer,
+    encode_error,
+    read_request,
+)
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
 from swarm.net.records.large import LARGE_PROTOCOL
+from swarm.net.runtime import AsyncRuntime, until
 from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
+from swarm.protocols import StreamHandler, Wakeup
 from swarm.reasons import Reason
+
+logger = logging.getLogger(__name__)
 
 VITAL = frozenset(
     {MANIFEST_PROTOCOL, HELLO_PROTOCOL, PEERS_PROTOCOL, HEARTBEAT_PROTOCOL, ASK_PROTOCOL, ANNOUNCE_PROTOCOL}
@@ -168,3 +184,101 @@ class StreamAdmission:
     def _hang_up_on(self, stream: Stream, slots: list[Stream]) -> None:
         slots.remove(stream)
         stream.hang_up()
+
+
+class Gatekeeper(Protocol):
+    """A node's policy for incoming streams."""
+
+    admission: StreamAdmission
+    """Decides which streams are served."""
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether a peer's requests are answered at all."""
+        ...
+
+    def pace(self, num_bytes: int) -> float:
+        """Seconds to wait before this many bytes of an answer are sent."""
+        ...
+
+
+class Unlimited:
+    """A `Gatekeeper` that admits every peer at any rate."""
+
+    def __init__(self) -> None:
+        """No streams yet."""
+        self.admission = StreamAdmission()
+
+    def admits(self, peer_id: str) -> bool:
+        """See `Gatekeeper`."""
+        return True
+
+    def pace(self, num_bytes: int) -> float:
+        """See `Gatekeeper`."""
+        return 0.0
+
+
+class Channel(Protocol):
+    """An incoming stream of a network library."""
+
+    async def read(self, count: int) -> bytes:
+        """Exactly so many bytes."""
+        ...
+
+    async def send(self, frame: bytes) -> None:
+        """Write a frame, and wait until there is room for more."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether the asker is known to have closed the stream."""
+        ...
+
+
+async def answer_stream(
+    stream: Stream,
+    channel: Channel,
+    protocol: str,
+    handler: StreamHandler,
+    pace: Callable[[int], float],
+    runtime: AsyncRuntime,
+) -> None:
+    """Read the request of an admitted stream and send the answer, or refuse it as busy.
+
+    Raises `TimeoutError`, and the errors of the library.
+    """
+
+    async def read(count: int) -> bytes:
+        stream.peer_turn(count)
+        return await channel.read(count)
+
+    async def send(frame: bytes) -> None:
+        async with runtime.timeout(STALL_TIMEOUT_S):
+            await channel.send(frame)
+
+    # Read the request even to refuse it: a close with unread bytes would lose the refusal.
+    async with runtime.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
+        request = await read_request(read)
+    stream.own_turn()
+    if not stream.served:
+        await send(encode_error("busy, ask later"))
+        return
+    for frame in _frames(handler, stream.remote, request, protocol):
+        if isinstance(frame, bytes) and frame:
+            await runtime.sleep(pace(len(frame)))
+            stream.peer_turn(len(frame))
+            await send(frame)
+            stream.own_turn()
+        elif channel.has_ended():
+            return
+        elif isinstance(frame, bytes):
+            await runtime.sleep(NOT_YET_S)
+        else:
+            await until(frame, runtime, LOOK_AGAIN_S)
+
+
+def _frames(handler: StreamHandler, remote: str, request: bytes, protocol: str) -> Iterator[bytes | Wakeup]:
+    """The frames of an answer; an error of the handler is reported to its peer only."""
+    try:
+        yield from encode_answer(handler(remote, request))
+    except Exception as error:
+        logger.debug("the handler for %s failed", protocol, exc_info=True)
+        yield encode_error(f"the handler failed: {type(error).__name__}")

@@ -10,7 +10,7 @@ from swarm.net.addresses.dial import host_of
 from swarm.net.records.feed import FEED_PROTOCOL
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import HAVE_PROTOCOL
-from swarm.net.services.stream_admission import (
+from swarm.net.services.streams import (
     ADDRESS_FACTOR,
     FAIR_LEAD,
     MAX_FEEDS,
