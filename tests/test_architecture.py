@@ -262,9 +262,9 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.net.hivemind.session, swarm.net.hivemind.daemon, swarm.net.hivemind.dht",
         "import swarm.extras.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
-        "import nodes.commands.running.demo, nodes.commands.running.sweep",
-        "import nodes.commands.doctor.command",
-        "import nodes.commands.watching.top, nodes.commands.watching.ui, swarm.page.app",
+        "import nodes.commands.demo, nodes.commands.sweep",
+        "import nodes.commands.doctor",
+        "import nodes.commands.watching, nodes.commands.watching, swarm.page.app",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

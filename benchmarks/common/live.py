@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.common.children import ROOT, Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.service_attacks import LEARNER_ATTACKS, ServiceAttacks
 from benchmarks.common.stranger import Stranger
-from nodes.simulation.shares import CpuShares
+from nodes.simulation.cell import CpuShares
 from swarm.errors import SwarmError
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE

@@ -241,7 +241,7 @@ class Training:
             share=ShareSettings(groups="none"),
         )
         parts = Parts(
-            engine=AtOnce(self._ranks) if at_once else self._coordinator,
+            engine=AtOnce(self._ranks) if at_once else self._ranks,
             verifier=self._verifier,
             updater=self._ranks,
             exchange=Nobody(),

@@ -17,9 +17,8 @@ from benchmarks.common.running import scratch
 from benchmarks.poison.attacks import Attack, PeerAttack
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
-from nodes.real_models.settings import real_model
 from nodes.roles.peer import PeerNode
-from nodes.simulation.mixes import Fields, as_fields
+from nodes.simulation.configs import Fields, as_fields, real_model
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
 from swarm.environments.verification.inline import InlineVerifier

@@ -18,9 +18,8 @@ import torch
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.poker.exact import best_response, value
+from nodes.simulation.configs import Member, node_seed
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
-from nodes.simulation.members import Member
-from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig, load_config
 from swarm.environments.episodes.config import HoldemTask, KuhnTask
 from swarm.environments.episodes.poker.heads_up import net_chips

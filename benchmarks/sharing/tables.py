@@ -30,7 +30,7 @@ from benchmarks.sharing.swarms import (
 from benchmarks.sharing.table import Outcomes, Table, target_row
 from nodes.console import policy_progress
 from nodes.simulation.cells import Cell
-from nodes.simulation.mixes import Fields
+from nodes.simulation.configs import Fields
 from swarm.telemetry.comparison.outcome import SwarmOutcome
 from swarm.telemetry.comparison.table import Estimate, ratio
 

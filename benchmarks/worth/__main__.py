@@ -19,8 +19,7 @@ from benchmarks.common.running import at_least_one, conclude, option_parser, wid
 from benchmarks.worth.found import Found, find
 from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
 from nodes.console import policy_progress
-from nodes.simulation.cells import CellStore
-from nodes.simulation.schedule import run_cells
+from nodes.simulation.cells import CellStore, run_cells
 from swarm.machine import num_cores
 from swarm.telemetry.comparison.table import stops_in_words
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from benchmarks.common.larger import LARGER, ensure_larger
 from benchmarks.common.specialists import specialty
 from nodes.simulation.cells import Cell, Values, alike, complete
-from nodes.simulation.mixes import lone
+from nodes.simulation.configs import lone
 from swarm.config import load_config
 from swarm.policy.config import TINY, TINY_SPARSE
 

@@ -1,4 +1,7 @@
-"""The processes of a simulation; stops them with their children."""
+"""The processes of a simulation; stops them with their children.
+
+Policies are made in one, so that their parent imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import Pipe, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from swarm.config import ENVIRONMENT_PREFIX
+from swarm.errors import PolicyError, SwarmError
 from swarm.files import open_private, private_directory
+from swarm.policy.config import MADE_HERE
+from swarm.policy.packaged.cache import Progress
 
 SUPERVISED = "--supervised"
 """The option with which a child ends when its parent has died."""
@@ -200,3 +206,39 @@ def _run(
     ready.close()
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def find_source_in_child(model: str, progress: Progress) -> str:
+    """What transformers loads, as `find_source` in `swarm/policy/loading.py`. Raises what it does."""
+    if model not in MADE_HERE:
+        return model
+    answers, sender = Pipe(duplex=False)
+    with answers:
+        with sender:
+            child = start_function(_find, model, sender)
+        try:
+            return _source(answers, progress)
+        except EOFError:
+            raise PolicyError(f"the process that makes {model} died; is there enough memory?") from None
+        finally:
+            child.join()
+
+
+def _source(answers: Connection, progress: Progress) -> str:
+    while True:
+        match answers.recv():
+            case (int(done), int(total)):
+                progress(done, total)
+            case SwarmError() as error:
+                raise error
+            case source:
+                return str(source)
+
+
+def _find(model: str, answers: Connection) -> None:
+    from swarm.policy.loading import find_source
+
+    try:
+        answers.send(find_source(model, lambda done, total: answers.send((done, total))))
+    except SwarmError as error:
+        answers.send(error)

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from nodes.boot.directory import ADDRESS_FILE
 from nodes.simulation.cells import Values
 from nodes.simulation.children import Child, Started, stop_all
-from nodes.simulation.members import Member
+from nodes.simulation.configs import Member
 from nodes.stop import Stop
 from swarm.errors import Interrupted, TransportError
 

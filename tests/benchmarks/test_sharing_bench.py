@@ -40,10 +40,10 @@ from benchmarks.sharing.tables import (
     sapo_targets,
 )
 from benchmarks.sharing.timed import by_time, node_cores
+from nodes.simulation.cell import missing
 from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, write
+from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns
-from nodes.simulation.members import Member
-from nodes.simulation.shares import missing
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS

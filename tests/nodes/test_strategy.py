@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.commands.tasks.strategy import print_strategy, strategy
+from nodes.commands.strategy import print_strategy, strategy
 from swarm.environments.episodes.config import KuhnTask
 from swarm.environments.episodes.poker.strategies import SITUATIONS
 from swarm.errors import ConfigError

@@ -14,9 +14,8 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from nodes.commands.watching import top
-from nodes.commands.watching.finding import find
-from nodes.commands.watching.top import show_top
+from nodes.commands import watching as top
+from nodes.commands.watching import find, show_top
 from swarm.errors import ConfigError
 from swarm.page import arrivals
 from swarm.page.serving import LOG_FILE, PORT_FILE, page_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.commands.reference.docs import show_document
+from nodes.commands.reference import show_document
 from swarm.errors import ConfigError
 from swarm.page.documents import DOCS, anchor, as_html, names, section
 from swarm.telemetry.alerts import checks as module

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.commands.watching.finding import find
-from nodes.commands.watching.top import show_top
+from nodes.commands.watching import find, show_top
 from swarm.net.roster import write_roster
 from swarm.page.leaderboard import MAX_CLAIMS, Leader, kinds, leaders
 from swarm.page.node import NodeReader

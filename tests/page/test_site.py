@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from nodes.commands.watching.finding import check, find
+from nodes.commands.watching import check, find
 from swarm.errors import ConfigError
 from swarm.net.roster import PROGRESS_FILE, Progress, write_progress
 from swarm.page.node import NodeReader

@@ -1,41 +1,132 @@
-"""`swarm evaluate`: held-out questions for a checkpoint or a model, without a swarm."""
+"""`swarm evaluate` and `swarm export`: measures a policy on held-out questions, and writes one with how it was trained.
+
+Exported tasks are in the form of a run's manifest, without paths and custom code: who downloads a model trusts it no
+more than a run's founder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
+from pydantic import JsonValue
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from nodes import exits
-from nodes.commands.measuring.checkpoints import find_checkpoint
-from nodes.commands.measuring.exported import exported_values
+from nodes.boot.directory import CHECKPOINTS
 from nodes.console import literal_console
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
+from swarm.environments.config import TaskConfig
 from swarm.environments.fields import is_hub_id
+from swarm.environments.specs import from_specs, left_out, to_specs
 from swarm.environments.tools.own import with_own_tools
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import ConfigError, Interrupted
+from swarm.errors import CheckpointError, ConfigError, Interrupted, TaskError
 from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
-from swarm.policy.config import MADE_HERE, check_model_path
+from swarm.policy.adapters import is_adapter_directory
+from swarm.policy.config import EXPORTED, MADE_HERE, check_model_path, default_prompt, read_exported, write_exported
 from swarm.policy.loading import load_policy
 from swarm.protocols import StreamingEngine
 from swarm.suites.config import Suite
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import SuiteScores
-from swarm.training.checkpoint import CONFIG, MODEL
+from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify, written
+from swarm.types import Sampling, TaskSpec
+
+
+class Trained(Struct, frozen=True):
+    """How a policy was trained."""
+
+    sampling: Sampling
+    tasks: tuple[TaskSpec, ...]
+
+
+def trained_as(config: NodeConfig) -> dict[str, object]:
+    """What to keep of a run's configuration, as JSON values; tasks that no manifest could name are left out."""
+    tasks = [spec for task in config.tasks for spec in _spec(task)]
+    found: dict[str, object] = msgspec.to_builtins(Trained(config.generation.sampling(), tuple(tasks)))
+    return found
+
+
+def _spec(task: TaskConfig) -> tuple[TaskSpec, ...]:
+    try:
+        return to_specs([task])
+    except TaskError:
+        return ()
+
+
+def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
+    """The layer of configuration that a model directory brings, and a line for each of its tasks that is left out.
+
+    `own` is the configuration without it, whose tasks replace the exported ones. Empty for a model that `swarm export`
+    did not write, or that it wrote before it kept these. Raises `ConfigError`, and `TaskError` if no task is left.
+    """
+    known = read_exported(str(model)) or {}
+    if "tasks" not in known:
+        return {}, []
+    try:
+        trained = msgspec.convert(known, Trained)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
+    values: Values = {"generation": structs.asdict(trained.sampling)}  # all of it: the defaults here are others
+    if "tasks" in own.origins:
+        return values, []
+    files, code = own.config.files, own.config.code
+    left = left_out(trained.tasks, files, code)
+    tasks = from_specs((spec for spec in trained.tasks if spec.name not in left), files, code)
+    lines = [f"task {name} is left out: {reason}" for name, reason in left.items()]
+    if not tasks:
+        why = "; ".join(lines) or "no task could be exported"
+        raise TaskError(f"{model} cannot be asked what it was trained on ({why}); name tasks by --config FILE")
+    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
+    return {"tasks": listed, **values}, lines
+
+
+def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
+    """Write a checkpoint's policy as a complete model, with adapters merged.
+
+    Raises `CheckpointError`, or `ConfigError` when `directory` exists.
+    """
+    checkpoint = find_checkpoint(path)
+    if directory.exists():
+        raise ConfigError(f"{directory} already exists; choose a new directory")
+    config = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes())
+    trained = config.policy
+    prompt = default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt
+    with written("model", directory, "export elsewhere") as staging:
+        if is_adapter_directory(checkpoint / MODEL):
+            policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
+            policy.merge()
+            policy.save(staging)
+        else:
+            shutil.copytree(checkpoint / MODEL, staging)
+        write_exported(staging, prompt, trained_as(config))
+    console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`, or the newest complete one in a peer's directory. Raises `CheckpointError`."""
+    if (path / MODEL).is_dir():
+        verify(path)
+        return path
+    for root in (path, path / CHECKPOINTS):
+        if newest := CheckpointStore(root).newest():
+            return newest
+    raise CheckpointError(f"{path} is not a checkpoint and contains none")
+
 
 EVERY_SUITE = "all"
 NUM_QUESTIONS = 900

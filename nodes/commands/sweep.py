@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from nodes import exits
-from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, write
-from nodes.simulation.mixes import Fields, mix_configs
+from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, run_cells, write
+from nodes.simulation.configs import Fields, mix_configs
 from nodes.simulation.processes import on_loopback
-from nodes.simulation.schedule import run_cells
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
 from swarm.distribution import versions

@@ -19,7 +19,7 @@ import psutil
 from msgspec import Struct
 from packaging.requirements import Requirement
 
-from nodes.commands.running.identity import key_file
+from nodes.commands.identity import key_file
 from swarm import distribution
 from swarm.config import NodeConfig
 from swarm.environments.config import VerificationSettings

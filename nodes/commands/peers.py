@@ -1,9 +1,10 @@
-"""`swarm peers`: the peers of a run, what they send, and how useful it was."""
+"""`swarm peers`: the peers of a run, what they send, and how useful it was; and visits to a run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,18 +18,35 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nodes.commands.watching.visit import visiting
+from nodes.boot.directory import IDENTITY_FILE
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.foreign import clean
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import unreachable
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
+from swarm.net.membership.member import Profile
+from swarm.net.records.identity import Identity
 from swarm.net.roster import PeerRow, Roster, encode_roster, read_roster
 from swarm.page.leaderboard import CLAIMS
 from swarm.reasons import sentence
 from swarm.telemetry.intervals import accuracy
 from swarm.types import MemberSummary, PeerRecord
+
+
+@contextlib.contextmanager
+def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
+    """Yield a started transport that leaves no trace. Raises `TransportError` when the network cannot start."""
+    with tempfile.TemporaryDirectory(prefix="swarm-visit-") as folder:
+        identity = Identity.load_or_create(Path(folder) / IDENTITY_FILE)
+        transport = HivemindTransport(settings, identity, profile=Profile(role="visitor", listed=False))
+        try:
+            transport.start()
+            yield transport
+        finally:
+            transport.close()
+            identity.close()
+
 
 Row = TypeVar("Row")
 Told = TypeVar("Told", PeerRow, PeerRecord)

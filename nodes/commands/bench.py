@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 BENCHMARKS = (
     "broadcast",

@@ -1,4 +1,4 @@
-"""`swarm tasks try`: some episodes of a configuration's tasks, before a run."""
+"""`swarm tasks`: what can be learned, and what a configuration asks of a model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from msgspec import Struct, structs
 from rich.console import Console
 from rich.text import Text
 
-from nodes.commands.watching.samples import in_words
+from nodes.commands.watching import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
+from swarm.environments.catalogue import CatalogueEntry, catalogue
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
 from swarm.environments.tools.own import with_own_tools
@@ -30,6 +31,42 @@ from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples.records import why
 from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
+
+MAX_EXAMPLE_CHARS = 240
+
+
+def list_tasks(pattern: str, as_json: bool, console: Console) -> None:
+    """Print the tasks whose name contains `pattern`, each with an example and its options."""
+    with console.status("making an example of every task"):
+        entries = [entry for entry in catalogue() if pattern in entry.name]
+    if as_json:
+        print(json.dumps([structs.asdict(entry) for entry in entries], indent=1))
+        return
+    for entry in entries:
+        console.print(_described(entry))
+    console.print(
+        f"{len(entries)} ReasoningGYM tasks. A Hugging Face data set, local files and a task of your own are tasks "
+        "too: items of `tasks` with `kind: dataset` and `kind: python`; see docs/tasks.md."
+    )
+
+
+def _described(entry: CatalogueEntry) -> Text:
+    text = Text()
+    text.append(entry.name, style="bold").append(f"  {entry.category}\n", style="dim")
+    if entry.error:
+        text.append(f"  no example: {entry.error}\n", style="yellow")
+    else:
+        text.append(f"  {_shortened(entry.question)}\n").append(
+            f"  answer: {_shortened(entry.answer or '-')}\n", "green"
+        )
+    options = ", ".join(f"{name}={value}" for name, value in entry.options.items())
+    return text.append(f"  options: {options}\n", style="dim")
+
+
+def _shortened(text: str) -> str:
+    line = " / ".join(text.splitlines())
+    return line if len(line) <= MAX_EXAMPLE_CHARS else f"{line[:MAX_EXAMPLE_CHARS]}..."
+
 
 RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")
 """Values of `find` that may suit where the task's own finds nothing."""
