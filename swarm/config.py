@@ -20,12 +20,11 @@ from pydantic_core import ErrorDetails
 from swarm.central.follower import FollowSettings
 from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
-from swarm.environments.answering import FindSettings
-from swarm.environments.config import TASKS, PythonTask, TaskConfig, VerificationSettings
-from swarm.environments.tiny import TINY_SEES_TASK, TINY_TASKS
+from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
+from swarm.environments.judge import JudgeSettings
+from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
-from swarm.foreign import clean
-from swarm.judging.config import JudgeSettings
+from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id
 from swarm.policy.config import (
@@ -337,7 +336,7 @@ def _preset(model: str) -> tuple[str, Values]:
         "policy": {"threads": 1, "device": "cpu"},  # a GPU is slower for so small a model
     }
     if model == TINY_SEES:
-        values["tasks"] = [TINY_SEES_TASK.model_dump(mode="json", exclude_defaults=True)]
+        values["tasks"] = [{"kind": "shapes"}]
     return f"default for {model}", values
 
 
@@ -354,10 +353,12 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
 
 
 def _form(task: Values) -> str:
-    """The form of answer that a task's questions ask for; an environment and code of one's own read whole texts."""
-    kind = TASKS.get(str(task.get("kind", "reasoning_gym")), PythonTask)
-    reads_all = kind is PythonTask or not issubclass(kind, FindSettings) or task.get("scorer") is not None
-    return str(task.get("find") or ("whole" if reads_all else "tags"))
+    """The form of answer that a task's questions ask for; an environment and custom code read whole texts."""
+    try:
+        reads_whole = TASKS.find(str(task.get("kind", "reasoning_gym"))).reads_whole
+    except ValueError:
+        reads_whole = True
+    return str(task.get("find") or ("whole" if reads_whole or task.get("scorer") is not None else "tags"))
 
 
 def _chosen_model(layers: Iterable[Values]) -> str:
@@ -510,13 +511,6 @@ def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
 def _problem(item: ErrorDetails) -> str:
     if item["type"] == "extra_forbidden":
         return f"there is no such field{_nested(item) or _did_you_mean(item['loc'])}"
-    if item["type"] == "union_tag_invalid":
-        tag, tags = str(item["ctx"]["tag"]), str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
-        hint = nearest(tag, tags)
-        near = f"; did you mean {hint}?" if hint else ""
-        return f"there is no kind {clean(tag)!r}; kinds are {', '.join(tags)}{near}"
-    if item["type"] == "union_tag_not_found" and item["loc"][0] == "tasks":
-        return f"a task needs a `kind`, one of {', '.join(TASKS)}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
     return f"{IN_WORDS.get(item['type'], item['msg'].removeprefix('Value error, '))}{seen}"
 
@@ -569,6 +563,8 @@ def similar_fields(name: str) -> list[str]:
 def _models_in(annotation: object) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
+    if isinstance(annotation, Kinds):
+        return set(annotation.values())
     return {model for part in get_args(annotation) for model in _models_in(part)}
 
 

@@ -80,8 +80,8 @@ class Environment(Episode, Protocol):
         ...
 
 
-class TaskSource(Protocol):
-    """Questions of one task, made and graded locally: episodes of a single turn."""
+class QuestionSource(Protocol):
+    """Questions of one task, each by a reference from which every member makes it again."""
 
     name: str
 
@@ -102,9 +102,26 @@ class TaskSource(Protocol):
         """Whether only evaluations ask the question behind a reference that `recall` accepts."""
         ...
 
+
+class TaskSource(QuestionSource, Protocol):
+    """Questions made and graded locally: episodes of a single turn."""
+
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion text, in [0, 1]."""
         ...
+
+
+@runtime_checkable
+class EpisodeSource(QuestionSource, Protocol):
+    """Questions that begin episodes of several turns."""
+
+    def begin(self, ref: TaskRef) -> Episode:
+        """The episode behind a reference that `recall` accepts. Raises `Refusal`."""
+        ...
+
+
+Source = TaskSource | EpisodeSource
+"""Questions of any task."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import yaml
 
 from nodes.commands.reference import config_reference as reference
 from swarm.config import NodeConfig, describe_config, load_config
-from swarm.environments.config import DatasetTask
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.errors import ConfigError
 from swarm.types import Sampling
 

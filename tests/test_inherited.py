@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarm.environments.judge import JudgeSettings
+from swarm.extras.judging.process import JudgeProcess
 from swarm.inherited import inherited, spare_loopback, user_path
-from swarm.judging.config import JudgeSettings
-from swarm.judging.process import JudgeProcess
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
 from swarm.page.serving import page_of

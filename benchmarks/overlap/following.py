@@ -21,7 +21,7 @@ from benchmarks.common.running import Result, scratch
 from nodes.boot.directory import ADDRESS_FILE
 from nodes.simulation.cell import CpuShares, missing
 from nodes.simulation.children import Child, stop_all
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.figures import LAG_MAX
 from swarm.telemetry.history import PeerHistory

@@ -25,12 +25,12 @@ from nodes.boot.resolve import Node, Notice, ResolvedNode, Role, check_settings,
 from nodes.console import policy_progress, say, warn
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
+from swarm.environments.judge import with_judge
 from swarm.environments.sandbox.confinement import in_words
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable
 from swarm.foreign import clean, is_name
-from swarm.judging.opening import with_judge
 from swarm.net.addresses.bootstrap import DNSADDR, Bootstraps
 from swarm.net.addresses.dial import is_name as is_host_name
 from swarm.net.addresses.dial import is_private_run
@@ -159,7 +159,7 @@ def _assemble(
     stack.callback(pool.close)
     for name, reason in pool.wait_until_ready().items():
         warn(console, f"omitting the run's task {name}: {reason}")
-    graders = with_own_tools(pool, config.tasks)
+    graders = with_custom_tools(pool, config.tasks)
     stack.callback(graders.close)
     verifier = with_judge(graders, config.tasks, config.judge)
     stack.callback(verifier.close)

@@ -15,9 +15,8 @@ from pydantic import JsonValue
 
 from swarm.central.terms import NO_ADAPTERS, SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
-from swarm.environments.answering import TRUSTED_TOOL
-from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, own_tool_tasks
-from swarm.environments.modalities import modalities
+from swarm.environments.config import TaskConfig, own_tool_tasks
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.specs import (
     CODE,
     DIGEST,
@@ -27,11 +26,12 @@ from swarm.environments.specs import (
     from_specs,
     has_code,
     is_founders_own,
-    is_on_disk,
+    kind_in_run,
     lacks_code,
     left_out,
     to_specs,
 )
+from swarm.environments.tools.base import TRUSTED_TOOL
 from swarm.errors import ConfigError, Refusal, TaskError
 from swarm.foreign import clean
 from swarm.net.records.identity import Identity
@@ -43,7 +43,7 @@ from swarm.types.media import Modality
 if TYPE_CHECKING:
     from swarm.policy.loading import Policy
 
-MEMBER_FIELDS = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, *CODE_FIELDS.values()})
+MEMBER_FIELDS = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, "scorer", "target"})
 """Settings of a task in which members may differ, or which are compared otherwise."""
 MAX_SHOWN_CHARS = 60
 MAX_TARGETS_CHARS = 128
@@ -208,7 +208,7 @@ def other_options(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[st
 
 def _other_option(spec: TaskSpec, task: TaskConfig) -> str:
     """Empty without a difference."""
-    if spec.kind != task.kind:
+    if spec.kind != kind_in_run(task):
         return f"it is of the kind {task.kind} here and {clean(spec.kind)} in the run"
     here: dict[str, object] = task.model_dump(mode="json", exclude_defaults=True)
     if own_tool_tasks([task]):
@@ -227,10 +227,10 @@ def other_files(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]
 
     Their groups agree only where the rows do, and never with other code. Raises `TaskError` if files cannot be read.
     """
-    targets = {task.name: target for task in tasks if (target := code_of(task)) is not None}
+    targets = {task.name: target for task in tasks if (target := task.code) is not None}
     ran = [spec for spec in manifest.tasks if spec.name in targets and CODE in spec.settings]
     code = [problem for spec in ran if (problem := code_differs(spec, targets[spec.name])) is not None]
-    paths = {task.name: Path(task.path) for task in tasks if isinstance(task, DatasetTask) and is_on_disk(task)}
+    paths = {task.name: Path(task.path) for task in tasks if isinstance(task, DatasetTask) and task.is_on_disk}
     both = [spec for spec in manifest.tasks if spec.name in paths and files_digest(spec) is not None]
     return code + [problem for spec in both if (problem := differing_copy(spec, paths[spec.name])) is not None]
 
@@ -247,7 +247,7 @@ def lacking_files(manifest: RunManifest) -> list[str]:
 def unreadable_tasks(manifest: RunManifest | None, readable: Collection[Modality]) -> frozenset[str]:
     """Names of the run's tasks with media that a policy which reads these modalities cannot read."""
     known = [task for spec in (manifest.tasks if manifest else ()) for task in _set_up(spec)]
-    return frozenset(task.name for task in known if modalities(task) - set(readable))
+    return frozenset(task.name for task in known if task.media - set(readable))
 
 
 def _set_up(spec: TaskSpec) -> tuple[TaskConfig, ...]:

@@ -16,10 +16,9 @@ from nodes.boot.manifest import (
     other_options,
 )
 from swarm.config import LoadedConfig, NodeConfig
-from swarm.environments.modalities import modalities
+from swarm.environments.judge import lacking_judge, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
-from swarm.judging.opening import lacking_judge, other_judges
 from swarm.net.records.identity import Identity
 from swarm.policy.config import SMOLLM2
 from swarm.policy.distributed.ranks import Ranks
@@ -200,7 +199,7 @@ def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice]) 
 
 def _unreadable(config: NodeConfig) -> dict[str, str]:
     """By name: which tasks this node's policy cannot read. Raises `PolicyError`."""
-    needed = {task.name: needs for task in config.tasks if (needs := modalities(task))}
+    needed = {task.name: needs for task in config.tasks if (needs := task.media)}
     if not needed:
         return {}
     readable = modalities_of(config.policy)

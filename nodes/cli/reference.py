@@ -150,6 +150,6 @@ def tasks_strategy(
     """Print how a model plays Kuhn poker: an opponent for a later run's `strategies`."""
     pairs = [*given_fields({"policy.model": model}), *extra_fields(context)]
     check_config(config, pairs)
-    from nodes.commands.strategy import print_strategy
+    from swarm.kinds import extra
 
-    print_strategy(config, pairs, hands, name)
+    extra("poker.strategy").print_strategy(config, pairs, hands, name)

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, ItemsView, Iterator
 from inspect import cleandoc, getsource, isabstract
 from itertools import pairwise
-from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -25,7 +24,7 @@ from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS
 from swarm.algorithms.losses import LOSSES, Loss
 from swarm.config import NodeConfig
 from swarm.environments.config import TASKS
-from swarm.environments.rewards import AnswerReward, FormatReward, JudgeReward, OverlongReward
+from swarm.environments.rewards import REWARDS
 from swarm.environments.tiny import TINY_TASKS
 from swarm.net.trust.accounts import FORFEITS, OFFENCES
 from swarm.page.documents import found, names, section, title
@@ -86,8 +85,7 @@ def config_reference() -> str:
         sections.append(
             f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_field_table(task, whole=True)}"
         )
-    for reward in (AnswerReward, FormatReward, OverlongReward, JudgeReward):
-        kind = get_args(reward.model_fields["kind"].annotation)[0]
+    for kind, reward in REWARDS.items():
         sections.append(f"## An item of `rewards` with `kind: {kind}`\n\n{_summary(reward)}\n\n{_field_table(reward)}")
     for heading, model in _groups(SuiteSettings, "`evaluation.suites.NAME`", "evaluation.suites.NAME."):
         sections.append(f"## {heading}\n\n{_summary(model)}\n\n{_field_table(model)}")

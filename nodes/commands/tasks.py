@@ -17,16 +17,15 @@ from nodes.commands.watching import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
-from swarm.environments.catalogue import CatalogueEntry, catalogue
+from swarm.environments.judge import with_judge
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.sources.reasoning_gym import CatalogueEntry, catalogue
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.foreign import clean_lines
-from swarm.groups import episodes as playing
-from swarm.groups.episodes import FinishedGroup, by_generate
-from swarm.judging.opening import with_judge
+from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples.records import why
@@ -134,7 +133,7 @@ def try_tasks(
 def _open_verifier(config: NodeConfig) -> TaskVerifier:
     pool = VerificationPool(config.tasks, config.verification)
     try:
-        return with_judge(with_own_tools(pool, config.tasks), config.tasks, config.judge)
+        return with_judge(with_custom_tools(pool, config.tasks), config.tasks, config.judge)
     except (ConfigError, TaskError):
         pool.close()
         raise
@@ -148,7 +147,7 @@ def play(
     num_answers: int = 1,
 ) -> list[Episode]:
     """Answer each question so many times."""
-    games = dict(playing.run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
+    games = dict(run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
     return [each for index, question in enumerate(questions) for each in _episodes(question, games[index])]
 
 

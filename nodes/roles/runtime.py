@@ -18,9 +18,9 @@ from nodes.roles.ranks import RankGroup
 from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig
 from swarm.distribution import versions
+from swarm.environments.judge import unjudged
 from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
-from swarm.judging.opening import unjudged
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange

@@ -15,8 +15,8 @@ from nodes.roles.peer import PeerNode
 from nodes.simulation.configs import Member
 from nodes.stop import Stop, StopRequest
 from swarm.config import NodeConfig, load_config
-from swarm.environments.config import judge_of
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.judge import judge_of
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
 from swarm.machine import return_free_memory
@@ -121,7 +121,7 @@ class MemoryRun:
         if key not in self._verifiers:
             if any(judge_of(task) for task in config.tasks):
                 raise ConfigError("a swarm in one process has no judge: use tasks without rewards of the kind judge")
-            self._verifiers[key] = with_own_tools(InlineVerifier(config.tasks), config.tasks)
+            self._verifiers[key] = with_custom_tools(InlineVerifier(config.tasks), config.tasks)
         return self._verifiers[key]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.losses import LOSSES, Loss, LossBatch, LossOutput
 from swarm.errors import ConfigError
-from swarm.settings import find_settings, imported, own_code
+from swarm.kinds import own_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def find_loss(name: str) -> type[Loss]:
     """The loss that `update.objective` names. Raises `ValueError`."""
-    return find_settings(name, LOSSES, Loss, "swarm.algorithms.losses")  # type: ignore[type-abstract]
+    return LOSSES.find(name)
 
 
 def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
@@ -28,12 +28,8 @@ def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
 
     The user's own raises `ConfigError` for what no update could use.
     """
-    if name in ADVANTAGES:
-        return ADVANTAGES[name]
-    found = imported(name, tuple(ADVANTAGES))
-    if not callable(found):
-        raise ValueError(f"{name} must be a function of rewards, got {found!r}")
-    return partial(_own_advantages, name, found)
+    found = ADVANTAGES.find(name)
+    return found if name in ADVANTAGES else partial(_own_advantages, name, found)
 
 
 def _own_advantages(name: str, function: Callable[[Tensor], Tensor], rewards: Tensor) -> Tensor:

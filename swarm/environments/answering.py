@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from swarm.environments.fields import MAX_TARGET_CHARS
-from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
-from swarm.environments.rewards import RewardedTask
+from swarm.environments.config import MAX_TARGET_CHARS, Context, TaskSettings
+from swarm.environments.rewards import MAX_RE2_CHARS, check_pattern
+from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL, ToolSource, tool_class
+from swarm.protocols import Source, TaskSource
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
 
@@ -36,26 +39,16 @@ REQUESTS: Mapping[FindRule, str] = MappingProxyType(
 )
 """What follows a question so that the answer can be found; the system prompt asks for tags."""
 
-ToolName = Literal["calculator", "python", "trusted"]
-TRUSTED_TOOL: ToolName = "trusted"
-"""A tool that this node lacks and peers have whom it trusts."""
-
 GRADING_RULES = {"answer", "answer_pattern", "choice_labels", "match", "reward"}
 """Fields that decide which answers are right, and what they are worth; `find` and `rewards` do so too."""
 
-OwnTool = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+:[A-Za-z_]\w*$")]
-"""A function of one's own, `(call: str) -> str`: it runs in the node's process, without a sandbox."""
 
-TOOL_REQUESTS: Mapping[str, str] = MappingProxyType(
-    {
-        "calculator": "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is "
-        "answered with the result.",
-        "python": "You may run Python before you answer: a message with <tool>print(sum(range(10)))</tool> is answered "
-        "with what the program prints.",
-    }
-)
-"""What follows a question with a tool, before the request for the answer's form."""
-OWN_TOOL_REQUEST = "You may use a tool before you answer: a message with <tool>...</tool> is answered with its result."
+CUSTOM_TOOL = r"^[^:]+:[A-Za-z_]\w*$"
+TOOL_SCHEMAS: list[JsonValue] = [
+    {"enum": [*TOOLS], "type": "string"},
+    {"maxLength": MAX_TARGET_CHARS, "pattern": CUSTOM_TOOL, "type": "string"},
+    {"type": "null"},
+]
 
 
 class RewardSettings(Settings):
@@ -85,6 +78,16 @@ class FindSettings(Settings):
     `regex`; an empty text adds none."""
 
     @property
+    def scored_by_code(self) -> bool:
+        """Whether custom code scores completions: by default it reads all of them."""
+        return False
+
+    @property
+    def match_rule(self) -> MatchRule | None:
+        """The rule that compares answers with references, if any."""
+        return None
+
+    @property
     def finds_as(self) -> tuple[str | None, ...]:
         """What distinguishes the rule from the default, for digests; empty for the default."""
         version = (str(READING_VERSION),) if self.find == "last_number" else ()
@@ -112,10 +115,12 @@ class FindSettings(Settings):
         return self
 
 
-class QuestionSettings(FindSettings, RewardedTask):
-    """How a question is answered, at once or after calls of a tool, and rewarded."""
+class QuestionSettings(FindSettings, TaskSettings):
+    """A kind of task whose questions are answered at once or after calls of a tool."""
 
-    tool: ToolName | OwnTool | None = None
+    reads_whole: ClassVar[bool] = False
+
+    tool: str | None = Field(None, max_length=MAX_TARGET_CHARS, json_schema_extra={"anyOf": TOOL_SCHEMAS})
     """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
     function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
     in `trusted`; or `trusted`: such a function that only they have, so that this node asks no questions of the task and
@@ -127,21 +132,46 @@ class QuestionSettings(FindSettings, RewardedTask):
         asked = super()._request()
         if self.tool is None or self.ask is not None:
             return asked
-        return f"{TOOL_REQUESTS.get(self.tool, OWN_TOOL_REQUEST)} {asked}".rstrip()
+        return f"{tool_class(self.tool).request} {asked}".rstrip()
+
+    @abstractmethod
+    def source(self, context: Context) -> TaskSource:
+        """The source of the questions, without the tool. Raises `TaskError`."""
+
+    def build(self, context: Context) -> Source:
+        """See `TaskSettings`."""
+        source = self.source(context)
+        return source if self.tool is None else ToolSource(source, tool_class(self.tool)(), self.max_turns)
+
+    def import_libraries(self) -> None:
+        """See `TaskSettings`."""
+        super().import_libraries()
+        if self.find == "regex":
+            import swarm.environments.scoring.patterns  # noqa: F401
+        if self.tool is not None:
+            tool_class(self.tool).import_libraries()
 
     @property
     def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
         """What distinguishes the rules for right answers from the default, for digests; empty for the default."""
         rules = self.model_dump(mode="json", include=GRADING_RULES, exclude_defaults=True)
         graded = ({"graded": rules},) if rules else ()
-        return (*graded, {"reading": READING_VERSION}) if self._compares else graded
-
-    @property
-    def _compares(self) -> bool:
-        """Whether answers are compared with references by rules of this package."""
-        return False
+        compares = self.match_rule is not None and not self.scored_by_code
+        return (*graded, {"reading": READING_VERSION}) if compares else graded
 
     @property
     def own_tool(self) -> str | None:
-        """The code of a tool of one's own, if any."""
-        return None if self.tool in get_args(ToolName) else self.tool
+        """The code of a custom tool, `(call: str) -> str`, which runs in the node's process without a sandbox."""
+        return self.tool if self.tool is not None and ":" in self.tool else None
+
+    @property
+    def is_asked(self) -> bool:
+        """See `TaskSettings`."""
+        return self.tool != TRUSTED_TOOL
+
+    @field_validator("tool")
+    @classmethod
+    def _tool_exists(cls, tool: str | None) -> str | None:
+        if tool is not None and re.fullmatch(CUSTOM_TOOL, tool) is None:
+            TOOLS.find(tool)
+        return tool

@@ -10,34 +10,16 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from swarm.distribution import how_to_install
-from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, is_asked, rewards_of
+from swarm.environments.config import Context, TaskConfig
 from swarm.environments.digests import draw
-from swarm.environments.episodes.config import (
-    HoldemTask,
-    KuhnTask,
-    MazeTask,
-    NumberGuessingTask,
-    TextArenaTask,
-    VerifiersTask,
-)
-from swarm.environments.episodes.number_guessing import NumberGuessing
 from swarm.environments.episodes.replay import OneTurn, replay
-from swarm.environments.episodes.source import EnvironmentSource
-from swarm.environments.episodes.tool_use import ToolSource
 from swarm.environments.failures import Failures
-from swarm.environments.generated.config import GeneratedTask
-from swarm.environments.scoring.combination import Combination, Parts
-from swarm.environments.sources.stored import StoredRows
-from swarm.environments.tools.base import Tool
-from swarm.environments.tools.calculator import Calculator
+from swarm.environments.rewards import Combination, Parts
 from swarm.environments.verification.messages import MAX_SHOWN_CHARS
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import Answered, Environment, Episode, TaskSource
+from swarm.protocols import Answered, Episode, EpisodeSource, Source
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRef, by_turn
-
-Source = TaskSource | EnvironmentSource | ToolSource
 
 _RESOLUTION = 2**53
 MAX_SETUP_S = 300.0
@@ -64,71 +46,9 @@ class Bounds(Struct, frozen=True):
             raise TaskError(f"it took {seconds:.0f} s to set up the run's tasks up to this one")
 
 
-def make_source(config: TaskConfig, counts: Failures, stored: StoredRows | None = None) -> Source:
-    """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
-    if isinstance(config, NumberGuessingTask):
-        return EnvironmentSource(config, lambda: NumberGuessing(config.highest, config.progress), counts)
-    if isinstance(config, MazeTask):
-        from swarm.environments.episodes.maze import Maze
-
-        return EnvironmentSource(config, lambda: Maze(config), counts)
-    if isinstance(config, KuhnTask | HoldemTask):
-        return EnvironmentSource(config, _poker(config), counts)
-    if isinstance(config, TextArenaTask):
-        from swarm.environments.adapters.textarena import VERSION, textarena_games
-
-        return EnvironmentSource(config, textarena_games(config), counts, VERSION)
-    if isinstance(config, VerifiersTask):
-        from swarm.environments.adapters.verifiers import code_name, verifiers_episodes
-
-        return EnvironmentSource(config, verifiers_episodes(config, stored), counts, code_name(config))
-    source = _make_questions(config, counts, stored)
-    return source if config.tool is None else ToolSource(source, _make_tool(config.tool), config.max_turns)
-
-
-def _make_questions(
-    config: ReasoningGymTask | DatasetTask | PythonTask | GeneratedTask,
-    counts: Failures,
-    stored: StoredRows | None,
-) -> TaskSource:
-    if isinstance(config, ReasoningGymTask):
-        from swarm.environments.sources.reasoning_gym import ReasoningGymSource
-
-        return ReasoningGymSource(config, counts=counts)
-    if isinstance(config, PythonTask):
-        from swarm.environments.sources.python import PythonSource
-
-        return PythonSource(config, counts=counts)
-    if isinstance(config, GeneratedTask):
-        from swarm.environments.generated.choice import generated_source
-
-        return generated_source(config)
-    from swarm.environments.sources.hf_datasets import DatasetSource
-
-    return DatasetSource(config, counts=counts, stored=stored)
-
-
-def _make_tool(name: str) -> Tool | None:
-    """None for a tool of one's own, or of a peer, which does not run here."""
-    if name == "calculator":
-        return Calculator()
-    if name != "python":
-        return None
-    from swarm.environments.tools.python import PythonTool
-
-    return PythonTool()
-
-
-def _poker(config: KuhnTask | HoldemTask) -> Callable[[], Environment]:
-    try:
-        from swarm.environments.episodes.poker.holdem import Holdem
-        from swarm.environments.episodes.poker.kuhn import Kuhn
-    except ImportError as error:
-        raise TaskError(f"task {config.name!r} needs PokerKit ({error}): {how_to_install('poker')}") from error
-    compact = config.style == "compact"
-    if isinstance(config, KuhnTask):
-        return lambda: Kuhn(config.chosen, compact)
-    return lambda: Holdem(config.opponents, config.stack, compact)
+def build(config: TaskConfig, counts: Failures) -> Source:
+    """The source of a task without stored rows. Raises `TaskError`."""
+    return config.build(Context(counts))
 
 
 class TaskMixture:
@@ -138,7 +58,7 @@ class TaskMixture:
         self,
         configs: Sequence[TaskConfig],
         lenient: bool = False,
-        make: Callable[[TaskConfig, Failures], Source] = make_source,
+        make: Callable[[TaskConfig, Failures], Source] = build,
         bounds: Bounds | None = None,
     ) -> None:
         """Set up every source and import its library.
@@ -161,7 +81,7 @@ class TaskMixture:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
             try:
-                combination = Combination(rewards) if (rewards := rewards_of(config)) else None
+                combination = Combination(config.rewards) if config.rewards else None
                 within.check(began)
                 self.sources[config.name] = make(config, self.counts)
                 within.check(began)
@@ -174,7 +94,7 @@ class TaskMixture:
                 self.skipped[config.name] = str(error)
         if not self.sources:
             raise TaskError(f"none of the tasks can be set up here: {'; '.join(self.skipped.values())}")
-        asked = [config for config in configs if config.name in self.sources and is_asked(config)]
+        asked = [config for config in configs if config.name in self.sources and config.is_asked]
         if not asked:
             raise TaskError(
                 f"only peers that this node trusts have the tools of {', '.join(self.sources)}: list a task with a "
@@ -260,7 +180,7 @@ class TaskMixture:
 
     def _begin(self, ref: TaskRef) -> Episode:
         source = self._source(ref)
-        return source.begin(ref) if isinstance(source, EnvironmentSource | ToolSource) else OneTurn(source, ref)
+        return source.begin(ref) if isinstance(source, EpisodeSource) else OneTurn(source, ref)
 
     def _source(self, ref: TaskRef) -> Source:
         if ref.task not in self.sources:

@@ -63,6 +63,8 @@ def _outside_loops(action: Callable[[], T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return action()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(action).result()
+        pass  # not called here: this error would be the context of its own
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(action).result()
+    return action()

@@ -1,8 +1,8 @@
-"""The peers in the run and how useful they were to this node: `OUT/peers.json`, written by a running node.
+"""Files that a running node writes about its network for people: `OUT/peers.json` and `OUT/snapshot.json`.
 
-----
-
-How far a node's newest snapshot is, for people: `OUT/snapshot.json`, written while the node runs."""
+The roster lists the peers in the run and how useful they were to this node; the other file says how far its newest
+snapshot is.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swarm.types import MemberSummary, PeerRecord
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
 MAX_ROW_CHARS = 1_024
-"""Of the names of a peer's tasks: the peers name them, and all rows together must stay below the limit."""
+"""Length of the names of a peer's tasks: peers choose them, and all rows together must stay below the limit."""
 
 
 class PeerRow(Struct, frozen=True):

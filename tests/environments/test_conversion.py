@@ -10,12 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.environments.config import DatasetTask, DataSettings, ReasoningGymTask, VerificationSettings
+from swarm.environments.config import DataSettings, VerificationSettings
 from swarm.environments.conversion import limits
 from swarm.environments.conversion.counting import Conversion
 from swarm.environments.conversion.limits import Limits
 from swarm.environments.conversion.stated import stated_by
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import store
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.pool import VerificationPool
 from swarm.environments.verification.preparation import Preparation

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.config import TaskConfig, VerificationSettings
-from swarm.environments.episodes.config import NumberGuessingTask
-from swarm.environments.episodes.number_guessing import NumberGuessing
+from swarm.environments.episodes.number_guessing import NumberGuessing, NumberGuessingTask
 from swarm.environments.episodes.replay import MAX_OBSERVATION_CHARS, Replay, replay
 from swarm.environments.episodes.source import EnvironmentSource
 from swarm.environments.failures import Failures

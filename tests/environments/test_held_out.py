@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.config import TaskConfig
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.sources.held_out import FIRST_SUBSTITUTE, HeldApart
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.procedural import FIRST_SUBSTITUTE, HeldApart
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
+from swarm.environments.task import PythonTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import TaskError

@@ -20,8 +20,10 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.messages import (
     Draw,

@@ -17,10 +17,9 @@ from reasoning_gym.factory import DATASETS
 from reasoning_gym.games.rush_hour import Board
 
 from swarm.environments.answering import RewardSettings
-from swarm.environments.config import ReasoningGymTask
 from swarm.environments.scoring.answer_guard import REACH, Reach
 from swarm.environments.scoring.own_scorers import OWN_SCORERS
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource, make_dataset
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask, make_dataset
 from swarm.errors import TaskError
 from tests.environments.hostile_answers import HOSTILE
 

@@ -281,7 +281,7 @@ def test_mute_members_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPat
     for _ in range(100):
         before = len(asked)
         met = asyncio.run(directory.add_peers(members, first=False))
-        assert len(asked) - before <= dht.MAX_STRANGERS_AT_ONCE
+        assert len(asked) - before <= dht.MAX_PINGED_AT_ONCE
         now += 2.0
     assert met == honest
     assert max(map(asked.count, honest)) == 1 and max(map(asked.count, members)) <= 8, "the silent less and less often"

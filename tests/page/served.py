@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nodes.commands.watching import find
 from swarm.page.server import make_server
 from swarm.page.serving import listen
 from swarm.page.site import Site
@@ -59,7 +58,7 @@ class Served:
 @contextmanager
 def serving(folder: Path) -> Iterator[Served]:
     """Serve the nodes in `folder`."""
-    site = Site(lambda: find([folder]))
+    site = Site(lambda: find_nodes([folder]))
     listening, _ = listen(None, None)
     server = make_server(site)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

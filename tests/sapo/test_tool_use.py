@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import TaskConfig, is_asked, own_tool_tasks
+from swarm.environments.config import TaskConfig, own_tool_tasks
 from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
-from swarm.environments.tools.own import OwnTools, with_own_tools
+from swarm.environments.tools.custom import CustomTools, with_custom_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import TaskError
 from swarm.groups.episodes import digest
@@ -58,10 +58,10 @@ def said(text: str) -> Completion:
 def player(swarm: Swarm, seed: int, task: TaskConfig, updater: FakeUpdater, **parts: object) -> SapoNode:
     tasks = (
         [task]
-        if is_asked(task)
+        if task.is_asked
         else [task, TINY_TOOL_TASK.model_copy(update={"name": "another", "dataset": "products"})]
     )
-    verifier = with_own_tools(InlineVerifier(tasks), tasks)
+    verifier = with_custom_tools(InlineVerifier(tasks), tasks)
     return swarm.node(seed, engine=Calling(), verifier=verifier, updater=updater, **parts)
 
 
@@ -214,7 +214,7 @@ def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
 
 def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation(tmp_path: Path) -> None:
     task = own(tmp_path, "changing")
-    verifier = with_own_tools(InlineVerifier([task]), [task])
+    verifier = with_custom_tools(InlineVerifier([task]), [task])
     (question,) = verifier.draw(1, 0, 1)
     calls = ["<tool>a</tool>", "<tool>b</tool>", "<tool>a</tool>"]
     first, again = (verifier.begin(question.ref, calls).result() for _ in range(2))
@@ -222,7 +222,7 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     shown = [observed[0][0].text for observed in first.observations]
     assert shown[0] == shown[2] != shown[1], "the same turn after the same past"
     failing = own(tmp_path, "search")
-    verifier = with_own_tools(InlineVerifier([failing]), [failing])
+    verifier = with_custom_tools(InlineVerifier([failing]), [failing])
     (failed,) = verifier.grade([(question.ref, ["<tool>fail</tool>"])])
     assert isinstance(failed, Grade) and failed.observations == (((Told("error: OSError: no network"),),),)
     assert verifier.counters()["tool_failures"] == 1
@@ -240,7 +240,7 @@ def test_no_manifest_names_an_own_tool_and_none_is_loaded_for_one(tmp_path: Path
     hostile = replace(spec, settings={**spec.settings, "tool": f"{tmp_path}/own_tool.py:search"})
     assert "tool" in (why_left_out(hostile) or "") and from_specs([hostile]) == ()
     inner: TaskVerifier = InlineVerifier([TINY_TOOL_TASK])
-    assert with_own_tools(inner, [TINY_TOOL_TASK]) is inner
+    assert with_custom_tools(inner, [TINY_TOOL_TASK]) is inner
     with pytest.raises(TaskError, match="has no nothing"):
-        with_own_tools(inner, [own(tmp_path, "nothing")])
-    assert isinstance(with_own_tools(inner, [task]), OwnTools)
+        with_custom_tools(inner, [own(tmp_path, "nothing")])
+    assert isinstance(with_custom_tools(inner, [task]), CustomTools)

@@ -7,31 +7,30 @@ from collections.abc import Callable, Mapping
 from swarm.distribution import how_to_install
 from swarm.environments.decoding.settings import MediaSettings
 from swarm.errors import TaskError
+from swarm.kinds import Kinds
 from swarm.types.media import Media, Modality
 
 Decoder = Callable[[bytes, MediaSettings], Media]
 """Raises `Undecodable`."""
+DECODERS: Kinds[Decoder] = Kinds(
+    "decoder",
+    "swarm.decoders",
+    "",
+    {
+        "image": "swarm.environments.decoding.pictures:read_picture",
+        "audio": "swarm.extras.audio_video.sounds:read_sound",
+        "video": "swarm.extras.audio_video.clips:read_clip",
+    },
+)
+"""Decoders of files, by what they read."""
 
 
 def decoders(task: str, settings: MediaSettings) -> Mapping[Modality, Decoder]:
-    """By what they read. Raises `TaskError` without the extra `media`."""
+    """Those that a task needs. Raises `TaskError` without the extra `media`."""
     try:
-        return {modality: _decoder(modality) for modality in sorted(settings.media)}
+        needed: set[Modality] = {*settings.media_columns, *settings.inline}
+        return {modality: DECODERS.find(modality) for modality in sorted(needed)}
     except (ImportError, OSError) as error:  # OSError: soundfile without its library
         raise TaskError(f"task {task!r} reads media ({error}): {how_to_install('media')}") from error
-
-
-def _decoder(modality: Modality) -> Decoder:
-    match modality:
-        case "image":
-            from swarm.environments.decoding.pictures import read_picture
-
-            return read_picture
-        case "audio":
-            from swarm.environments.decoding.sounds import read_sound
-
-            return read_sound
-        case "video":
-            from swarm.environments.decoding.clips import read_clip
-
-            return read_clip
+    except ValueError as error:
+        raise TaskError(f"task {task!r}: {error}") from error

@@ -15,7 +15,7 @@ import PIL.PngImagePlugin
 import PIL.WebPImagePlugin
 
 from swarm.environments.decoding.files import Undecodable, decoding
-from swarm.environments.decoding.scaling import Pixels, scaled
+from swarm.environments.decoding.pixels import Pixels, scaled
 from swarm.environments.decoding.settings import MediaSettings
 from swarm.types.media import Image
 

@@ -47,14 +47,9 @@ class MediaSettings(Settings):
         return {modality: column for modality, column in columns.items() if column is not None}
 
     @property
-    def media(self) -> frozenset[Modality]:
-        """What a question may have besides text."""
-        return frozenset(self.media_columns) | frozenset(self.inline)
-
-    @property
     def shows_as(self) -> tuple[Mapping[str, JsonValue], ...]:
         """What decides what is shown, for digests; empty for text alone."""
-        if not self.media:
+        if not (self.media_columns or self.inline):
             return ()
         fields = set(MediaSettings.model_fields)
         return ({"media": self.model_dump(mode="json", include=fields, exclude_defaults=True)},)

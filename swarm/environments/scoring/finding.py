@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 from swarm.environments.answering import FindSettings, MatchRule
-from swarm.environments.config import DatasetTask, code_of
 from swarm.environments.scoring.forms.written import numbers, plain_number
 from swarm.environments.scoring.latex import boxed_content
 
@@ -41,10 +40,10 @@ def finder(config: FindSettings) -> Find:
 
             assert config.find_pattern is not None
             return LinearPattern(config.find_pattern).last
-        case None if code_of(config) is not None:
+        case None if config.scored_by_code:
             return everything
         case None:
-            return partial(by_match_rule, config.match) if isinstance(config, DatasetTask) else last_pair
+            return last_pair if config.match_rule is None else partial(by_match_rule, config.match_rule)
 
 
 def last_pair(completion: str) -> str | None:

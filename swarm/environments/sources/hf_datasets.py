@@ -15,7 +15,7 @@ import datasets
 from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.code import code_digest
-from swarm.environments.config import DatasetTask
+from swarm.environments.config import FileRows, StoredRows
 from swarm.environments.conversion.by_rows import PLACE, read_by_rows
 from swarm.environments.conversion.counting import Conversion
 from swarm.environments.conversion.json_rows import read_json
@@ -32,13 +32,13 @@ from swarm.environments.digests import (
 from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
+from swarm.environments.sources.dataset import FORMATS, DatasetTask
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
-from swarm.environments.sources.media_files import MediaFiles
-from swarm.environments.sources.python import load_reward
-from swarm.environments.sources.stored import FileRows, StoredRows
-from swarm.environments.specs import FORMATS, LOCAL, is_on_disk, media_folder
+from swarm.environments.sources.media_columns import MediaFiles
+from swarm.environments.specs import LOCAL
+from swarm.environments.task import load_reward
 from swarm.errors import Refusal, TaskError
 from swarm.files import at_home
 from swarm.reasons import Reason
@@ -98,11 +98,11 @@ class DatasetSource:
         `scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._find = finder(config)
-        self._dataset = LOCAL if is_on_disk(config) else config.path
+        self._dataset = LOCAL if config.is_on_disk else config.path
         stored = stored or store(config)
         rows, self._revision = _read(stored), stored.revision
         try:
-            folder = media_folder(config)
+            folder = config.folder
             columns = [name for name in rows.column_names if name != UNREADABLE]
             self._items = ItemReader(config, columns, MediaFiles(folder) if folder is not None else None)
             for column in self._items.columns:
@@ -273,7 +273,7 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
     `conversion`.
     """
     where = f"task {config.name!r}: {config.path}"
-    local = is_on_disk(config)
+    local = config.is_on_disk
     try:
         if conversion is not None and local:
             conversion.expect(Path(config.path))
@@ -337,7 +337,7 @@ def _undecoded(feature: object, whole: bool = False) -> object:
 
 def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
     """The builder for this node's own data set: local files, or anything on the hub that its user may read."""
-    if not is_on_disk(config):
+    if not config.is_on_disk:
         return datasets.load_dataset_builder(config.path, config.subset, revision=config.revision)
     path = at_home(config.path)
     if not path.exists():

@@ -74,7 +74,7 @@ class _CodeIO:
         self.category: str = made.category
 
     def __getitem__(self, index: int) -> Any:
-        from swarm.environments.adapters.randomness import OwnRandomness  # numpy, which most data sets go without
+        from swarm.environments.randomness import OwnRandomness  # numpy, which most data sets go without
 
         type(self._made)._jsonl_data = self._own_rows
         with OwnRandomness(self._made.seed + index):

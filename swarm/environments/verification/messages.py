@@ -10,10 +10,10 @@ from types import MappingProxyType
 import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
+from swarm.environments.config import StoredRows
 from swarm.environments.conversion.limits import Limits
 from swarm.environments.failures import MAX_FAILURE_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
-from swarm.environments.sources.stored import StoredRows
 from swarm.reasons import OF_GRADING
 from swarm.types import (
     MAX_TURNS,

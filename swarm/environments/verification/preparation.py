@@ -11,11 +11,9 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from swarm.environments.config import DatasetTask, DataSettings, TaskConfig
+from swarm.environments.config import DataSettings, StoredRows, TaskConfig
 from swarm.environments.conversion.limits import UNFINISHED, Limits
-from swarm.environments.episodes.config import VerifiersTask
 from swarm.environments.sandbox.directories import caches
-from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.process import START_LIMIT_S
 from swarm.machine import available_bytes
@@ -28,7 +26,7 @@ class Preparation:
 
     def __init__(self, configs: Sequence[TaskConfig], settings: DataSettings, foreign: bool) -> None:
         """`foreign`: they are those of a run's founder."""
-        self.wanted = [config for config in configs if isinstance(config, DatasetTask | VerifiersTask)]
+        self.wanted = [config for config in configs if config.has_rows]
         """Tasks whose data sets are still to be put on the disk."""
         self.stored: dict[str, StoredRows] = {}
         """Rows, by task."""

@@ -9,17 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from swarm.environments.code import resolved
-from swarm.environments.config import (
-    CODE_FIELDS,
-    TASK_LIST,
-    DatasetTask,
-    TaskConfig,
-    VerificationSettings,
-    code_of,
-    rewards_of,
-)
-from swarm.environments.modalities import modalities
+from swarm.environments.config import TASK_LIST, TaskConfig, VerificationSettings
+from swarm.environments.rewards import names_of
 from swarm.environments.sandbox.directories import (
     WorkerDirectories,
     caches,
@@ -27,12 +18,10 @@ from swarm.environments.sandbox.directories import (
     environment,
     token_file,
 )
-from swarm.environments.scoring.combination import names_of
-from swarm.environments.specs import is_on_disk, media_folder
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.verification.messages import Prepare, Setup, max_reply_bytes
 from swarm.environments.verification.preparation import Preparation
 from swarm.environments.verification.process import WorkerProcess
-from swarm.files import at_home
 
 EXTRACTED_TO = ("HF_DATASETS_DOWNLOADED_DATASETS_PATH", "HF_DATASETS_EXTRACTED_DATASETS_PATH")
 """Where `datasets` puts what it extracts from files that are compressed against their names."""
@@ -45,10 +34,10 @@ class WorkerStarter:
         self, configs: Sequence[TaskConfig], settings: VerificationSettings, lenient: bool, files: Collection[str]
     ) -> None:
         """See `VerificationPool`."""
-        self._configs = tuple(configs) if lenient else tuple(_from_anywhere(config) for config in configs)
-        self.rewards = {config.name: names_of(rewards_of(config)) for config in self._configs}
+        self._configs = tuple(configs) if lenient else tuple(config.from_anywhere() for config in configs)
+        self.rewards = {config.name: names_of(config.rewards) for config in self._configs}
         """Names of each task's rewards."""
-        self.shows = {config.name: modalities(config) for config in self._configs}
+        self.shows = {config.name: config.media for config in self._configs}
         """What each task has besides text."""
         self._lenient = lenient
         self._files = frozenset(files)
@@ -71,9 +60,7 @@ class WorkerStarter:
         if not wanted:
             return None
         own = {config.name for config in self._own()}
-        files = [
-            each.path for each in wanted if isinstance(each, DatasetTask) and each.name in own and is_on_disk(each)
-        ]
+        files = [each.path for each in wanted if isinstance(each, DatasetTask) and each.name in own and each.is_on_disk]
         places = caches()
         for place in places:
             place.mkdir(parents=True, exist_ok=True)
@@ -99,7 +86,7 @@ class WorkerStarter:
     def _folders(self) -> tuple[str, ...]:
         """Folders of data sets whose rows name files; not those that hold far more than a data set."""
         far_more = {Path.home(), Path("/")}
-        folders = {folder for config in self._own() if (folder := media_folder(config)) is not None}
+        folders = {folder for config in self._own() if (folder := config.folder) is not None}
         return tuple(sorted(map(str, folders - far_more)))
 
     def grader(self) -> WorkerProcess:
@@ -113,13 +100,3 @@ class WorkerStarter:
     def close(self) -> None:
         """Remove the workers' directories."""
         self._directories.close()
-
-
-def _from_anywhere(config: TaskConfig) -> TaskConfig:
-    """The same task for a process in another directory."""
-    here: dict[str, str] = {}
-    if isinstance(config, DatasetTask) and is_on_disk(config):
-        here["path"] = str(at_home(config.path).absolute())
-    if (target := code_of(config)) is not None:
-        here[CODE_FIELDS[config.kind]] = resolved(target)
-    return config.model_copy(update=here)

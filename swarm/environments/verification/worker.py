@@ -23,18 +23,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from swarm.environments.answering import MAX_PROMPT_CHARS, FindSettings, QuestionSettings
+from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.code import load
-from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.episodes.config import MazeTask, TextArenaTask, VerifiersTask
+from swarm.environments.config import TASK_LIST, Context, TaskConfig
 from swarm.environments.failures import Failures
-from swarm.environments.generated.config import DigitsTask, GeneratedTask
-from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
-from swarm.environments.rewards import FormatReward
+from swarm.environments.mixture import Bounds, TaskMixture
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.sandbox.usage import Usage
-from swarm.environments.sources.stored import StoredRows
 from swarm.environments.verification.channel import read_message, write_message
 from swarm.environments.verification.memory import TaskMemory
 from swarm.environments.verification.messages import (
@@ -59,8 +54,9 @@ from swarm.environments.verification.messages import (
     prompt_problem,
 )
 from swarm.errors import TaskError
+from swarm.kinds import file_of
+from swarm.protocols import Source
 from swarm.reasons import Reason
-from swarm.settings import file_of
 from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
 if TYPE_CHECKING:
@@ -111,12 +107,11 @@ def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
         usage.limit_memory(limits.memory(0))
         with _Watch(config.name, conversion, usage, send):
             try:
-                rows = _stored(config, Path(request.writable[-1]), conversion)
-                reply = Prepared({config.name: rows}, written=usage.written()) if rows is not None else None
+                rows = config.store(Path(request.writable[-1]), conversion)
+                reply = Prepared({config.name: rows}, written=usage.written())
             except TaskError as error:
                 reply = Prepared(unprepared={config.name: _cut(error)}, written=usage.written())
-        if reply is not None:
-            send(reply)
+        send(reply)
 
 
 class _Watch:
@@ -149,29 +144,18 @@ class _Watch:
                 os._exit(1)
 
 
-def _stored(config: TaskConfig, cache: Path, conversion: Conversion) -> StoredRows | None:
-    """The rows of a task that has any. Raises `TaskError`."""
-    if isinstance(config, DatasetTask):
-        from swarm.environments.sources.hf_datasets import store
-
-        return store(config, conversion)
-    if isinstance(config, VerifiersTask):
-        from swarm.environments.adapters import verifiers
-
-        return verifiers.store(config, cache)
-    return None
-
-
 def _serve(descriptor: int, setup: Setup) -> None:
     memory = TaskMemory(setup.tasks_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     configs = TASK_LIST.validate_json(setup.configs)
     rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
-    code = [target for target in map(code_of, configs) if target is not None]
+    code = [config.code for config in configs if config.code is not None]
     confinement = Confinement()
     readable = [*rows, *map(Path, setup.folders), *filter(None, map(file_of, code))]
     confinement.enclose(readable, [Path(".")], network=False)
-    _import_libraries(configs)
+    for config in configs:
+        with suppress(TaskError, ImportError):  # the task's source reports it
+            config.import_libraries()
     for target in code:
         with suppress(TaskError):  # the task's source reports it
             load(target)
@@ -195,49 +179,10 @@ def _serve(descriptor: int, setup: Setup) -> None:
         write_message(descriptor, encode(reply))
 
 
-def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
-    """Import libraries that start threads or write compiled files before the sandbox is sealed."""
-    if named := [config.dataset or config.name for config in configs if isinstance(config, ReasoningGymTask)]:
-        import swarm.environments.sources.reasoning_gym
-        from swarm.environments.sources.library import load
-
-        for name in named:
-            load(name)
-    if any(isinstance(config, DatasetTask) for config in configs):
-        import swarm.environments.sources.hf_datasets
-    for config in configs:
-        if isinstance(config, DatasetTask) and config.media:
-            with suppress(TaskError):  # the task's source reports it
-                decoders(config.name, config)
-    if any(isinstance(config, TextArenaTask) for config in configs):
-        with suppress(TaskError, ImportError):  # the task's source reports it
-            import swarm.environments.adapters.textarena
-    if any(isinstance(config, VerifiersTask) for config in configs):
-        with suppress(TaskError, ImportError):  # as above
-            import swarm.environments.adapters.verifiers
-    if any(isinstance(config, GeneratedTask | MazeTask) for config in configs):
-        with suppress(ImportError):  # as above
-            import swarm.environments.generated.drawing  # numpy
-    if any(isinstance(config, DigitsTask) for config in configs):
-        with suppress(TaskError):  # as above
-            import swarm.environments.generated.digits
-    if any(map(_has_pattern, configs)):
-        import swarm.environments.scoring.patterns
-    if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
-        with suppress(ImportError):  # as above
-            import swarm.environments.tools.wasm  # noqa: F401
-
-
-def _has_pattern(config: TaskConfig) -> bool:
-    """Whether a task needs the library for regular expressions."""
-    finds = isinstance(config, FindSettings) and config.find == "regex"
-    return finds or any(isinstance(part, FormatReward) and part.pattern for part in rewards_of(config))
-
-
 def _source(setup: Setup, config: TaskConfig, counts: Failures) -> Source:
     if config.name in setup.unprepared:
         raise TaskError(setup.unprepared[config.name])
-    return make_source(config, counts, setup.stored.get(config.name))
+    return config.build(Context(counts, setup.stored.get(config.name)))
 
 
 def _answer(mixture: TaskMixture, request: Request) -> Reply:

@@ -1,8 +1,6 @@
-"""The certificate of a node's direct links: made anew by each process, and known by its digest.
+"""Tickets for direct links: where to connect, which certificate to expect, and a secret.
 
-----
-
-Tickets: what a peer needs to open one direct link.
+Each process generates a certificate, which peers know by its digest.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from swarm.net.config import LEAST_PORT
 from swarm.types import complete
 
 VALID = timedelta(days=3650)
-"""Nobody looks at it: a certificate is good for as long as its process runs."""
+"""Not checked: a certificate is good for as long as its process runs."""
 
 
 def serving_context() -> tuple[ssl.SSLContext, bytes]:
@@ -74,7 +72,7 @@ def show(context: ssl.SSLContext, key: CertificateIssuerPrivateKeyTypes, certifi
 
 
 def digest_of(certificate: bytes) -> bytes:
-    """Of a certificate in DER."""
+    """SHA-256 of a certificate in DER."""
     return hashlib.sha256(certificate).digest()
 
 
@@ -111,7 +109,7 @@ class Secrets:
         self._clock = clock
         self._lock = threading.Lock()
         self._errands: dict[bytes, Errand] = {}
-        """By secret, oldest first."""
+        """Errands by secret, oldest first."""
 
     def issue(self, peer_id: str, request: bytes) -> bytes:
         """A new secret for a peer's request; the peer's earlier one is void, and the oldest of too many."""

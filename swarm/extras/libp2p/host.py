@@ -1,8 +1,4 @@
-"""`AsyncRuntime` in trio; see `net/runtime.py`.
-
-----
-
-A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
+"""A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.
@@ -187,7 +183,7 @@ class Host:
         return frozenset(str(peer) for peer in self._host.get_connected_peers())
 
     def remote_addresses(self) -> dict[str, tuple[str, ...]]:
-        """By connected peer: the remote ends of its connections."""
+        """Remote ends of the connections, by connected peer."""
         connections = self._host.get_network().get_connections_map()
         return {str(peer): tuple(filter(None, map(_remote_address, each))) for peer, each in connections.items()}
 
@@ -214,7 +210,7 @@ class Host:
                     await self._host.get_network().dial_addr(Multiaddr(address), ID.from_base58(peer_id))
                 return
             except Exception as error:
-                # Strangers choose the addresses, and any layer of py-libp2p may raise.
+                # Untrusted peers choose the addresses, and any layer of py-libp2p may raise.
                 problems.append(f"{address}: {_reason(error)}")
         raise PeerUnreachable(", ".join(problems) or f"no address of {peer_id} is known")
 
@@ -492,7 +488,7 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
             await handler(stream)
             await _finish(stream)
         except Exception:
-            # Strangers' input and disconnections may raise in any of py-libp2p's protocols.
+            # Untrusted input and disconnections may raise in any of py-libp2p's protocols.
             counters.add("bad_streams")
             logger.debug("dropped a stream after an error", exc_info=True)
             await _abandon(stream)

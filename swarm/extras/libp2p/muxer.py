@@ -115,7 +115,7 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
         return sum(map(len, self.stream_buffers.values())) + STREAM_BYTES * len(self.streams) + announced
 
     def forget(self, stream: YamuxStream) -> None:
-        """Drop what a stream holds that was reset and that nobody reads any more."""
+        """Drop the bytes of a stream that was reset and is no longer read."""
         if self.streams.pop(stream.stream_id, None) is not None:
             self._ended(stream)
         for kept in (self.stream_buffers, self.stream_events):

@@ -1,15 +1,8 @@
-"""Dialling: multiaddrs, a cheap TCP probe before the daemon dials, and back-off.
-
-----
-
-Filter and rate limit for addresses that strangers report.
+"""Multiaddrs: parsing, validation, a TCP probe, back-off, and a filter for those that untrusted peers report.
 
 A record costs its author nothing and may name any machine, so a node must not become a tool for attacking others. In a
-private run, on this machine or local network, all reported addresses are used. Pure but for the clock.
-
-----
-
-Whether an address that a person has written is one at which a node can listen, or be reached."""
+private run, on this machine or local network, all reported addresses are used. Pure but for the clock and `probe`.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +99,7 @@ async def probe(address: str) -> str | None:
     except OSError as error:
         return os.strerror(error.errno).lower() if error.errno else str(error)
     except (ValueError, OverflowError) as error:
-        # A stranger's record may contain a host or port that the resolver rejects.
+        # An untrusted record may contain a host or port that the resolver rejects.
         return f"not an address ({error})"
     writer.close()
     return None
@@ -153,7 +146,7 @@ class Backoff:
 MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
 """Per peer: TCP and QUIC at a few interfaces."""
 DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
-"""For all peers that only strangers report; a single reporter gets a quarter."""
+"""For all peers that only other peers report; a single reporter gets a quarter."""
 FREE_FAILURES = 4
 HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
 """After more than `FREE_FAILURES` failed dials in a row a host is paused; each further pause is twice as long."""

@@ -1,12 +1,8 @@
-"""The daemon's control protocol: a request and its answer, in protobuf, on a connection to its control socket.
+"""The daemon's sockets: its control protocol, in protobuf, and the streams that peers open.
 
-----
-
-The streams that peers open: which are served, and their answers.
-
-----
-
-Two messages of libp2p's circuit relay protocol: a reservation request, and the relay's answer with its limits."""
+The control protocol is a request and its answer on a connection to the control socket. A relay reservation takes two
+messages of libp2p's circuit relay protocol: a request, and the relay's answer with its limits.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ class Control:
             try:
                 return await _exchange(*self._looker, request)
             except BaseException:
-                # An answer that nobody waited for would be taken for the next one.
+                # An answer that no caller waited for would be taken for the next one.
                 self._looker[1].close()
                 self._looker = None
                 raise
@@ -180,7 +176,7 @@ class IncomingStreams:
     def __init__(self) -> None:
         """Serves nothing before `start`."""
         self.handlers: dict[str, StreamHandler] = {}
-        """By protocol."""
+        """Handlers by protocol."""
         self.admission = StreamAdmission()
         """Decides which streams are served."""
         self.admits: Callable[[str], bool] = lambda peer_id: True

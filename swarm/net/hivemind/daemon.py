@@ -1,20 +1,9 @@
-"""The daemon's process, and what a node does with it.
+"""The daemon's process, the node's client of it, and daemons that relay.
 
 The daemon runs in its own session, so Ctrl-C in a terminal reaches only the node, which then stops the daemon. The
 daemon watches the connection made by `P2P.replicate` and exits when it closes, so a node killed with -9 leaves none
-behind.
-
-----
-
-A child process on an asyncio loop that any thread may have started; asyncio's own are started by the loop's.
-
-----
-
-Starting a relay daemon and checking that it applies the configured limits.
-
-----
-
-Folders for the sockets between a node and its daemon, among the temporary files."""
+behind. The sockets between the two are in a folder among the temporary files.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +150,7 @@ class Daemon:
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            # Neither -pubsub nor -dht...: they dial whom strangers name, and keep what strangers say.
+            # Neither -pubsub nor -dht...: they dial and keep whatever untrusted peers send.
             *("-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         environment = {
@@ -504,9 +493,9 @@ async def start_relay(
 
 
 async def _limits_of(daemon: Daemon, addresses: Sequence[str]) -> CircuitLimits:
-    """The limits that this relay reports to a stranger. Raises `PeerUnreachable`.
+    """The limits that this relay reports to an unknown peer. Raises `PeerUnreachable`.
 
-    A new stranger each time: a node that lost a connection to a peer waits before it dials that peer again.
+    The peer is new each time: a node that lost a connection to a peer waits before it dials that peer again.
     """
     asker = await Daemon.start(listen=())
     try:

@@ -1,10 +1,10 @@
-"""The gate: the daemon's process may send to nobody but those whom this node dials, and those who have connected to it.
+"""The gate: the daemon's process may send only to peers that this node dials, or that have connected to it.
 
 The daemon dials whatever its protocols say: addresses that peers claim in `identify`, requests to dial back. A seccomp
 filter on its process stops every `connect`, and every datagram to a named address, until this process has read the
 address and let it pass, or refused it with `EACCES`. Needs no privileges, but Linux 5.5 or newer on x86_64 or aarch64.
 
-Datagrams of a daemon that listens on QUIC pass: answers to those who connected cannot be told from dials.
+Datagrams of a daemon that listens on QUIC pass: answers to connected peers cannot be distinguished from dials.
 
 This is a rule for the daemon's own code, not a sandbox for one that was taken over: the address is read before the
 kernel reads it, and is not what Go would not pass.

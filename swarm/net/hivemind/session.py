@@ -5,13 +5,9 @@ reserve   relay reservations, if not dialable       -> own addresses         (re
 observe   the daemon's connections                  -> peers, wakes the rest (every second)
 discover  own record -> DHT; DHT -> others' records, while there are few peers (every `announce_every_s`)
 
-The other loops are those of `MemberSession`: joining, publishing, following and upkeep.
-
-----
-
-Peer discovery through the directory process, which is restarted when it fails.
-
-Nothing waits for the directory: while it is down, only the discovery of new peers stops."""
+The other loops are those of `MemberSession`: joining, publishing, following and upkeep. Nothing waits for the directory
+process: while it restarts, only the discovery of new peers stops.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node as a member of its run: the state that survives sessions, for both network libraries.
+"""A node as a member of its run: the state that survives sessions, for all network libraries.
 
 Each part depends only on those above it:
 
@@ -6,22 +6,11 @@ run         which run this is               manifest
 peers       the other nodes                 connected, known, remembered, banned
 own         this node's own entry           addresses, profile, signed record
 records     incoming and outgoing records   inbox, outbox, record store, announced large records, budgets
-greetings   who takes part in the run       what peers said of themselves
+greetings   who takes part in the run       hellos of peers
 answering   peers' requests                 handlers by protocol
 
 Written on the network thread, readable on any.
-
-----
-
-This node's own entry: its addresses and what it does.
-
-----
-
-Who of the connected peers takes part in the run: each connection is greeted once, by an end that knows the run.
-
-----
-
-Handlers for peers' requests, and which peers they serve."""
+"""
 
 from __future__ import annotations
 
@@ -100,7 +89,7 @@ class Member:
         """Progress of the network, in words."""
 
     def reachability(self) -> str | None:
-        """A description of this node's reachability for strangers; None if unknown."""
+        """A description of this node's reachability for other machines; None if unknown."""
         return reachability(self.settings, self.peers.bootstrap, self.own.addresses, self.peers.connected)
 
     def status(self) -> NetworkStatus:
@@ -123,16 +112,16 @@ LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
 class Profile(Struct, frozen=True):
-    """What a node does, for other peers."""
+    """A node's description of itself for other peers."""
 
     model: str = ""
     tasks: tuple[str, ...] = ()
     role: str = "peer"
     version: str = ""
     name: str = ""
-    """What its user calls it; empty if it was not named."""
+    """The user's name for it; may be empty."""
     listed: bool = True
-    """False for a visitor: it does not enter the directory and follows nobody."""
+    """False for a visitor: it neither enters the directory nor follows peers."""
 
 
 class OwnEntry:
@@ -157,7 +146,7 @@ class OwnEntry:
         self.profile = profile
         self.addresses: tuple[str, ...] = ()
         self.summary: MemberSummary | None = None
-        """Told with each renewal of the entry."""
+        """Published with each renewal of the entry."""
 
     def locate(self, addresses: tuple[str, ...]) -> bool:
         """Set the node's own addresses; whether they changed."""
@@ -168,7 +157,7 @@ class OwnEntry:
     def in_private_run(self) -> bool:
         """Whether the run appears to be confined to this machine or local network.
 
-        While nobody is connected, the last connections decide.
+        While no peer is connected, the last connections decide.
         """
         self._ends = self._peers.observed or self._ends
         named = [address for group in self._peers.bootstrap.values() for address in group]
@@ -207,7 +196,7 @@ class OwnEntry:
         )
 
     def _published(self) -> tuple[str, ...]:
-        """The addresses that others may know: in a public run those that its members would dial, and no others."""
+        """The addresses for others: in a public run only those that its members would dial."""
         found = most_reachable_first(self.multiaddrs())
         if not self.in_private_run():
             return tuple(filter(may_be_public, found))
@@ -222,7 +211,7 @@ RETRY_S = 5.0
 
 
 class _Greeted:
-    """What one peer has said, and whether it has been answered as a member."""
+    """One peer's greeting, and whether it has been answered as a member."""
 
     def __init__(self, now: float) -> None:
         self.takes_part = False
@@ -231,17 +220,20 @@ class _Greeted:
 
 
 class Greetings:
-    """What peers said of themselves. Written on the network thread, readable on any."""
+    """Which connected peers take part in the run. Written on the network thread, readable on any.
+
+    Each connection is greeted once, by an end that knows the run.
+    """
 
     def __init__(self, run: CurrentRun, takes_part: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody has been greeted. `takes_part`: whether this node itself follows others and can be followed."""
+        """No greetings yet. `takes_part`: whether this node itself follows others and can be followed."""
         self._run = run
         self._takes_part = takes_part
         self._clock = clock
         self._greeted = LruDict[str, _Greeted](MAX_GREETED)
         self._failed = Backoff(RETRY_S)
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a peer turns out to take part in the run, or not to."""
+        """Called when a peer starts or stops taking part in the run."""
 
     def members(self) -> frozenset[str]:
         """Peers that said that they take part in this run."""
@@ -253,14 +245,14 @@ class Greetings:
         return encode(Hello(run_id, self._takes_part))
 
     def answer(self, remote: str, request: bytes) -> bytes:
-        """Take in a peer's greeting and return this node's. Raises as `decode_hello`."""
+        """Process a peer's greeting and return this node's. Raises as `decode_hello`."""
         self.heard(remote, request, knows_us=self._run.manifest is not None)
         return self.own()
 
     def heard(self, peer_id: str, content: bytes, *, knows_us: bool) -> None:
-        """Take in what a peer says of itself; `knows_us`: it has this node's greeting. Raises as `decode_hello`."""
+        """Process a peer's greeting; `knows_us`: it has this node's. Raises as `decode_hello`."""
         hello = decode_hello(content)
-        # Before this node knows its own run it takes any: it greets the peer again when it does.
+        # Before this node knows its own run it accepts any: it greets the peer again afterwards.
         own = self._run.manifest.run_id if self._run.manifest else hello.run_id
         takes_part = hello.takes_part and hello.run_id == own != ""
         greeted = self._greeted.setdefault(peer_id, _Greeted(self._clock()))
@@ -272,7 +264,7 @@ class Greetings:
             self.on_change()
 
     def failed(self, peer_id: str) -> None:
-        """A peer did not answer; it is asked again later, ever less often."""
+        """A peer did not answer; it is asked again later, with a growing pause."""
         self._failed.failed(peer_id, self._clock())
 
     def due(self, connected: frozenset[str]) -> list[str]:
@@ -323,7 +315,7 @@ class Answering:
             LARGE_PROTOCOL: lambda remote, request: answer_large(store, referrals, remote, request),
             PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self._fresh_peers())]),
         }
-        """By protocol."""
+        """Handlers by protocol."""
 
     def _serve_feed(self, remote: str, request: bytes) -> Iterator[bytes | Wakeup]:
         asked = msgspec.msgpack.decode(request, type=FeedRequest)
@@ -332,7 +324,7 @@ class Answering:
         return self._feed.follow(remote)
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | Wakeup | None]:
-        """Answer a peer's request. Errors are counted and raised again, so the peer is told."""
+        """Answer a peer's request. Errors are counted and raised again, and reported to the peer."""
         try:
             yield from self.handlers[protocol](remote, request)
         except Exception as error:

@@ -1,14 +1,11 @@
-"""The part of a node's session that both network libraries share: joining, publishing, requests.
+"""The part of a node's session that all network libraries share: joining, publishing, requests.
 
-join      manifest from a connected peer  -> the run     (until there is one)
+join      manifest from a connected peer  -> the run     (peers are asked in turn until one knows the run)
 publish   outbox                          -> feed        (paced; waits while no member is connected)
 
 and the loops of `following` and `upkeep`. Independent of asyncio and trio: a subclass provides the runtime, and adds
 dialling and observation.
-
-----
-
-Finding out which run this is: connected peers are asked in turn until one answers with a manifest."""
+"""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from swarm.net.runtime import AsyncRuntime, Signal
 from swarm.net.services.requests import MANIFEST_PROTOCOL
 
 RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
-"""Of own records, so that a burst does not displace what followers have not read."""
+"""Rates of own records, so that a burst does not displace what followers have not read."""
 
 
 class Network(Protocol):

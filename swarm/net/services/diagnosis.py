@@ -59,7 +59,7 @@ class DialBackReply(Struct, frozen=True):
     observed: str | None = None
     """The asker's IP address, as seen here."""
     reached: dict[int, bool] = {}
-    """By port: whether a libp2p node answered there."""
+    """Whether a libp2p node answered, by port."""
 
 
 class ClockReading(Struct, frozen=True):
@@ -146,7 +146,7 @@ class DialBacks:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
-        """By the asker's IP: peer ids are free, addresses are not."""
+        """Requests by the asker's IP: peer ids are free, addresses are not."""
 
     def handle(self, remote: str, request: bytes) -> bytes:
         """Answer one request."""

@@ -1,14 +1,9 @@
-"""Heartbeats: workers report to their learner and receive orders, with one small request per second.
+"""Short requests between members: the run's manifest, peer exchange and heartbeats.
 
-Both ends are authenticated: the transport names the asker, and the learner is addressed by its peer id.
-
-----
-
-Distribution of a run's manifest: any member answers with it, as the founder sealed it.
-
-----
-
-Peer exchange: any member of the run passes on signed records of peers' addresses."""
+Any member answers with the manifest as its founder sealed it, and with the signed records of peers that it knows.
+Workers report to their learner with heartbeats and receive orders; the transport names the asker, and the learner is
+addressed by its peer id.
+"""
 
 from __future__ import annotations
 

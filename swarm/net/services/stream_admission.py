@@ -2,7 +2,7 @@
 
     a stream ──▶ rate of its peer and address ──▶ a slot ──▶ served
                         │ too high                  │ none free, none to evict
-                        └───────────▶ told "busy" ◀─┘     (as many slots; beyond that reset without an answer)
+                        └───────────▶ "busy" ◀──────┘     (as many slots; beyond that reset without an answer)
 
 Protocols that keep peers in the run have their own slots, which no other request can take; so have requests for records
 by peers whose groups were useful here, and feeds, which last. When all slots are taken, a stream is evicted if its peer
@@ -33,7 +33,7 @@ MAX_STREAMS, MAX_VITAL_STREAMS, MAX_PROVEN_STREAMS = 64, 32, 32
 """Served at once: of other protocols, of `VITAL` ones, and of requests for records by proven peers. Each holds a
 request or a few chunks."""
 MAX_FEEDS = 32
-"""Followers at once, four times as many as a node follows; a peer has one place."""
+"""Followers at once, four times as many as a node follows; a peer has one slot."""
 MAX_STREAMS_PER_PEER = 16
 """Limit in each of the other groups."""
 FAIR_LEAD = 4
@@ -56,7 +56,7 @@ class Stream:
         self.host = host
         self.hang_up = hang_up
         self.served = False
-        """If false, the peer is told that this node is busy."""
+        """If false, the answer says that this node is busy."""
         self._clock = clock
         self.late_at = clock() + PATIENCE_S
         """When the peer exceeds its patience; infinite while this node works."""

@@ -31,7 +31,7 @@ from swarm.net.snapshots.messages import (
     next_version,
     request_status,
 )
-from swarm.net.snapshots.plan import LinkLimits, Place
+from swarm.net.snapshots.plan import LinkLimits, Slot
 from swarm.net.snapshots.serving import RETRY_S, DirectClient, Serving, SnapshotThread, direct_links
 from swarm.net.snapshots.store import PartName, Stored, apply_delta, digest
 from swarm.protocols import Transport
@@ -80,7 +80,7 @@ class Subscriber:
             complaints=deque(maxlen=MAX_COMPLAINTS),
             closing=self._thread.closing,
         )
-        self._place = Place((learner,), settings.snapshots.fan_out, None)
+        self._slot = Slot((learner,), settings.snapshots.fan_out, None)
         self._polled_at = time.monotonic()
         self._fetching: Fetching | None = None
         self._failed: tuple[str, ...] = ()
@@ -144,15 +144,15 @@ class Subscriber:
     # -- on the network thread
 
     def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        self._on_news(remote, announcement.sealed, announcement.place)
+        self._on_news(remote, announcement.sealed, announcement.slot)
 
     # -- on any thread
 
-    def _on_news(self, remote: str, sealed: bytes, place: Place | None) -> None:
+    def _on_news(self, remote: str, sealed: bytes, slot: Slot | None) -> None:
         """Handle news from a peer. Raises `Refusal` for a manifest that the learner has not signed."""
-        if place is not None and place.sources and remote == self._learner:
-            self._place = place
-            self._serving.uploads.follow(place)
+        if slot is not None and slot.sources and remote == self._learner:
+            self._slot = slot
+            self._serving.uploads.follow(slot)
         if sealed and self._serving.add_manifest(sealed):
             self._thread.wake()
 
@@ -164,7 +164,7 @@ class Subscriber:
         for peer in (self._learner, *random.sample(others, min(1, len(others)))):
             try:
                 news = request_status(self._transport, peer, question, ASK_TIMEOUT_S)
-                self._on_news(peer, news.sealed, news.place)
+                self._on_news(peer, news.sealed, news.slot)
                 return True
             except (TransportError, Refusal) as error:
                 logger.debug("no snapshot status from %s: %s", peer, error)
@@ -253,7 +253,7 @@ class Subscriber:
 
     def _take(self, stored: Stored, name: PartName) -> bool:
         stored.taking = name
-        self._fetching = fetching = Fetching(self._downloads, stored, name, self._place, self._is_wanted)
+        self._fetching = fetching = Fetching(self._downloads, stored, name, self._slot, self._is_wanted)
         try:
             return fetching.run()
         finally:
@@ -262,7 +262,7 @@ class Subscriber:
 
     def _is_wanted(self, fetching: Fetching) -> bool:
         """Whether this version should still be fetched; also polls for news when that is due."""
-        # A worker must keep polling during a long fetch, or it loses its place in the plan.
+        # A worker must keep polling during a long fetch, or it loses its slot in the plan.
         if time.monotonic() - self._polled_at > self._settings.poll_s:
             self._polled_at = time.monotonic()
             self._downloads.askers.submit(self._poll)

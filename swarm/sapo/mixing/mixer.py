@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean
+from swarm.kinds import own_code
 from swarm.received.authors import AuthorOf, itself
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.draw import Mix, mix, some
 from swarm.sapo.mixing.policies import MixSettings
-from swarm.settings import own_code
 from swarm.types import GradedGroup, ReceivedGroup
 
 MAX_REASON_CHARS = 160

@@ -15,15 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pvariance
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
+from swarm.kinds import Kinds
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixPolicy
-from swarm.settings import Settings, find_settings
+from swarm.settings import Settings
 
 
 class Fixed(MixPolicy):
@@ -230,22 +230,17 @@ class _Caution(Struct, frozen=True):
         )
 
 
-POLICIES: Mapping[str, type[MixPolicy]] = MappingProxyType(
-    {
-        "fixed": Fixed,
-        "advantage": Advantage,
-        "edge": Edge,
-        "novelty": Novelty,
-        "worth": Worth,
-        "auto": Auto,
-    }
+POLICIES: Kinds[type[MixPolicy]] = Kinds(
+    "mixing policy",
+    "swarm.mixes",
+    "swarm.sapo.mixing:MixPolicy",
+    {each.__name__.lower(): f"{__name__}:{each.__name__}" for each in (Fixed, Advantage, Edge, Novelty, Worth, Auto)},
 )
-"""By the name that `mix.policy` gives."""
 
 
 def find_policy(name: str) -> type[MixPolicy]:
     """The policy that `mix.policy` names. Raises `ValueError`."""
-    return find_settings(name, POLICIES, MixPolicy, "swarm.sapo.mixing")  # type: ignore[type-abstract]
+    return POLICIES.find(name)
 
 
 class MixSettings(Settings):
