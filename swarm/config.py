@@ -43,7 +43,7 @@ from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
-from swarm.schedule.config import ScheduleSettings
+from swarm.schedule import ScheduleSettings
 from swarm.settings import Settings, field_paths, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.config import TelemetrySettings

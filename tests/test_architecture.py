@@ -66,7 +66,8 @@ ALLOWED = {
     },
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.kinds", "swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry"},
-    "swarm/schedule": PURE | {"swarm.schedule"},
+    "swarm/schedule.py": PURE,
+    "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/page": PURE | {"swarm.page", "swarm.telemetry", "swarm.net.roster", "swarm.net.addresses.listening"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/extras/judging": PURE
@@ -84,6 +85,8 @@ ALLOWED = {
     | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
     | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
+    "swarm/extras/preflight": PURE
+    | {"swarm.extras.preflight", "swarm.config", "swarm.policy", "swarm.preflight", "swarm.training.layers"},
     "swarm/preflight": PURE
     | {
         "swarm.preflight",
@@ -158,7 +161,8 @@ FORBIDDEN = {
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
     "swarm/page": {"torch"},
-    "swarm/schedule": {"torch"},
+    "swarm/schedule.py": {"torch"},
+    "swarm/extras/schedule": {"torch"},
     "swarm/extras/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }

@@ -103,9 +103,9 @@ def config_reference() -> None:
 @config_app.command("sizing")
 def config_sizing() -> None:
     """Print which models fit on which GPUs, in Markdown."""
-    from swarm.preflight.page import page
+    from swarm.kinds import extra
 
-    print(page(), end="")
+    print(extra("preflight.sizing").page(), end="")
 
 
 @tasks_app.command("list")

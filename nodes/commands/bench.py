@@ -14,21 +14,17 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 BENCHMARKS = (
     "broadcast",
-    "demo",
     "engine",
     "grading",
     "network",
     "overlap",
-    "page",
     "poison",
-    "poker",
     "resilience",
     "scale",
     "sharing",
     "soak",
     "staleness",
     "updater",
-    "worth",
 )
 
 

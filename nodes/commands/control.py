@@ -29,7 +29,7 @@ from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe
 from swarm.page.arrivals import Found
-from swarm.schedule.pause_file import AskedPause, ask, withdraw
+from swarm.schedule import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory, pause_in_words
 from swarm.telemetry.records import (
     METRICS_FILE,

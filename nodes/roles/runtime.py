@@ -31,8 +31,7 @@ from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import Watch
-from swarm.schedule.pausing import Pausing
-from swarm.schedule.schedule import Schedule
+from swarm.schedule import Pausing, Schedule
 from swarm.telemetry.alerts.checks import slowed
 from swarm.telemetry.alerts.refusals import RefusalWatch
 from swarm.telemetry.alerts.watch import AlertWatch

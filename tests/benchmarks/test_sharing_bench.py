@@ -10,7 +10,6 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.common.larger import ensure_larger
-from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
@@ -53,6 +52,7 @@ from swarm.policy.loading import load_policy
 from swarm.telemetry.comparison.outcome import Evaluated, SwarmOutcome
 from swarm.telemetry.history import PeerHistory
 from swarm.types import Grade
+from tests.attacks.poison import Poison
 from tests.telemetry.outcomes import node, swarm
 
 RIGHT = {"wrong": 0, "inverted": 4, "gibberish": 4, "repetition": 4, "long": 4}

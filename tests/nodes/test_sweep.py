@@ -36,7 +36,7 @@ from nodes.simulation.cells import (
 from nodes.simulation.configs import as_fields, mix_configs, real_model
 from swarm.config import load_config
 from swarm.errors import ConfigError
-from swarm.schedule.pause_file import AskedPause, ask, withdraw
+from swarm.schedule import AskedPause, ask, withdraw
 from swarm.telemetry.comparison.outcome import NodeOutcome, SwarmOutcome
 from swarm.telemetry.comparison.table import stops_in_words
 from swarm.telemetry.history import PeerHistory

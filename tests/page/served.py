@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nodes.commands.watching import find_nodes
 from swarm.page.server import make_server
 from swarm.page.serving import listen
 from swarm.page.site import Site

@@ -12,9 +12,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 from rich.console import Console
 
-from benchmarks.common.poison import Poison, join
 from benchmarks.common.running import scratch
-from benchmarks.poison.attacks import Attack, PeerAttack
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
@@ -32,6 +30,8 @@ from swarm.sapo.round import RoundReport, SapoNode
 from swarm.telemetry.samples.log import SampleLog
 from swarm.types import Actions, Grade, GradedGroup, ReceivedGroup, Rejection, RolloutGroup, TaskRef
 from swarm.types.questions import as_text
+from tests.attacks.attackers import Attack, PeerAttack
+from tests.attacks.poison import Poison, join
 
 LAST = 0.2
 """The final fraction of a run over which figures are computed."""

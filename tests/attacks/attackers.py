@@ -11,9 +11,9 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from benchmarks.common.poison import HONEST, Recipe
 from swarm.types import Question
 from swarm.types.questions import as_text
+from tests.attacks.poison import HONEST, Recipe
 
 A = HONEST.format("{0}")
 """The template of an honest answer."""

@@ -156,11 +156,12 @@ def _cells(model: str, mode: Mode) -> Iterator[str]:
     config = NodeConfig(policy=PolicySettings(model=model, dtype="bfloat16", lora=mode.lora))
     for gib in GPUS.values():
         memory = Memory("cuda", free=round(gib * GIB), total=round(gib * GIB))
-        yield _cell(judge(partial(_size, model), config, mode.role, memory, leave=LEFT))
+        yield _cell(judge(partial(size_of, model), config, mode.role, memory, leave=LEFT))
 
 
 @cache
-def _size(model: str, lora: LoraSettings) -> ModelSize:
+def size_of(model: str, lora: LoraSettings) -> ModelSize:
+    """What a model of `MODELS` is made of, for a GPU."""
     return measure(
         MODELS[model],
         lora,

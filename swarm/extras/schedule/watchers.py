@@ -1,4 +1,4 @@
-"""Whether another program uses the machine's NVIDIA GPUs, as `nvidia-smi` tells for each process."""
+"""Watches the battery, and the use of NVIDIA GPUs by other programs, as `nvidia-smi` reports it for each process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import psutil
 
 from swarm.errors import ConfigError
+from swarm.schedule import ScheduleSettings, Watcher
 
 LOOK_EVERY_S = 10.0
 TIMEOUT_S = 10.0
@@ -18,19 +19,41 @@ USED = 5.0
 """Percent of a GPU's time above which a process uses it; a desktop's drawing stays below."""
 
 UseOfOthers = Callable[[], float | None]
-"""Percent of a GPU's time that other programs took; None where it is not told."""
+"""Percent of a GPU's time that other programs took; None where it is not known."""
+
+
+def open_watchers(settings: ScheduleSettings) -> list[Watcher]:
+    """The watchers that the settings ask for, in their order. Raises `ConfigError`."""
+    watchers: list[Watcher] = [BatteryWatch()] if settings.only_on_ac else []
+    return watchers if settings.gpu_idle_s is None else [*watchers, GpuWatch(settings.gpu_idle_s)]
+
+
+class BatteryWatch:
+    """Pauses a node while the machine runs on its battery."""
+
+    def why(self) -> str | None:
+        """See `Watcher`."""
+        battery = psutil.sensors_battery()
+        return "the machine runs on its battery" if battery is not None and battery.power_plugged is False else None
+
+    def close(self) -> None:
+        """See `Watcher`."""
 
 
 class GpuWatch:
-    """A thread that looks now and then, because a look takes about a second."""
+    """Pauses a node until no other program has used a GPU for a while.
 
-    def __init__(self, use: UseOfOthers | None = None, every_s: float = LOOK_EVERY_S) -> None:
-        """Look once, then regularly. Raises `ConfigError` where nothing tells the use of the GPUs."""
+    A thread looks now and then, because a look takes about a second.
+    """
+
+    def __init__(self, idle_s: float, use: UseOfOthers | None = None, every_s: float = LOOK_EVERY_S) -> None:
+        """Look once, then regularly. Raises `ConfigError` where nothing reports the use of the GPUs."""
         if use is None and shutil.which("nvidia-smi") is None:
             raise ConfigError(
                 "schedule.gpu_idle_s: nvidia-smi is not here, and nothing else tells whether other programs use the "
                 "GPU; install the NVIDIA driver's tools, or leave it out"
             )
+        self._idle_s = idle_s
         self._use = use or use_of_others
         self._every_s = every_s
         self._used_at: float | None = None
@@ -38,12 +61,14 @@ class GpuWatch:
         self._look()
         threading.Thread(target=self._run, name="gpu use", daemon=True).start()
 
-    def idle_s(self) -> float | None:
-        """Seconds since another program used a GPU; None when none has so far."""
-        return None if self._used_at is None else time.monotonic() - self._used_at
+    def why(self) -> str | None:
+        """See `Watcher`."""
+        if self._used_at is None or time.monotonic() - self._used_at >= self._idle_s:
+            return None
+        return f"another program has used the GPU within the last {self._idle_s:g} s"
 
     def close(self) -> None:
-        """Look no more."""
+        """See `Watcher`."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -57,7 +82,7 @@ class GpuWatch:
 
 
 def use_of_others() -> float | None:
-    """Percent of a GPU's time that processes other than this node's took; None where that is not told."""
+    """Percent of a GPU's time that processes other than this node's took; None where that is not known."""
     try:
         asked = subprocess.run(
             ["nvidia-smi", "pmon", "-c", "1", "-s", "u"], capture_output=True, text=True, timeout=TIMEOUT_S
