@@ -137,7 +137,6 @@ ALLOWED = {
         "nodes.boot",
         "nodes.console",
         "nodes.exits",
-        "nodes.neighbours",
         "nodes.roles",
         "nodes.stop",
     },

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from nodes.cli.arguments import Fields
 from nodes.cli.options import (
     DEFAULT_HOME,
     BootstrapOption,
     ConfigArgument,
     EngineOption,
+    Fields,
     LiveOption,
     ModelOption,
     Options,

@@ -21,10 +21,9 @@ from msgspec.structs import asdict
 from rich.console import Console
 
 from nodes import exits
-from nodes.boot.directory import ADDRESS_FILE
+from nodes.boot.directory import ADDRESS_FILE, running_nodes
 from nodes.commands.watching import check_named, find_nodes
 from nodes.console import say
-from nodes.neighbours import running_nodes
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe

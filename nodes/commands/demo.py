@@ -26,9 +26,19 @@ from rich.console import Console
 
 from nodes import exits
 from nodes.console import policy_progress
-from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, STOP_TIMEOUT_S, Child, find_source_in_child, stop_all
+from nodes.simulation.children import (
+    LOOPBACK,
+    SAVE_TIMEOUT_S,
+    SAVING,
+    STOP_TIMEOUT_S,
+    Child,
+    find_source_in_child,
+    look_after,
+    start_first,
+    start_node,
+    stop_all,
+)
 from nodes.simulation.configs import as_fields, lone, node_seed, real_model
-from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_node
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, environment_values, load_config, overlay
 from swarm.distribution import versions

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from nodes import exits
 from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, run_cells, write
+from nodes.simulation.children import on_loopback
 from nodes.simulation.configs import Fields, mix_configs
-from nodes.simulation.processes import on_loopback
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
 from swarm.distribution import versions

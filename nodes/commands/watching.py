@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
+from nodes.boot.directory import running_nodes
 from nodes.commands.demo import CONTROL, CONTROL_FILE
-from nodes.neighbours import running_nodes
 from nodes.stop import Stop, StopRequest
 from swarm.errors import ConfigError
 from swarm.foreign import clean, clean_lines

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
 from nodes.boot.resolve import EndReason
-from nodes.neighbours import Neighbours
 from nodes.roles.ranks import RankGroup
 from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig
@@ -54,6 +54,8 @@ from swarm.telemetry.samples.log import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
 from swarm.types import MemberSummary
+
+NEIGHBOURS_EVERY_S = 30.0
 
 
 class ReceivedGroups(Protocol):
@@ -317,6 +319,24 @@ class RoleRuntime:
         self.samples.close()
         if failure is not None:
             raise failure
+
+
+class Neighbours:
+    """How many other nodes train on this machine; looked up at a limited rate, because it takes a while."""
+
+    def __init__(self, out: Path) -> None:
+        """`out` is the directory of this node, which is not counted."""
+        self._out = out
+        self._looked_at: float | None = None
+        self._number = 0
+
+    def number(self) -> int:
+        """Their number, not more than `NEIGHBOURS_EVERY_S` ago."""
+        if self._looked_at is None or time.monotonic() - self._looked_at >= NEIGHBOURS_EVERY_S:
+            self._looked_at = time.monotonic()
+            others = (folder for folder in running_nodes() if folder.resolve() != self._out.resolve())
+            self._number = sum((folder / METRICS_FILE).exists() for folder in others)
+        return self._number
 
 
 class Checkpoints:

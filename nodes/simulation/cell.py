@@ -16,9 +16,8 @@ from pathlib import Path
 from nodes import exits
 from nodes.boot.directory import CHECKPOINTS
 from nodes.simulation.cells import CELL_FILE, RESULT_FILE, STOPPED_FILE, Cell, Stopped, read, write
-from nodes.simulation.children import SUPERVISED
+from nodes.simulation.children import SUPERVISED, run_as_processes
 from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Turns, take_turns
-from nodes.simulation.processes import run_as_processes
 from nodes.stop import Stop, StopRequest
 from swarm.config import ENVIRONMENT_PREFIX
 from swarm.errors import Interrupted, SwarmError

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.boot.directory import ADDRESS_FILE, IDENTITY_FILE
+from nodes.boot.directory import ADDRESS_FILE, IDENTITY_FILE, LOCK_FILE, running_nodes
 from nodes.cli import main
 from nodes.commands.control import TAIL_BYTES, check, report_health
-from nodes.neighbours import LOCK_FILE, running_nodes
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, NoteEvent, PauseEvent, RoundEvent, StartEvent, encode

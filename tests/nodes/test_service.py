@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import app
-from nodes.cli.arguments import rewrite
+from nodes.cli.options import rewrite
 from nodes.commands import service
 from nodes.commands.service import Service
 from swarm.errors import ConfigError

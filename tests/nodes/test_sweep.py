@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.common.children import until
-from nodes.cli.arguments import repeat_option
+from nodes.cli.options import repeat_option
 from nodes.commands import sweep as command
 from nodes.commands.sweep import SweepOptions, sweep, sweep_cells
 from nodes.simulation import cells as schedule
