@@ -22,7 +22,6 @@ import yaml
 from pydantic import JsonValue
 
 from nodes.boot.directory import ADDRESS_FILE
-from nodes.simulation.cells import Values
 from nodes.simulation.configs import Member
 from nodes.stop import Stop
 from swarm.config import ENVIRONMENT_PREFIX
@@ -265,7 +264,7 @@ and several daemons find work for all cores. Entries in the directory are renewe
 that start together learn of each other from the first."""
 
 
-def on_loopback(config: Values) -> Values:
+def on_loopback(config: Mapping[str, object]) -> dict[str, object]:
     """A complete configuration, for nodes that share a machine."""
     network = config["network"]
     assert isinstance(network, dict)
