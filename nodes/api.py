@@ -53,7 +53,7 @@ class Node:
 
         `fields` are configuration fields by dotted path, `{"mix.local": 6}`; they take precedence over the YAML `file`
         and the environment. A loss, a mix or an advantage may be given as the class or function itself. `engine` and
-        `updater` are called with the policy and the node's own part, and return what to use in its place. `quiet`:
+        `updater` are called with the policy and the node's own part, and return its replacement. `quiet`:
         print nothing. Raises `SwarmError`.
         """
         given = [bootstrap] if isinstance(bootstrap, str) else bootstrap

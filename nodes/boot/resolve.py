@@ -198,7 +198,7 @@ def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice]) 
 
 
 def _unreadable(config: NodeConfig) -> dict[str, str]:
-    """By name: which tasks this node's policy cannot read. Raises `PolicyError`."""
+    """The tasks that this node's policy cannot read, by name with the reason. Raises `PolicyError`."""
     needed = {task.name: needs for task in config.tasks if (needs := task.media)}
     if not needed:
         return {}

@@ -27,7 +27,7 @@ FIELD_COMMANDS = frozenset(
 """Commands with a configuration, whose fields may be given as options."""
 
 SEVERAL = {"sweep": "--mix", "evaluate": "--suite"}
-"""By command: its option that takes several values."""
+"""Options that take several values, by command."""
 
 OTHER_COMMANDS = {
     "start": "`swarm join` trains as a peer, `swarm bootstrap` starts a run for others",
@@ -62,6 +62,24 @@ IPV4 = re.compile(r"[0-9.]+")
 
 Fields = list[tuple[str, str]]
 """(dotted path, text) of configuration fields given on the command line."""
+
+DEFAULT_HOME = Path("runs/peer")
+ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
+Options = dict[str, object]
+"""Values of options by the field that they stand for; None for an option that was not given."""
+RunsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
+]
+SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
+EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
+TargetArgument = Annotated[
+    str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
+]
+BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
+ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
+LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
+OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
 def rewrite(given: Sequence[str]) -> tuple[list[str], Fields]:
@@ -224,27 +242,6 @@ def _may_be_model(text: str) -> bool:
     from swarm.policy.config import HUB_ID, MADE_HERE
 
     return text in MADE_HERE or nearest(text, MADE_HERE) is not None or ("/" in text and bool(HUB_ID.fullmatch(text)))
-
-
-DEFAULT_HOME = Path("runs/peer")
-
-ConfigArgument = Annotated[Path | None, typer.Argument(help="YAML configuration; default: the built-in one.")]
-Options = dict[str, object]
-"""By the path of the field that an option stands for: its value, None where it was not given."""
-
-RunsArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
-]
-SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
-EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
-TargetArgument = Annotated[
-    str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
-]
-BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
-ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
-LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
-OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
 def check_config(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:

@@ -47,6 +47,10 @@ identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_ar
 app.add_typer(service_app, name="service")
 app.add_typer(identity_app, name="identity")
 
+ROLES = {"join": "peer", "learn": "learner", "work": "worker"}
+HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
+PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
+
 
 @app.command()
 def demo(
@@ -176,9 +180,6 @@ def _start(
 
     role = getattr(import_module(f"nodes.roles.{ROLES[command]}"), ROLES[command].upper())
     raise typer.Exit(launch(role, loaded, make_console(), live=live, report=report, supervised=supervised))
-
-
-ROLES = {"join": "peer", "learn": "learner", "work": "worker"}
 
 
 def _node_command(command: str, summary: str, rounds: str, without: Sequence[str] = ()) -> None:
@@ -347,10 +348,6 @@ def service_install(
     from nodes.commands.service import install_service
 
     install_service(command, name, show, make_console())
-
-
-HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
-PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 
 
 @identity_app.command("show")

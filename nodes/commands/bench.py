@@ -46,7 +46,7 @@ def bench(name: str | None, arguments: Sequence[str]) -> int:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     sys.stdout.flush()
-    # In place of this process: a signal to it is one to the benchmark, which stops its nodes.
+    # It replaces this process, so that a signal reaches the benchmark, which stops its nodes.
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
 
 

@@ -43,6 +43,10 @@ from swarm.telemetry.records import (
 
 SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
 
+WAIT_S = 60.0
+TAIL_BYTES = 64 * 2**10
+STEPS = (StartEvent, RoundEvent, PauseEvent, ResumeEvent, EndEvent)
+
 
 def pause_nodes(runs: Sequence[Path], lasting: str | None, until: str | None, console: Console) -> None:
     """Ask nodes to pause. Raises `ConfigError`."""
@@ -110,9 +114,6 @@ def _say(console: Console, found: Found, text: str) -> None:
     say(console, f"{found.folder}: {text}")
 
 
-WAIT_S = 60.0
-
-
 def stop_nodes(runs: Sequence[Path], console: Console) -> None:
     """Ask the nodes in these directories, or below them, to end, and wait; without any, the only one that runs here.
 
@@ -138,10 +139,6 @@ def stop_nodes(runs: Sequence[Path], console: Console) -> None:
 
 def _is_in(folder: Path, wanted: set[Path]) -> bool:
     return bool(wanted & {folder.resolve(), folder.resolve().parent})
-
-
-TAIL_BYTES = 64 * 2**10
-STEPS = (StartEvent, RoundEvent, PauseEvent, ResumeEvent, EndEvent)
 
 
 class Health(Struct, frozen=True, kw_only=True):

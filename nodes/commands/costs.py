@@ -14,6 +14,21 @@ from swarm.machine import num_cores
 from swarm.preflight.check import Changes, Preflight, memory_of, preflight
 from swarm.preflight.need import in_gib
 
+BYTES_PER_TOKEN = 4
+"""Bytes of a completion's text, at most as a rule; records are compressed to less."""
+RECORD_BYTES = 1_000
+"""Bytes of a group without its texts: names, sampling, signature."""
+COPIES = 1.06
+"""Bytes that a node receives for each byte of a record, and sends on average, with packet headers; see docs/scale.md,
+"Delivery and traffic"."""
+FEED_BYTES = 900
+"""For each group of the swarm: its id in eight feeds, a request, and summaries for repair; from the same table."""
+GROUPS_PER_HOUR = 10_000
+HOURS_A_DAY = 24
+GB = 1e9
+SMI_TIMEOUT_S = 10.0
+RAPL = Path("/sys/class/powercap")
+
 
 def fitting(config: NodeConfig) -> tuple[Preflight | None, Changes, str]:
     """What is needed, the settings to change, and why nothing is known. Raises `ConfigError` when nothing fits."""
@@ -46,27 +61,11 @@ def machine_in_words(device: torch.device) -> str:
     return f"{name}, {in_gib(memory.free)} of {memory.device} memory free"
 
 
-BYTES_PER_TOKEN = 4
-"""Of a completion's text, at most as a rule; records are compressed to less."""
-RECORD_BYTES = 1_000
-"""Of a group without its texts: names, sampling, signature."""
-COPIES = 1.06
-"""Bytes that a node receives for each byte of a record, and sends on average, with packet headers; see docs/scale.md,
-"Delivery and traffic"."""
-TOLD_BYTES = 900
-"""For each group of the swarm: its id in eight feeds, a request, and summaries for repair; from the same table."""
-GROUPS_PER_HOUR = 10_000
-HOURS_A_DAY = 24
-GB = 1e9
-SMI_TIMEOUT_S = 10.0
-RAPL = Path("/sys/class/powercap")
-
-
 def bandwidth(config: NodeConfig) -> str:
     """Bytes a day, for a rate of the whole swarm: it is the swarm's groups that a node forwards, not only its own."""
     generation = config.generation
     record = RECORD_BYTES + generation.group_size * generation.max_new_tokens * BYTES_PER_TOKEN
-    a_day = HOURS_A_DAY * GROUPS_PER_HOUR * (COPIES * record + TOLD_BYTES)
+    a_day = HOURS_A_DAY * GROUPS_PER_HOUR * (COPIES * record + FEED_BYTES)
     return (
         f"at most about {a_day / GB:.1f} GB a day in each direction for every {GROUPS_PER_HOUR:,} groups an hour that "
         f"the whole swarm shares, with groups of {record / 1e3:.0f} kB as this node makes them"
@@ -82,7 +81,7 @@ def power(device: torch.device) -> str:
 
 
 def gpu_watts(index: int) -> float | None:
-    """The power limit of an NVIDIA GPU; None when it is not told."""
+    """The power limit of an NVIDIA GPU; None when it is not known."""
     if (tool := shutil.which("nvidia-smi")) is None:
         return None
     question = [tool, f"--id={index}", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
@@ -94,7 +93,7 @@ def gpu_watts(index: int) -> float | None:
 
 
 def cpu_watts(folder: Path = RAPL) -> float | None:
-    """The sustained power limit of all processors (Intel's RAPL, which AMD's have too); None when it is not told."""
+    """The sustained power limit of all processors (Intel's RAPL, which AMD's have too); None when it is not known."""
     limits = []
     for package in folder.glob("intel-rapl:[0-9]*"):
         if package.name.count(":") > 1:

@@ -49,6 +49,20 @@ if TYPE_CHECKING:
 Level = Literal["ok", "warn", "fail"]
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
+GIB = 2**30
+ENOUGH_DISK_BYTES = 5 * GIB
+LEAST_DISK_BYTES = GIB // 2
+LEAST_GPU_BYTES = 2 * GIB
+MAX_SKEW_S = 3.0
+"""hivemind's DHT refuses peers with a larger clock skew."""
+WORRYING_SKEW_S = 1.0
+MAX_PLAUSIBLE_SKEW_S = 4e9
+"""A reported time further off, or not a number, is invalid."""
+CONNECT_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S = 5.0
+DIRECTORY_TIMEOUT_S = 4.0
+NETWORK_CHECKS = ("clock", "run", "reachable", "nat")
+
 
 class Finding(Struct, frozen=True):
     """The outcome of one check."""
@@ -84,12 +98,6 @@ def line_of(finding: Finding) -> Table:
         text.append(f"\nto do: {clean_lines(finding.fix)}", style="dim")
     line.add_row(Text(finding.level, style=STYLES[finding.level]), finding.check, text)
     return line
-
-
-GIB = 2**30
-ENOUGH_DISK_BYTES = 5 * GIB
-LEAST_DISK_BYTES = GIB // 2
-LEAST_GPU_BYTES = 2 * GIB
 
 
 def check_python(found: str, required: str) -> Finding:
@@ -230,17 +238,6 @@ def check_daemon(trial: probes.DaemonTrial) -> Finding:
         seen += f"; strangers may have it dial addresses that they claim, as it cannot be watched: {trial.unwatched}"
         return Finding("daemon", "warn", seen, "use Linux 5.5 or newer, outside of containers that forbid it")
     return Finding("daemon", "ok", f"{seen}; dials only whom its node dials")
-
-
-MAX_SKEW_S = 3.0
-"""hivemind's DHT refuses peers with a larger clock skew."""
-WORRYING_SKEW_S = 1.0
-MAX_PLAUSIBLE_SKEW_S = 4e9
-"""A reported time further off, or not a number, is invalid."""
-CONNECT_TIMEOUT_S = 20.0
-REQUEST_TIMEOUT_S = 5.0
-DIRECTORY_TIMEOUT_S = 4.0
-NETWORK_CHECKS = ("clock", "run", "reachable", "nat")
 
 
 def look_from_outside(settings: NetworkSettings, ports: Sequence[probes.Port]) -> Iterator[Finding]:

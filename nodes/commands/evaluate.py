@@ -46,6 +46,12 @@ from swarm.telemetry.records import SuiteScores
 from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify, written
 from swarm.types import Sampling, TaskSpec
 
+EVERY_SUITE = "all"
+NUM_QUESTIONS = 900
+"""Held-out questions of the mixture, by default."""
+FILTERS = ("top_p", "top_k", "min_p")
+SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
+
 
 class Trained(Struct, frozen=True):
     """How a policy was trained."""
@@ -128,13 +134,6 @@ def find_checkpoint(path: Path) -> Path:
     raise CheckpointError(f"{path} is not a checkpoint and contains none")
 
 
-EVERY_SUITE = "all"
-NUM_QUESTIONS = 900
-"""Of the mixture, by default."""
-FILTERS = ("top_p", "top_k", "min_p")
-SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
-
-
 class Asked(Struct, frozen=True):
     """What to evaluate, as the command line says."""
 
@@ -146,7 +145,7 @@ class Asked(Struct, frozen=True):
     suites: tuple[str, ...] = ()
     """Without any: accuracy on the mixture of the run's tasks."""
     questions: int | None = None
-    """Of the mixture, or at most of each task of a suite."""
+    """Held-out questions of the mixture, or at most of each task of a suite."""
 
 
 class SuiteResult(Struct, frozen=True):

@@ -59,7 +59,7 @@ def families() -> list[str]:
 
 
 def reference(report: Callable[[str], None]) -> str:
-    """The reference as Markdown; `report` is told each family before it is probed."""
+    """The reference as Markdown; `report` is called with each family before it is probed."""
     title = ["| family | generation | training | why not |", "| --- | --- | --- | --- |"]
     return "\n".join([HEADER, *title, *_rows(report), ""])
 

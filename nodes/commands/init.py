@@ -36,6 +36,9 @@ WHOSE_RUN = "Address of a member whose run to join (empty: start your own)"
 
 T = TypeVar("T")
 
+INDENT = "  "
+TO_FIT = "Set so that the node fits into this machine's memory."
+
 
 class Given(Struct, frozen=True):
     """The flags; None for those not given."""
@@ -151,10 +154,6 @@ def _port(text: str) -> int:
     if not 0 <= number <= MAX_PORT:
         raise ConfigError(f"--port must be a number up to {MAX_PORT}, got {text!r}")
     return number
-
-
-INDENT = "  "
-TO_FIT = "Set so that the node fits into this machine's memory."
 
 
 class Field(Struct, frozen=True):

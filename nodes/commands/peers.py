@@ -33,6 +33,18 @@ from swarm.reasons import sentence
 from swarm.telemetry.intervals import accuracy
 from swarm.types import MemberSummary, PeerRecord
 
+Row = TypeVar("Row")
+Claimed = TypeVar("Claimed", PeerRow, PeerRecord)
+REFRESH_EVERY_S = 2.0
+STALE_AFTER_S = 60.0
+VISIT_TIMEOUT_S = 25.0
+SETTLE_S = 2.0
+"""A peer's DHT may answer later than its manifest request, and its neighbours later still."""
+MAX_CELL_CHARS = 40
+GAP = 2
+MOSTLY = "mostly"
+"""Title of the column with the most frequent drop reason of a peer's groups."""
+
 
 @contextlib.contextmanager
 def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
@@ -46,20 +58,6 @@ def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
         finally:
             transport.close()
             identity.close()
-
-
-Row = TypeVar("Row")
-Told = TypeVar("Told", PeerRow, PeerRecord)
-
-REFRESH_EVERY_S = 2.0
-STALE_AFTER_S = 60.0
-VISIT_TIMEOUT_S = 25.0
-SETTLE_S = 2.0
-"""A peer's DHT may answer later than its manifest request, and its neighbours later still."""
-MAX_CELL_CHARS = 40
-GAP = 2
-MOSTLY = "mostly"
-"""Title of the column with the most frequent drop reason of a peer's groups."""
 
 
 class Column(Struct, Generic[Row], frozen=True):
@@ -183,24 +181,24 @@ def _roster_columns(now: float, rows: Sequence[PeerRow]) -> list[Column[PeerRow]
     ]
 
 
-def _claims(rows: Sequence[Told]) -> list[Column[Told]]:
+def _claims(rows: Sequence[Claimed]) -> list[Column[Claimed]]:
     """What members say of themselves, if any does."""
     if not any(row.summary for row in rows):
         return []
     return [
-        Column("rounds*", _told(lambda told: str(told.rounds)), 2, number=True),
-        Column("accuracy*", _told(_accuracy), 2, number=True),
-        Column("gave*", _told(lambda told: str(told.given)), 4, number=True),
-        Column("took*", _told(lambda told: str(told.used)), 4, number=True),
+        Column("rounds*", _claimed(lambda claim: str(claim.rounds)), 2, number=True),
+        Column("accuracy*", _claimed(_accuracy), 2, number=True),
+        Column("gave*", _claimed(lambda claim: str(claim.given)), 4, number=True),
+        Column("took*", _claimed(lambda claim: str(claim.used)), 4, number=True),
     ]
 
 
-def _told(cell: Callable[[MemberSummary], str]) -> Callable[[Told], str]:
+def _claimed(cell: Callable[[MemberSummary], str]) -> Callable[[Claimed], str]:
     return lambda row: "" if row.summary is None else cell(row.summary)
 
 
-def _accuracy(told: MemberSummary) -> str:
-    if (known := accuracy(told.correct, told.asked)) is None:
+def _accuracy(claim: MemberSummary) -> str:
+    if (known := accuracy(claim.correct, claim.asked)) is None:
         return "-"
     value, low, high = known
     return f"{value:.2f} ({low:.2f}-{high:.2f})"

@@ -39,7 +39,7 @@ class Package(Struct, frozen=True):
     """A library this project needs."""
 
     requirement: str
-    """As in pyproject.toml, e.g. `numpy<3,>=2.0`."""
+    """The requirement as in pyproject.toml, e.g. `numpy<3,>=2.0`."""
     installed: str | None
     fits: bool
 

@@ -54,7 +54,7 @@ class SweepFile(Struct, frozen=True):
     rows: list[ComparedRow]
     cells: list[SwarmOutcome]
     config: Values
-    """Of the first mix."""
+    """The configuration of the first mix."""
     versions: dict[str, str]
 
 

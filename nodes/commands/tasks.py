@@ -33,6 +33,9 @@ from swarm.types import Completion, Observation, Question, Rejection, Sampling, 
 
 MAX_EXAMPLE_CHARS = 240
 
+RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")
+"""Values of `find` that may suit where the task's own finds nothing."""
+
 
 def list_tasks(pattern: str, as_json: bool, console: Console) -> None:
     """Print the tasks whose name contains `pattern`, each with an example and its options."""
@@ -67,17 +70,13 @@ def _shortened(text: str) -> str:
     return line if len(line) <= MAX_EXAMPLE_CHARS else f"{line[:MAX_EXAMPLE_CHARS]}..."
 
 
-RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")
-"""Values of `find` that may suit where the task's own finds nothing."""
-
-
 class Episode(Struct, frozen=True):
     """One question with one answer."""
 
     task: str
     question: str
     completion: str
-    """Of several turns, with what the environment answered after `>`."""
+    """With several turns, their texts, with the environment's answers after `>`."""
     reward: float | None
     """None when there is no completion, or it was not graded."""
     problem: str = ""

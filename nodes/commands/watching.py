@@ -55,6 +55,20 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.samples.records import SAMPLES_FILE, Outcome, SampledCompletion, SampleRecord, folded, read, why
 
+PAGE_POLL_S = 0.2
+PER_SECOND = 1
+SHOWN_LEADERS = 8
+CURVE_WIDTH = 24
+FIRST_CURVES = ("reward", "accuracy", "own groups", "others' groups", "seconds per round")
+POLL_S = 0.5
+KEPT_ROUNDS = 1
+MAX_NAME_CHARS = 24
+STYLES = {"warning": "yellow", "error": "bold red"}
+LEVELS = ("info", "warning", "error")
+GROUP_STYLES = {"used_local": "green", "used_external": "green", "refused": "yellow"}
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+INDENT = "    "
+
 
 def find_nodes(runs: Sequence[Path]) -> list[Found]:
     """The nodes in `runs`, in the order of their names; without any, those that run on this machine.
@@ -89,9 +103,6 @@ def _is_control(folder: Path) -> bool:
 def _by_number(name: str) -> list[tuple[int, str]]:
     """`peer-10` after `peer-9`."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
-
-
-PAGE_POLL_S = 0.2
 
 
 class UiOptions(Struct, frozen=True):
@@ -132,12 +143,6 @@ def _serve(runs: Sequence[Path], listening: socket.socket, stop: Stop) -> None:
         serving.join(PAGE_POLL_S)
     server.should_exit = True
     serving.join()
-
-
-PER_SECOND = 1
-SHOWN_LEADERS = 8
-CURVE_WIDTH = 24
-FIRST_CURVES = ("reward", "accuracy", "own groups", "others' groups", "seconds per round")
 
 
 def show_top(runs: Sequence[Path], once: bool, console: Console) -> None:
@@ -213,13 +218,6 @@ def _curves(node: NodeReader, ascii_only: bool) -> Table:
         course = sparkline(values, CURVE_WIDTH, max(values, default=0.0), ASCII_BLOCKS if ascii_only else BLOCKS)
         table.add_row(name, "-" if now is None else f"{now:.4g}", Text(course, "cyan"))
     return table
-
-
-POLL_S = 0.5
-KEPT_ROUNDS = 1
-MAX_NAME_CHARS = 24
-STYLES = {"warning": "yellow", "error": "bold red"}
-LEVELS = ("info", "warning", "error")
 
 
 class LogOptions(Struct, frozen=True):
@@ -321,11 +319,6 @@ def _drawn(line: Line) -> Text:
     return text.append(level + clean_lines(line.text), STYLES.get(line.level, ""))
 
 
-GROUP_STYLES = {"used_local": "green", "used_external": "green", "refused": "yellow"}
-OUTCOMES: tuple[str, ...] = get_args(Outcome)
-INDENT = "    "
-
-
 class SampleFilter(Struct, frozen=True):
     """Which samples to show; None: any."""
 
@@ -335,7 +328,7 @@ class SampleFilter(Struct, frozen=True):
     outcome: str | None = None
     """An outcome or a reason."""
     last: int = 10
-    """Of those that match."""
+    """Most groups shown of those that match."""
 
     def __call__(self, record: SampleRecord) -> bool:
         """Whether a sample matches."""
@@ -375,7 +368,7 @@ def _elsewhere(folder: Path) -> str:
 
 
 def _in_words(record: SampleRecord) -> Text:
-    """A sample as a few lines; everything in it may come from strangers."""
+    """A sample as a few lines; everything in it may come from untrusted peers."""
     text = Text()
     outcome = f"{record.outcome}: {record.reason}" if record.outcome in ("unused", "refused") else record.outcome
     sender = "this node" if record.own else record.sender

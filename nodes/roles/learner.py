@@ -160,7 +160,7 @@ class LearnerNode(RoleNode, LearnerObserver):
             self._go_back(alarm, what)
 
     def _go_back(self, alarm: Alarm, what: str) -> None:
-        """Roll back to the policy before its workers' rewards fell, publish it, and go on under a new version."""
+        """Roll back to the policy before its workers' rewards fell, publish it, and continue under a new version."""
         before = self._updater.version
         outcome = self._checkpoints.roll_back()
         self.save()

@@ -27,6 +27,9 @@ from swarm.types import HELD_OUT_STREAMS
 FOLDER = "snapshots"
 REPORT_EVERY_S = 0.5
 
+COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
+"""Seed of the questions that compare policies, new ones each time: used neither for training nor for evaluations."""
+
 
 @contextmanager
 def open_publisher(transport: Transport, identity: Identity, config: NodeConfig) -> Iterator[Publisher]:
@@ -78,10 +81,6 @@ def _reporting(out: Path, progress: Callable[[], Progress | None]) -> Iterator[N
     finally:
         ended.set()
         thread.join()
-
-
-COMPARISON_STREAMS = HELD_OUT_STREAMS + 2**40
-"""Seed of the questions that compare policies, new ones each time: used neither for training nor for evaluations."""
 
 
 class SnapshotAdoption:

@@ -35,6 +35,9 @@ WEIGHT = 10
 PATIENCE_S = 2.0
 PREFIX = "swarm-bench-"
 
+Invite = Callable[[MemoryHub, Clock, int], Guest]
+"""Brings a guest into a run; the number is a seed."""
+
 
 def missing(root: Path = ROOT) -> str | None:
     """Why processes cannot be limited here; None when they can."""
@@ -97,10 +100,6 @@ def _remove_abandoned(parent: Path) -> None:
                 group.rmdir()
 
 
-Invite = Callable[[MemoryHub, Clock, int], Guest]
-"""Brings a guest into a run; the number is a seed."""
-
-
 def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> None:
     """Run the cell that `folder` describes, from where it was stopped if it was, and write its result there, or where
     it can go on.
@@ -135,7 +134,7 @@ def run_cell(folder: Path, stop: Stop, invitations: Mapping[str, Invite]) -> Non
 
 
 def _went_before(folder: Path) -> Stopped:
-    """Where the cell was stopped, if it was; from now on it can only go on from where it is stopped again."""
+    """Where the cell was stopped, if it was; it can be resumed there only once."""
     path = folder / STOPPED_FILE
     if not path.exists():
         return Stopped()

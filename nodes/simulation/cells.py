@@ -37,13 +37,19 @@ RESULT_FILE = "result.json"
 STOPPED_FILE = "stopped.json"
 MAX_SHOWN = 3
 
+POLL_S = 0.2
+SPARE_CORES = 0.2
+"""Left to everything but nodes with a share of their own: the processes around them."""
+PLAIN_EVERY_S = 300.0
+CELL_MODULE = "nodes.simulation.cell"
+
 
 class Seat(Struct, frozen=True):
     """A node of a cell."""
 
     name: str
     seed: int
-    """Of its questions and samples."""
+    """Seed of its questions and samples."""
     values: Values = {}
     """Where its configuration differs from the cell's."""
     joins_at: int = 0
@@ -67,12 +73,12 @@ class Cell(Struct, frozen=True):
 
     @property
     def cores_taken(self) -> float:
-        """By all nodes together; 0 without a limit."""
+        """Cores of all nodes together; 0 without a limit."""
         return len(self.seats) * (self.cores or 0.0)
 
     @property
     def can_be_stopped(self) -> bool:
-        """Whether it can go on after a stop: it must have no guests, who keep no checkpoints, and no network."""
+        """Whether it can be resumed after a stop: it must have no guests, who keep no checkpoints, and no network."""
         return self.transport == "memory" and not self.guests
 
     @property
@@ -106,7 +112,7 @@ class Stopped(Struct, frozen=True):
     """How often so far."""
     turns: int = 0
     clock: float | None = None
-    """Of the nodes, Unix seconds; None: now."""
+    """The nodes' clock in Unix seconds; None: now."""
     cpu_s: float = 0.0
     """Spent so far."""
 
@@ -139,7 +145,7 @@ class CellStore:
         return read(path, SwarmOutcome) if path.exists() else None
 
     def goes_on(self, cell: Cell) -> bool:
-        """Whether the cell was stopped where it can go on. Raises `ConfigError` for a damaged file."""
+        """Whether the cell was stopped where it can be resumed. Raises `ConfigError` for a damaged file."""
         folder = self.folder / cell.name
         return (folder / STOPPED_FILE).exists() and read(folder / CELL_FILE, Cell) == cell
 
@@ -171,7 +177,7 @@ def _overlaid(values: Values, over: Mapping[str, object]) -> Values:
 
 
 def _leaves(cell: Cell) -> dict[str, object]:
-    """By dotted path; the cell's configuration under the names of its fields."""
+    """Values by dotted path; the cell's configuration under the names of its fields."""
     seats = {f"node {seat.name}": msgspec.to_builtins(seat) for seat in cell.seats}
     flat: dict[str, object] = {}
     how = {"guests": list(cell.guests), "transport": cell.transport, "cores": cell.cores}
@@ -199,17 +205,10 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-POLL_S = 0.2
-SPARE_CORES = 0.2
-"""Left to everything but nodes with a share of their own: the processes around them."""
-PLAIN_EVERY_S = 300.0
-CELL_MODULE = "nodes.simulation.cell"
-
-
 def run_cells(
     cells: Sequence[Cell], store: CellStore, jobs: int, stop: Stop, console: Console, module: str = CELL_MODULE
 ) -> int:
-    """Run the cells without a result, until `stop`. Returns how many failed; the rest goes on.
+    """Run the cells without a result, until `stop`. Returns how many failed; the others run to their end.
 
     At most `jobs` run at a time, and no more than there are cores for, where nodes have shares of their own. `module`
     is the cells' process. Raises `ConfigError` for results of another configuration.
@@ -276,7 +275,7 @@ class _Running:
 
     @property
     def rounds(self) -> int:
-        """Of its first node so far."""
+        """Rounds of its first node so far."""
         self._history.tail()
         return max(self._history.rounds, default=0)
 

@@ -43,7 +43,20 @@ Started = Callable[[int], None]
 """Called with the id of a process, at its start and at every restart."""
 IMPORTED_ONCE = ["nodes.simulation.warm"]
 THREADS = {"OMP_NUM_THREADS": "1"}
-"""Of each child: they share the cores."""
+"""Variables of each child: the children share the cores."""
+
+START_TIMEOUT_S = 300.0
+LOOK_EVERY_S = 0.1
+MAX_RESTARTS = 5
+BOOTSTRAP = "bootstrap"
+LOOPBACK: dict[str, JsonValue] = {
+    "listen": ["/ip4/127.0.0.1/tcp/0"],
+    "nat_port_map": False,
+    "daemon_processors": 1,
+}
+"""Fields of `network` for nodes that share a machine: with one processor a daemon takes less time for the same gossip,
+and several daemons find work for all cores. Entries in the directory are renewed no more often than elsewhere: nodes
+that start together learn of each other from the first."""
 
 
 class Child:
@@ -250,20 +263,6 @@ def _find(model: str, answers: Connection) -> None:
         answers.send(error)
 
 
-START_TIMEOUT_S = 300.0
-LOOK_EVERY_S = 0.1
-MAX_RESTARTS = 5
-BOOTSTRAP = "bootstrap"
-LOOPBACK: dict[str, JsonValue] = {
-    "listen": ["/ip4/127.0.0.1/tcp/0"],
-    "nat_port_map": False,
-    "daemon_processors": 1,
-}
-"""Fields of `network` for nodes that share a machine: with one processor a daemon takes less time for the same gossip,
-and several daemons find work for all cores. Entries in the directory are renewed no more often than elsewhere: nodes
-that start together learn of each other from the first."""
-
-
 def on_loopback(config: Mapping[str, object]) -> dict[str, object]:
     """A complete configuration, for nodes that share a machine."""
     network = config["network"]
@@ -272,7 +271,7 @@ def on_loopback(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def run_as_processes(members: Sequence[Member], folder: Path, stop: Stop, started: Started = lambda pid: None) -> None:
-    """Run the members to their end, or until `stop`; `started` is told their processes, but not the bootstrap's.
+    """Run the members to their end, or until `stop`; `started` is called with the id of each one's process.
 
     Raises `TransportError` when one keeps crashing.
     """

@@ -16,6 +16,45 @@ from swarm.machine import num_cores
 from swarm.policy.config import EMBEDDED
 from swarm.sapo.mixing.policies import find_policy
 
+SEEDS_APART = 1_000
+"""Between the first nodes of two swarms: more than there are nodes in one."""
+Fields = Sequence[tuple[str, str]]
+"""(dotted path, text) of configuration fields."""
+_FIXED = re.compile(r"(\d+)/(\d+)")
+ROUNDS = 24
+ROUNDS_EMBEDDED = 200
+GROUP_SIZE = 8
+MAX_NEW_TOKENS = 24
+MICRO_BATCH_TOKENS = 512
+"""Half of a CPU's default: several nodes share the memory."""
+EVALUATION_QUESTIONS = 64
+TASKS: tuple[dict[str, JsonValue], ...] = (
+    {
+        "kind": "reasoning_gym",
+        "name": "sums",
+        "dataset": "basic_arithmetic",
+        "find": "last_number",
+        "ask": "",
+        "options": {
+            "min_terms": 2,
+            "max_terms": 2,
+            "min_digits": 1,
+            "max_digits": 2,
+            "operators": ["+"],
+            "allow_parentheses": False,
+            "allow_negation": False,
+        },
+    },
+    {
+        "kind": "reasoning_gym",
+        "name": "gcd",
+        "find": "last_number",
+        "ask": "",
+        "options": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 20},
+    },
+)
+"""The answer is a completion's last number: a small model states answers in sentences and never writes tags."""
+
 
 class Member(Struct, frozen=True):
     """A node of a run."""
@@ -26,18 +65,9 @@ class Member(Struct, frozen=True):
     """Turns after which it joins."""
 
 
-SEEDS_APART = 1_000
-"""Between the first nodes of two swarms: more than there are nodes in one."""
-
-
 def node_seed(swarm_seed: int, node: int) -> int:
     """The seed of node `node`, from 0: no node of another swarm asks the same questions."""
     return swarm_seed * SEEDS_APART + node
-
-
-Fields = Sequence[tuple[str, str]]
-"""(dotted path, text) of configuration fields."""
-_FIXED = re.compile(r"(\d+)/(\d+)")
 
 
 def lone(num_groups: int) -> Values:
@@ -101,41 +131,6 @@ def _policy(name: str) -> str:
     except ValueError as error:
         raise ConfigError(f"a mix must be I/J, such as 4/4, or the name of a policy: {error}") from error
     return name
-
-
-ROUNDS = 24
-ROUNDS_EMBEDDED = 200
-GROUP_SIZE = 8
-MAX_NEW_TOKENS = 24
-MICRO_BATCH_TOKENS = 512
-"""Half of a CPU's default: several nodes share the memory."""
-EVALUATION_QUESTIONS = 64
-TASKS: tuple[dict[str, JsonValue], ...] = (
-    {
-        "kind": "reasoning_gym",
-        "name": "sums",
-        "dataset": "basic_arithmetic",
-        "find": "last_number",
-        "ask": "",
-        "options": {
-            "min_terms": 2,
-            "max_terms": 2,
-            "min_digits": 1,
-            "max_digits": 2,
-            "operators": ["+"],
-            "allow_parentheses": False,
-            "allow_negation": False,
-        },
-    },
-    {
-        "kind": "reasoning_gym",
-        "name": "gcd",
-        "find": "last_number",
-        "ask": "",
-        "options": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 20},
-    },
-)
-"""The answer is a completion's last number: a small model states answers in sentences and never writes tags."""
 
 
 def real_model(model: str, num_groups: int, num_nodes: int) -> Values:

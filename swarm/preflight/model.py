@@ -91,7 +91,7 @@ class ModelSize(Struct, frozen=True):
     """A model, with or without adapters."""
 
     parameters: int
-    """Of the model, tied ones once, without adapters."""
+    """Parameters of the model, tied ones once, without adapters."""
     trained: int
     """All parameters, or those of the adapters. Always float32."""
     frozen_bytes: int
@@ -309,7 +309,7 @@ class _Run(NamedTuple):
     """Bytes of a model of the first layers."""
 
     kept: dict[tuple[int, bool], int]
-    """Of a forward pass, by its rows and whether layers are checkpointed."""
+    """Bytes kept of a forward pass, by its rows and whether layers are checkpointed."""
     cached: int
     """Keys and values of a token."""
 
