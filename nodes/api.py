@@ -16,10 +16,10 @@ from types import FrameType, FunctionType, TracebackType
 
 from nodes.boot.assemble import opened
 from nodes.boot.directory import best_address, refuse_at_once
-from nodes.boot.resolve import EndReason
 from nodes.console import literal_console
 from nodes.roles.peer import PEER, PeerNode
 from nodes.roles.ranks import CustomParts
+from nodes.roles.runtime import EndReason
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, SwarmError
 from swarm.policy.distributed.ranks import Ranks

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from nodes.boot.directory import CHECKPOINTS
 from nodes.boot.manifest import unreadable_tasks
-from nodes.boot.resolve import EndReason, Role
 from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
-from nodes.roles.runtime import Checkpoints, RoleNode, RoleRuntime
+from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
 from nodes.roles.snapshots import SnapshotAdoption
 from swarm.config import NodeConfig
 from swarm.environments.config import own_tool_tasks
