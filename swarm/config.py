@@ -95,7 +95,7 @@ NAMES_ELSEWHERE = {
     "dataset": "tasks",
     "reward_funcs": "tasks",
 }
-"""TRL's names, and some that are common elsewhere, for fields here; docs/coming-from.md has the table."""
+"""TRL's names, and some that are common elsewhere, for fields here; docs/faq.md has the table."""
 
 Values = dict[str, JsonValue]
 

@@ -263,7 +263,7 @@ def shown_address(network: NetworkSettings, multiaddrs: Sequence[str]) -> str | 
         return None
     return (
         "other members of a public run will see this machine's public address, and pass it on to further members; "
-        "addresses of its own network are not sent (swarm docs questions.md#who-sees-my-ip-address)"
+        "addresses of its own network are not sent (swarm docs faq.md#who-sees-my-ip-address)"
     )
 
 

@@ -49,8 +49,8 @@ OTHER_COMMANDS = {
     "eval": "it is called `swarm evaluate`",
     "test": "`swarm doctor` checks this machine, `swarm tasks try` a task, `make test` the program",
     "check": "`swarm doctor` checks this machine, `swarm config check` a configuration",
-    "update": "`swarm docs upgrade` says how to update",
-    "upgrade": "`swarm docs upgrade` says how to update",
+    "update": "`swarm docs start#upgrade-and-backup` says how to update",
+    "upgrade": "`swarm docs start#upgrade-and-backup` says how to update",
 }
 """Commands that people expect by their names in other programs."""
 

@@ -228,7 +228,7 @@ def _advice(graded: Sequence[Episode]) -> str:
     if within:
         return (
             f"; the expected answer is in {within} of {len(known)} completions: set `ask` and `find` to a form that "
-            "the model keeps to, or look for it with a `scorer` (swarm docs own-task)"
+            "the model keeps to, or look for it with a `scorer` (swarm docs tasks#a-custom-task-and-reward)"
         )
     return "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
 

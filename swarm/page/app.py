@@ -170,7 +170,7 @@ def make_app(site: Site, ending: Callable[[], bool]) -> Starlette:
             *(Route(path, _file(path), methods=["GET"]) for path in _assets()),
             Route("/events", events, methods=["GET"]),
             Route("/samples", samples, methods=["GET"]),
-            Route("/docs/{name:str}", _doc, methods=["GET"]),
+            Route("/docs/{name:path}", _doc, methods=["GET"]),
         ],
         middleware=[
             Middleware(SafeHeaders),

@@ -18,7 +18,7 @@ from markdown_it.token import Token
 from swarm.errors import ConfigError
 
 DOCS = Path(__file__).parent / "docs"
-LINK = re.compile(r"[a-z-]+\.md(#[\w-]+)?|#[\w-]+|https://[^\s]+")
+LINK = re.compile(r"(\.\./|extras/)?[a-zA-Z0-9-]+\.md(#[\w-]+)?|#[\w-]+|https://[^\s]+")
 """What a link in a document may lead to; other files are in the repository only."""
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -64,13 +64,13 @@ def title(name: str) -> str:
 
 
 def names() -> list[str]:
-    """File names of all documents."""
-    return sorted(path.name for path in DOCS.glob("*.md"))
+    """Paths of all documents within docs/, such as `tasks.md` and `extras/media.md`."""
+    return sorted(path.relative_to(DOCS).as_posix() for part in ("*.md", "extras/*.md") for path in DOCS.glob(part))
 
 
 @lru_cache(64)
 def as_html(name: str) -> bytes | None:
-    """A document as a page of its own; None when there is none of this name."""
+    """A document as an HTML page; None when there is none of this name."""
     if name not in names():
         return None
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")

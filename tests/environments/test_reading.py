@@ -17,7 +17,8 @@ from swarm.environments.scoring.reading.separators import decimal_points, plain_
 from swarm.environments.scoring.reading.statements import answer_in
 
 MOST_OTHERWISE = 9
-"""Of Math-Verify's 194: work left to do, rounding to two places, and conventions of their own (docs/results.md)."""
+"""Pairs of Math-Verify's 194: work left to do, rounding to two places, and its conventions
+(benchmarks/results/learning.md)."""
 
 
 def otherwise(pairs: tuple[Pair, ...]) -> list[Pair]:

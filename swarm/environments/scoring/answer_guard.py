@@ -2,8 +2,8 @@
 
 An answer is text from outside. A scorer of the library sees it only if a review of its source has shown that it cannot
 evaluate the text, and only in a form that is cheap and judged correctly: bounded length, finite numbers, no large
-repetition counts. `docs/scorers.md` holds the results of the review, `tests/environments/scorers_read.json` a digest of
-each reviewed source. Data sets that are not listed here are refused.
+repetition counts. `benchmarks/results/scorers.md` holds the results of the review,
+`tests/environments/scorers_read.json` a digest of each reviewed source. Data sets that are not listed here are refused.
 """
 
 from __future__ import annotations

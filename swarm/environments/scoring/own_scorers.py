@@ -2,8 +2,8 @@
 
 Nine of the library's scorers evaluate the answer as code; one compares trees in time that grows with the fourth power
 of their size; the others reward wrong answers. Rewards for right answers equal the library's, as does partial credit
-for answers in another form. Nothing here evaluates text, and every function's time is bounded. `docs/scorers.md` lists
-the problem of each data set.
+for answers in another form. Nothing here evaluates text, and every function's time is bounded.
+`benchmarks/results/scorers.md` lists the problem of each data set.
 """
 
 from __future__ import annotations

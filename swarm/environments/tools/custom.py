@@ -3,7 +3,7 @@
 They run in the node's process, as the user's own code with the user's rights, and never in a worker. A worker leaves
 each call as an `OwnCall` in its replay; here the call is made once and its result kept, so that later replays of the
 same episode show the same. Others' episodes never call them: their results are self-reported, and count if
-this node trusts the author (`groups/intake.py`).
+this node trusts the author (`swarm/received/intake.py`).
 """
 
 from __future__ import annotations

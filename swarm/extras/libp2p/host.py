@@ -7,7 +7,7 @@ Defaults of py-libp2p that are disabled here: it offers connections without auth
 its own, and ends the process when a peer sends bytes that a parser does not expect. It reads protocol names of any
 length, also before any handshake; asks every peer for a description of up to a megabyte, keeps it, and dials what it
 says; counts a connection as open after it has ended; and forgets no stream that the peer leaves half closed. `muxer`
-has the limits of a connection, `slots` those of their number; docs/protocol.md lists what each default costs.
+has the limits of a connection, `slots` those of their number; docs/extras/libp2p.md lists what each default costs.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def traffic_table(histories: Sequence[PeerHistory]) -> str:
         return ""
     note = (
         "In MB. Records only, each counted once: feeds also hand on others' records, and in a large swarm sends and "
-        "receives about eight times what is received here (docs/scale.md). Snapshots of a learner are not included. "
-        "What it comes to in a day is said of runs of an hour or more."
+        "receives about eight times what is received here (benchmarks/results/scale.md). Snapshots of a learner are "
+        "not included. What it comes to in a day is said of runs of an hour or more."
     )
     head = ("peer", "own sent", "a day", "others' received", "a day")
     return table(head, rows, text_columns=1) + f'<p class="note">{note}</p>'
