@@ -82,11 +82,11 @@ def test_a_learner_has_terms_and_says_nothing_of_addresses(tmp_path: Path) -> No
 
 def test_a_file_is_read_once_and_its_lines_are_named_with_the_run_s_values(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("name: me\ngeneration:\n  questions_per_round: 2\n")
+    file.write_text("name: me\ngeneration:\n  questions_per_round: 8\n")
     loaded = load_config(file)
     file.unlink()
     joined = loaded.in_run({"mix": {"local": 1}}, tmp_path)
     assert joined.config.mix.local == 1 and joined.config.name == "me" and joined.config.out == tmp_path
     assert (joined.origins["mix.local"], joined.origins["name"]) == ("manifest", str(file))
-    with pytest.raises(ConfigError, match="mix.local must be at most generation.questions_per_round, got 3 > 2"):
-        loaded.in_run({"mix": {"local": 3}}, tmp_path)
+    with pytest.raises(ConfigError, match="mix.local must be at most generation.questions_per_round, got 9 > 8"):
+        loaded.in_run({"mix": {"local": 9}}, tmp_path)
