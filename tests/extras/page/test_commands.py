@@ -14,9 +14,8 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from nodes.commands.watching import top
-from nodes.commands.watching.finding import find
-from nodes.commands.watching.top import show_top
+from nodes.commands import watching as top
+from nodes.commands.watching import find_nodes, show_top
 from nodes.page import LOG_FILE, PORT_FILE, page_of
 from swarm.errors import ConfigError
 from swarm.telemetry import nodes as module
@@ -123,7 +122,7 @@ def test_ui_serves_the_nodes_of_a_directory_until_ctrl_c(tmp_path: Path) -> None
 
 def test_top_sees_nodes_that_start_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIND_EVERY_S", 0.0)
-    frame = top.Frame(lambda: find([tmp_path]))
+    frame = top.Frame(lambda: find_nodes([tmp_path]))
     console = Console(file=io.StringIO(), width=120)
     console.print(frame)
     directories(tmp_path, time.time(), 1, control=False)

@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 import pytest
 from rich.console import Console
 
-from nodes.commands.reference.docs import show_document
+from nodes.commands.reference import show_document
 from swarm.documents import DOCS, anchor, names, section
 from swarm.errors import ConfigError
 from swarm.extras.page.server import as_html

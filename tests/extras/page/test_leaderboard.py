@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.commands.watching.finding import find
-from nodes.commands.watching.top import show_top
+from nodes.commands.watching import find_nodes, show_top
 from swarm.extras.page.site import Site
 from swarm.net.roster import write_roster
 from swarm.telemetry.nodes import MAX_CLAIMS, Leader, NodeReader, kinds, leaders
@@ -23,7 +22,7 @@ NOW = EPOCH + 10_000
 
 
 def _nodes(folder: Path) -> list[NodeReader]:
-    nodes = [NodeReader(found.folder, found.name, found.control) for found in find([folder])]
+    nodes = [NodeReader(found.folder, found.name, found.control) for found in find_nodes([folder])]
     for node in nodes:
         node.read()
     return nodes
@@ -71,7 +70,7 @@ def test_strangers_names_are_cut_and_printable(tmp_path: Path) -> None:
 
 
 def test_the_page_and_the_terminal_say_that_claims_are_claims(tmp_path: Path) -> None:
-    site = Site(lambda: find([tmp_path]), lambda: NOW)
+    site = Site(lambda: find_nodes([tmp_path]), lambda: NOW)
     crowd(tmp_path, NOW)
     site.refresh()
     shown = json.loads(site.overview)["swarm"]
