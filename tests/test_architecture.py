@@ -244,7 +244,8 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.running.demo, nodes.commands.running.sweep",
         "import nodes.commands.doctor.command",
-        "import nodes.commands.watching.top, nodes.commands.watching.ui, swarm.extras.page.server",
+        "import nodes.commands.watching.top, nodes.commands.watching.ui",
+        "import swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )
