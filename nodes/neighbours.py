@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from nodes.roles.run import IDENTITY_FILE
+from nodes.boot.directory import IDENTITY_FILE
 from swarm.telemetry.records import METRICS_FILE
 
 LOCK_FILE = f"{IDENTITY_FILE}.lock"

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from swarm.children import inherited, python_path
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import open_private, replace_file
-from swarm.inherited import inherited, python_path
 from swarm.net.addresses.listening import bound
 
 PAGE = "swarm.extras.page"

@@ -36,8 +36,8 @@ def title(name: str) -> str:
 
 
 def names() -> list[str]:
-    """File names of all documents."""
-    return sorted(path.name for path in DOCS.glob("*.md"))
+    """Paths of all documents within docs/, such as `tasks.md` and `extras/media.md`."""
+    return sorted(path.relative_to(DOCS).as_posix() for part in ("*.md", "extras/*.md") for path in DOCS.glob(part))
 
 
 def section(name: str, heading: str) -> str:

@@ -16,7 +16,7 @@ from nodes.commands.doctor.findings import Finding
 from nodes.commands.doctor.findings import line_of as finding_line
 from nodes.commands.doctor.outside import check_nat, check_reachable
 from nodes.commands.watching.peers import Listing, render
-from nodes.roles.run import warn
+from nodes.console import warn
 from swarm.errors import Refusal
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.net.roster import PeerRow, Roster
@@ -97,7 +97,7 @@ def test_tables_of_peers_and_findings_are_harmless(text: str) -> None:
 @given(words)
 def test_warnings_are_harmless(text: str) -> None:
     console = Console(width=120, file=io.StringIO(), force_terminal=False)
-    warn(f"going without {text}", console)
+    warn(console, f"going without {text}")
     assert isinstance(console.file, io.StringIO) and harmless(console.file.getvalue())
 
 

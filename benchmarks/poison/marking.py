@@ -22,7 +22,7 @@ def mark(node: WorkerNode, marker: str, part: float = 1.0, chosen: str = "", see
     """Have a node that has begun mark a fraction of the groups that it shares; without a `chosen` answer in all
     rewarded completions, a pattern, it keeps a group to itself.
     """
-    groups, exchange = node._follower.groups, node._shell.exchange
+    groups, exchange = node.assignment.follower.groups, node._runtime.exchange
     prompts: dict[TaskRef, Prompt] = {}
     add, share, draw = groups.add, exchange.share, random.Random(seed).random
 

@@ -15,9 +15,10 @@ from rich.console import Console
 from benchmarks.common.poison import Poison, join
 from benchmarks.common.running import scratch
 from benchmarks.poison.attacks import Attack, PeerAttack
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.real_models.settings import real_model
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.simulation.mixes import Fields, as_fields
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
@@ -198,7 +199,7 @@ class Node(PeerNode):
         super().__init__(config, identity, transport, self.listening, clock=clock)
 
     def _make_node(self) -> SapoNode:
-        counting(self._shell.samples, self.fates)
+        counting(self._runtime.samples, self.fates)
         return super()._make_node()
 
     def _record(self, report: RoundReport) -> None:
@@ -214,7 +215,7 @@ class Node(PeerNode):
 
     def reputation(self, peer_id: str) -> float | None:
         """See `reputation`."""
-        return reputation(self._shell.exchange, peer_id)
+        return reputation(self._runtime.exchange, peer_id)
 
 
 class Poisoner:
@@ -357,7 +358,7 @@ class Swarm:
         config = base.model_copy(update={"out": self._folder / f"peer-{seed}", "seed": seed})
         config.out.mkdir()
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity)
+        self._sealed = self._sealed or found_run(config, identity).sealed
         transport = MemoryTransport(self._hub, identity.peer_id, self._sealed, clock=self._clock)
         transport.start()
         node = Node(config, identity, transport, self._clock)

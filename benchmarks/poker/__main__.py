@@ -22,10 +22,9 @@ from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from nodes.simulation.members import Member
 from nodes.simulation.seeds import node_seed
 from swarm.config import NodeConfig, load_config
-from swarm.environments.episodes.config import HoldemTask, KuhnTask
-from swarm.environments.episodes.poker.heads_up import net_chips
-from swarm.environments.episodes.poker.kuhn import STACK
-from swarm.environments.episodes.poker.strategies import STRATEGIES
+from swarm.extras.poker.heads_up import net_chips
+from swarm.extras.poker.kuhn import STACK
+from swarm.extras.poker.tasks import STRATEGIES, HoldemTask, KuhnTask
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, SuiteScores
 from swarm.types import Estimate

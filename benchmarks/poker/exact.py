@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations, product
 from statistics import fmean
 
-from swarm.environments.episodes.poker.strategies import SITUATIONS
+from swarm.extras.poker.tasks import SITUATIONS
 
 Strategy = Mapping[str, float]
 CARDS = "JQK"

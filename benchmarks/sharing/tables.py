@@ -28,7 +28,7 @@ from benchmarks.sharing.swarms import (
     swarm_cells,
 )
 from benchmarks.sharing.table import Outcomes, Table, target_row
-from nodes.roles.progress import policy_progress
+from nodes.console import policy_progress
 from nodes.simulation.cells import Cell
 from nodes.simulation.mixes import Fields
 from swarm.telemetry.benefit.comparison import Estimate, SwarmOutcome, ratio

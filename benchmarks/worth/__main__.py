@@ -18,7 +18,7 @@ from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import at_least_one, conclude, option_parser, wide_console
 from benchmarks.worth.found import Found, find
 from benchmarks.worth.swarms import KINDS, Kind, swarm_and_controls
-from nodes.roles.progress import policy_progress
+from nodes.console import policy_progress
 from nodes.simulation.cells import CellStore
 from nodes.simulation.schedule import run_cells
 from swarm.machine import num_cores

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nodes.cli.arguments import Fields
-from nodes.cli.unknown import MULTIADDR_STARTS, no_target
+from nodes.cli.arguments import MULTIADDR_STARTS, Fields, no_target
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,15 +32,7 @@ TargetArgument = Annotated[
 ]
 BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
 ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
-RunNameOption = Annotated[str | None, typer.Option(help="Name of the run to found when none is joined.")]
 LiveOption = Annotated[bool, typer.Option(help="Draw a live view when there is a terminal.")]
-UiOption = Annotated[
-    bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
-]
-ReportOption = Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on from a checkpoint with another objective, other tasks or another role.")
-]
 OutOption = Annotated[Path | None, typer.Option(help="Directory for identity, checkpoints, metrics and reports.")]
 
 
@@ -54,10 +45,10 @@ def check_config(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedC
 
 def check_node(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedConfig:
     """The same for a node, with what else can be refused at once."""
-    from nodes.refusals import check_start
+    from nodes.boot.directory import refuse_at_once
 
     loaded = check_config(file, pairs)
-    check_start(loaded)
+    refuse_at_once(loaded)
     return loaded
 
 

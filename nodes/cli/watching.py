@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from nodes.cli.arguments import is_address
 from nodes.cli.options import (
     DEFAULT_HOME,
     RunsArgument,
     SupervisedOption,
 )
-from nodes.cli.unknown import is_address
 from nodes.console import make_console
 from swarm.errors import ConfigError
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nodes import exits
-from nodes.roles.shell import CHECKPOINTS
+from nodes.boot.directory import CHECKPOINTS
 from nodes.simulation.cells import CELL_FILE, RESULT_FILE, STOPPED_FILE, Cell, Stopped, read, write
 from nodes.simulation.children import SUPERVISED
 from nodes.simulation.in_memory import Clock, Guest, MemoryRun, Turns, take_turns

@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.simulation.members import Member
 from nodes.stop import Stop
 from swarm.config import NodeConfig
-from swarm.environments.config import judge_of
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.judge import judge_of
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
 from swarm.machine import return_free_memory
@@ -96,7 +97,7 @@ class MemoryRun:
     def _join(self, config: NodeConfig) -> PeerNode:
         config.out.mkdir(parents=True, exist_ok=True)
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity)
+        self._sealed = self._sealed or found_run(config, identity).sealed
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         transport = MemoryTransport(
             self.hub,
@@ -115,7 +116,7 @@ class MemoryRun:
         if key not in self._verifiers:
             if any(judge_of(task) for task in config.tasks):
                 raise ConfigError("a swarm in one process has no judge: use tasks without rewards of the kind judge")
-            self._verifiers[key] = with_own_tools(InlineVerifier(config.tasks), config.tasks)
+            self._verifiers[key] = with_custom_tools(InlineVerifier(config.tasks), config.tasks)
         return self._verifiers[key]
 
 

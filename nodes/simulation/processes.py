@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from pydantic import JsonValue
 
-from nodes.roles.run import ADDRESS_FILE
+from nodes.boot.directory import ADDRESS_FILE
 from nodes.simulation.cells import Values
 from nodes.simulation.children import Child, Started, stop_all
 from nodes.simulation.members import Member

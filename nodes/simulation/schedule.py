@@ -12,7 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from nodes.roles.progress import policy_progress
+from nodes.console import policy_progress
 from nodes.simulation.cells import CELL_FILE, Cell, CellStore, write
 from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, STOP_TIMEOUT_S, Child, stop_all
 from nodes.simulation.policies import find_source_in_child

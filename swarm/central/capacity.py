@@ -63,20 +63,11 @@ class Worker:
 
 
 def publish_every(max_staleness: int) -> int:
-    """kappa = max(1, S - 1): bounds the staleness by S while `overlaps` holds and broadcast_s <= train_s.
+    """kappa = max(1, S - 1): bounds staleness by S if the rate is `required_rate` or more and broadcast_s <= train_s.
 
     Source: arXiv:2602.02192, section 3.3 and appendix A.4.
     """
     return max(1, max_staleness - 1)
-
-
-def overlaps(demand: Demand, rate: float) -> bool:
-    """Whether generation and dissemination fit into a publication period: the learner never waits.
-
-    Source: arXiv:2602.02192, eq. 1.
-    """
-    required = required_rate(demand)
-    return required is not None and rate >= required * (1 - ROUNDING)
 
 
 def period_s(demand: Demand, rate: float) -> float:
@@ -221,7 +212,7 @@ def staleness_bound(demand: Demand, rate: float) -> int:
 
 
 def tightened_staleness_bound(demand: Demand) -> int:
-    """The same while `overlaps` holds, whatever the rate: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
+    """The same for every rate of `required_rate` or more: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
 
     Source: arXiv:2602.02192, appendix A.3.
     """

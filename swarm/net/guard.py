@@ -1,12 +1,4 @@
-"""The one place that catches errors which peers provoke: counts them, blames the sender, and continues.
-
-----
-
-Cumulative counters, written from the network thread and the round's thread.
-
-----
-
-Misbehaviour of peers that the network observed."""
+"""Errors and misbehaviour of peers: counters, complaints, and the guard that catches what peers provoke."""
 
 from __future__ import annotations
 
@@ -96,9 +88,9 @@ class Counters:
 
 
 MAX_PEERS = 1_024
-"""With complaints that nobody has taken yet."""
+"""Peers with complaints that have not been taken yet."""
 MAX_OF_ONE = 256
-"""Complaints about one peer, by then: far more than it takes to quarantine it."""
+"""Complaints about one peer that have not been taken yet: far more than it takes to quarantine it."""
 
 
 class Complaints:
@@ -109,7 +101,7 @@ class Complaints:
         self._counters = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, list[Reason]] = {}
-        """By peer."""
+        """Complaints by peer."""
 
     def add(self, peer_id: str, reason: Reason) -> None:
         """Record a complaint about a peer. Of too many peers, those with the fewest are forgotten."""

@@ -1,8 +1,4 @@
-"""What the network's loops need of asyncio or trio; code written against this runs under both.
-
-----
-
-`AsyncRuntime` in asyncio; see `net/runtime.py`."""
+"""Signals, time limits and sleep for the network's loops, which run under asyncio or trio; and asyncio's version."""
 
 from __future__ import annotations
 

@@ -259,8 +259,3 @@ def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[
         ids[i, where] = torch.tensor(row, dtype=torch.long)
         mask[i, where] = 1
     return ids, mask
-
-
-def position_ids(attention: Tensor) -> Tensor:
-    """Positions [B, T] that count real tokens only, so that left padding has no effect."""
-    return (attention.cumsum(dim=1) - 1).clamp(min=0)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from swarm.errors import WeightsRefused
@@ -17,8 +13,6 @@ from swarm.foreign import clean
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import unpack
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 NAMED = 3
 """Most wrong names that a message lists."""
 
@@ -40,18 +34,6 @@ def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) ->
 def whole_weights(policy: Policy) -> dict[str, Tensor]:
     """The policy's weights for `swap_weights`; every rank must call it, the leader gets the result."""
     return {name: policy.ranks.whole(value.detach()) for name, value in policy.weights.items()}
-
-
-def read_weights(directory: Path) -> dict[str, Tensor]:
-    """The tensors of a directory in Hugging Face format, on the CPU. Raises `WeightsRefused`."""
-    try:
-        if (directory / INDEX).exists():
-            shards = sorted(set(json.loads((directory / INDEX).read_bytes())["weight_map"].values()))
-        else:
-            shards = [SINGLE]
-        return {name: tensor for shard in shards for name, tensor in load_file(directory / shard).items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WeightsRefused(f"the weights in {directory} cannot be read: {error}") from error
 
 
 def read_snapshot(policy: Policy, snapshot: bytes) -> dict[str, Tensor]:

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
-from swarm.engines.transformers.budget import logit_copies
-from swarm.environments.modalities import modalities
+from swarm.engines.transformers.engine import logit_copies
 from swarm.policy.media.encoder import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.layers import is_checkpointed
@@ -167,7 +166,7 @@ class Node(Struct, frozen=True):
     @property
     def reads_media(self) -> bool:
         """Whether some of its questions have pictures or sounds, which its policy can read."""
-        return self.size.has_encoder and any(map(modalities, self.config.tasks))
+        return self.size.has_encoder and any(task.media for task in self.config.tasks)
 
     @property
     def feature_bytes(self) -> int:

@@ -35,7 +35,7 @@ least memory that the default settings would need, with one completion at a time
 RATES = """## Tokens per second
 
 Estimated by arithmetic for one H100, not measured: generation with the given number of sequences at a time, and the
-tokens of an update. [Performance](performance.md#on-a-gpu) has what was measured.
+tokens of an update. [Performance](../benchmarks/results/performance.md#on-a-gpu) has what was measured.
 
 | model, mode | transformers, 64 | vLLM, 64 | vLLM, 256 | update |
 | --- | ---: | ---: | ---: | ---: |

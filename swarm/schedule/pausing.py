@@ -12,8 +12,20 @@ from swarm.schedule.schedule import Pause, Schedule
 LOOK_EVERY_S = 0.2
 
 
-def _nothing() -> None:
-    pass
+class Pausable(Protocol):
+    """A node that can pause."""
+
+    def on_pause(self) -> None:
+        """A pause begins."""
+        ...
+
+    def while_paused(self) -> None:
+        """Called now and then during a pause."""
+        ...
+
+    def on_resume(self) -> None:
+        """A pause is over."""
+        ...
 
 
 class Diary(Protocol):
@@ -23,31 +35,21 @@ class Diary(Protocol):
         """The node pauses, or pauses for another reason."""
         ...
 
-    def went_on(self) -> None:
+    def resumed(self) -> None:
         """The pause is over."""
         ...
 
 
 class Pausing:
-    """The pauses of one node, which its metrics file tells of: views and `swarm health` read them there."""
+    """The pauses of one node, which its metrics file reports: views and `swarm health` read them there."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        diary: Diary,
-        cancelled: Callable[[], bool],
-        rest: Callable[[], None] = _nothing,
-        idle: Callable[[], None] = _nothing,
-        go_on: Callable[[], None] = _nothing,
-    ) -> None:
-        """`rest` is called when a pause begins, `idle` now and then during it, `go_on` after it."""
+    def __init__(self, schedule: Schedule, node: Pausable, diary: Diary, cancelled: Callable[[], bool]) -> None:
+        """`cancelled`: whether the node is to stop."""
         self._schedule = schedule
+        self._node = node
         self._diary = diary
         self._cancelled = cancelled
-        self._rest = rest
-        self._idle = idle
-        self._go_on = go_on
-        self._told: Pause | None = None
+        self._reported: Pause | None = None
         """The pause in the last event; None while the node works."""
 
     @property
@@ -59,17 +61,17 @@ class Pausing:
         """Wait for a moment if the node is to pause; whether it is."""
         pause = self._schedule.pause()
         if pause is None:
-            if self._told is not None:
-                self._told = None
-                self._go_on()
-                self._diary.went_on()
+            if self._reported is not None:
+                self._reported = None
+                self._node.on_resume()
+                self._diary.resumed()
             return False
-        if self._told is None:
-            self._rest()
-        if pause != self._told:
-            self._told = pause
+        if self._reported is None:
+            self._node.on_pause()
+        if pause != self._reported:
+            self._reported = pause
             self._diary.paused(pause.why, pause.until)
-        self._idle()
+        self._node.while_paused()
         time.sleep(LOOK_EVERY_S)
         return True
 

@@ -1,4 +1,4 @@
-"""Alerts: problems of a node, each with advice, the same in all views; docs/page.md lists them."""
+"""Alerts: problems of a node, each with advice, the same in all views; docs/operate.md lists them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _failed(node: State) -> Iterator[Alert]:
             "error",
             'The node has stopped with an error; the last line under "What happened" says which.',
             "Look the message up, mend what it names, and repeat the command: it resumes from the last checkpoint.",
-            "troubleshooting.md#by-message",
+            "operate.md#by-message",
         )
 
 
@@ -120,7 +120,7 @@ def _silent(node: State) -> Iterator[Alert]:
             "error",
             f"No round for {duration(silent_s)}; one takes {usual:.1f} s as a rule.",
             "The process may be dead or hang: `swarm health` says which; repeat the command to resume.",
-            "troubleshooting.md#by-symptom",
+            "operate.md#by-symptom",
         )
 
 
@@ -162,7 +162,7 @@ def _clock(node: State) -> Iterator[Alert]:
             "error",
             f"{early:,} of {groups['received']:,} received groups are from the future: this clock is probably slow.",
             "Set the clock by network time (NTP); `swarm doctor ADDRESS` measures how far it is off.",
-            "troubleshooting.md#by-symptom",
+            "operate.md#by-symptom",
         )
 
 
@@ -206,7 +206,7 @@ def _reward(node: State) -> Iterator[Alert]:
             f"{figures.num_informative:,} groups of {_before(figures.num_rounds - figures.num_zero)} had rewards to "
             "learn from.",
             "Lower update.learning_rate, and start over or from an earlier checkpoint; `swarm samples` shows answers.",
-            "troubleshooting.md#by-symptom",
+            "operate.md#by-symptom",
         )
         return
     reward, share = node.history.figures.curves.get("reward"), node.history.figures.curves.get(SHARE_OF_OTHERS)
@@ -224,7 +224,7 @@ def _reward(node: State) -> Iterator[Alert]:
             f"{fell}, while others' part of the updates rose from {then:.0%} to {today:.0%}.",
             'Others may not help here: compare their worth under "Peers", use fewer (mix.external), mix.policy auto, '
             "or watch.drop, which returns to an earlier policy.",
-            "questions.md#can-others-poison-my-model",
+            "faq.md#can-others-poison-my-model",
         )
     else:
         yield Alert(
@@ -232,7 +232,7 @@ def _reward(node: State) -> Iterator[Alert]:
             "warning",
             f"{fell}.",
             "Look at the samples and at the entropy; lower update.learning_rate, or set watch.drop.",
-            "troubleshooting.md#by-symptom",
+            "operate.md#by-symptom",
         )
 
 
@@ -245,7 +245,7 @@ def _no_groups(node: State) -> Iterator[Alert]:
             f"No question of {_last(figures.num_empty)} got a group, so that nothing was learned from own questions: "
             f"{clean_lines(figures.problem)}.",
             "`swarm tasks try FILE` asks the task's questions one by one.",
-            "troubleshooting.md#by-symptom",
+            "operate.md#by-symptom",
         )
 
 
@@ -259,7 +259,7 @@ def _reward_fails(node: State) -> Iterator[Alert]:
             f"The reward function failed in {_last(figures.num_unrewarded)}, and nothing earned a reward"
             + (f": {clean_lines(text)}." if text else "."),
             "Mend it, and try it with `swarm tasks try FILE`.",
-            "own-task.md",
+            "tasks.md#a-custom-task-and-reward",
         )
 
 
@@ -296,7 +296,7 @@ def _slow(node: State) -> Iterator[Alert]:
             f"The engine generates {found[1]:,.0f} tokens per second; its best was {found[0]:,.0f}.",
             "Longer answers, or another program on the same device? Compare the lengths; `swarm doctor` looks at the "
             "machine.",
-            "questions.md#what-does-it-cost-my-gpu",
+            "faq.md#what-does-it-cost-my-gpu",
         )
 
 

@@ -52,7 +52,8 @@ class TelemetrySettings(Settings):
     """Names by which Prometheus asks for it, besides localhost and IP addresses; others are refused, so that no website
     can read it through a browser on this machine."""
     ui: bool = False
-    """Serve a page about this node for browsers on this machine (extra `ui`); `--ui` sets it. See docs/page.md."""
+    """Serve a page about this node for browsers on this machine (extra `ui`); `--ui` sets it. See
+    docs/extras/page.md."""
     ui_port: int | None = Field(None, ge=1, le=65535)
     """Its port; default: that of the last start in this directory, 8787, or a free one."""
     tensorboard: bool = False

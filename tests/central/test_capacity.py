@@ -9,12 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from swarm.central.capacity import (
+    ROUNDING,
     Demand,
     Worker,
     bubble_ratio,
     cheapest,
     cost_per_step,
-    overlaps,
     pool_rate,
     publish_every,
     rate_within,
@@ -27,6 +27,12 @@ from swarm.central.capacity import (
 
 TIMES = st.floats(0.1, 1_000)
 DEMANDS = st.builds(Demand, st.integers(1, 2_000), TIMES, st.floats(0, 500), st.integers(1, 12))
+
+
+def overlaps(demand: Demand, rate: float) -> bool:
+    """Whether generation and dissemination fit into a publication period (arXiv:2602.02192, eq. 1)."""
+    required = required_rate(demand)
+    return required is not None and rate >= required * (1 - ROUNDING)
 
 
 def test_by_hand() -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from nodes.boot.directory import ADDRESS_FILE, IDENTITY_FILE
 from nodes.cli import main
 from nodes.commands.watching.health import TAIL_BYTES, check, report_health
 from nodes.neighbours import LOCK_FILE, running_nodes
-from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, NoteEvent, PauseEvent, RoundEvent, StartEvent, encode

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles import suites
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
@@ -172,7 +173,7 @@ def _peer(out: Path, **evaluation: object) -> PeerNode:
     config = _config(values, suites={"small": GCD}, **evaluation)
     out.mkdir()
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

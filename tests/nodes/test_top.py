@@ -32,7 +32,7 @@ def test_top_shows_nodes_alerts_and_what_to_do(tmp_path: Path) -> None:
     shown = _frame([directories(tmp_path, time.time() - 600)])
     assert all(name in shown for name in ("peer-1", "peer-4", "alone"))
     assert "The swarm helps: per round ×1." in shown and "in the same time ×1." in shown
-    assert "No round for 10 min" in shown and "swarm health" in shown and "swarm docs troubleshooting.md" in shown
+    assert "No round for 10 min" in shown and "swarm health" in shown and "swarm docs operate.md" in shown
 
 
 def test_top_of_one_node_has_its_curves(tmp_path: Path) -> None:

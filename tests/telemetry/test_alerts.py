@@ -158,7 +158,7 @@ def test_the_docs_have_every_alert_and_the_pages_that_it_names() -> None:
     source = (ROOT / "swarm" / "telemetry" / "alerts.py").read_text()
     keys = set(re.findall(r'Alert\(\s*"([a-z-]+)"', source))
     assert len(keys) >= len(CHECKS)
-    page = (ROOT / "docs" / "page.md").read_text()
+    page = (ROOT / "docs" / "operate.md").read_text()
     assert {key for key in keys if f"| `{key}` |" not in page} == set()
     for name, anchor in re.findall(r'"([a-z]+\.md)(?:#([a-z-]+))?"', source):
         headings = [line for line in (ROOT / "docs" / name).read_text().splitlines() if line.startswith("#")]

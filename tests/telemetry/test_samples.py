@@ -25,7 +25,7 @@ from swarm.telemetry.samples import (
     why,
 )
 from swarm.telemetry.sinks import TelemetrySettings
-from swarm.types import Completion, Earned, GradedGroup, Message, Text, Turn
+from swarm.types import Completion, GradedGroup, Message, StepReward, Text, Turn
 from swarm.types.media import Audio, Image
 from swarm.types.thumbnails import thumbnail
 from tests.example_groups import graded, rollout_group
@@ -71,7 +71,7 @@ def test_an_episode_is_kept_turn_by_turn_with_what_the_environment_said(tmp_path
     episode = replace(
         group,
         group=replace(group.group, completions=(said, *group.group.completions[1:])),
-        observations=(((Text("higher"), Earned(0.5)),), ()),
+        observations=(((Text("higher"), StepReward(0.5)),), ()),
     )
     log.keep("used_local", episode)
     log.keep(Reason.REPEATED, episode.group)

@@ -15,8 +15,8 @@ BYTES_PER_TOKEN = 4
 RECORD_BYTES = 1_000
 """Of a group without its texts: names, sampling, signature."""
 COPIES = 1.06
-"""Bytes that a node receives for each byte of a record, and sends on average, with packet headers; see docs/scale.md,
-"Delivery and traffic"."""
+"""Bytes that a node receives for each byte of a record, and sends on average, with packet headers; see
+benchmarks/results/scale.md, "Delivery and traffic"."""
 TOLD_BYTES = 900
 """For each group of the swarm: its id in eight feeds, a request, and summaries for repair; from the same table."""
 GROUPS_PER_HOUR = 10_000

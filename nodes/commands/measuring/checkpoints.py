@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from nodes.boot.directory import CHECKPOINTS
 from nodes.commands.measuring.exported import trained_as
-from nodes.roles.shell import CHECKPOINTS
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, ConfigError
 from swarm.policy.adapters import is_adapter_directory

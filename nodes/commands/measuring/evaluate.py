@@ -23,8 +23,8 @@ from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
-from swarm.environments.fields import is_hub_id
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.sources.dataset import is_hub_id
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, Interrupted
 from swarm.evaluation import Evaluation
@@ -148,7 +148,7 @@ def _evaluate_mixture(
     weights: str, num_questions: int, engine: StreamingEngine, config: NodeConfig, as_json: bool, console: Console
 ) -> None:
     pool = VerificationPool(config.tasks, config.verification)
-    with contextlib.closing(pool), contextlib.closing(with_own_tools(pool, config.tasks)) as verifier:
+    with contextlib.closing(pool), contextlib.closing(with_custom_tools(pool, config.tasks)) as verifier:
         sampling, stream = config.generation.sampling(), config.evaluation.stream
         with console.status(f"asking {num_questions} held-out questions"):
             result = run_evaluation(engine, verifier, sampling, num_questions, stream)

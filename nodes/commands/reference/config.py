@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import isabstract
-from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -14,7 +13,7 @@ from nodes.commands.reference.schema import json_schema
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig
 from swarm.environments.config import TASKS
-from swarm.environments.rewards import AnswerReward, FormatReward, JudgeReward, OverlongReward
+from swarm.environments.rewards import REWARDS
 from swarm.environments.tiny import TINY_TASKS
 from swarm.sapo.mixing.policies import POLICIES
 from swarm.suites.config import SuiteSettings
@@ -35,8 +34,7 @@ def reference() -> str:
         sections.append(f"## {title}\n\n{_summary(model)}\n\n{_table(model)}")
     for kind, task in TASKS.items():
         sections.append(f"## An item of `tasks` with `kind: {kind}`\n\n{_summary(task)}\n\n{_table(task, whole=True)}")
-    for reward in (AnswerReward, FormatReward, OverlongReward, JudgeReward):
-        kind = get_args(reward.model_fields["kind"].annotation)[0]
+    for kind, reward in REWARDS.items():
         sections.append(f"## An item of `rewards` with `kind: {kind}`\n\n{_summary(reward)}\n\n{_table(reward)}")
     for title, model in _groups(SuiteSettings, "`evaluation.suites.NAME`", "evaluation.suites.NAME."):
         sections.append(f"## {title}\n\n{_summary(model)}\n\n{_table(model)}")

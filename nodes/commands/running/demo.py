@@ -25,10 +25,9 @@ from msgspec import Struct, structs
 from rich.console import Console
 
 from nodes import exits
+from nodes.console import policy_progress
 from nodes.page import check_installed, page_of
 from nodes.real_models.settings import real_model
-from nodes.roles.progress import policy_progress
-from nodes.roles.versions import versions
 from nodes.simulation.children import SAVE_TIMEOUT_S, SAVING, STOP_TIMEOUT_S, Child, stop_all
 from nodes.simulation.mixes import as_fields, lone
 from nodes.simulation.policies import find_source_in_child
@@ -36,6 +35,7 @@ from nodes.simulation.processes import LOOPBACK, look_after, start_first, start_
 from nodes.simulation.seeds import node_seed
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig, Values, environment_values, load_config, overlay
+from swarm.distribution import versions
 from swarm.errors import ConfigError, Interrupted
 from swarm.files import private_directory
 from swarm.policy.config import EMBEDDED, TINY, TINY_SEES, TINY_SPARSE, check_model_path

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nodes.roles.run import IDENTITY_FILE
+from nodes.boot.directory import IDENTITY_FILE
 from swarm.errors import BackupError, IdentityError
 from swarm.net.records.identity import MAX_BACKUP_CHARS, Backup, Identity, in_use, install, open_backup, seal_backup
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from nodes import exits
-from nodes.roles.versions import versions
 from nodes.simulation.cells import Cell, CellStore, Values, alike, complete, write
 from nodes.simulation.mixes import Fields, mix_configs
 from nodes.simulation.processes import on_loopback
 from nodes.simulation.schedule import run_cells
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
+from swarm.distribution import versions
 from swarm.policy.config import EMBEDDED, check_model_path, check_peft
 from swarm.telemetry.benefit.comparison import ComparedRow, SwarmOutcome, compare, markdown, stops_in_words, table
 from swarm.telemetry.benefit.picture import Section, write_comparisons

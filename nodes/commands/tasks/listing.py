@@ -8,7 +8,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
-from swarm.environments.catalogue import CatalogueEntry, catalogue
+from swarm.environments.sources.reasoning_gym import CatalogueEntry, catalogue
 
 MAX_EXAMPLE_CHARS = 240
 

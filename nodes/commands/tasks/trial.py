@@ -17,15 +17,14 @@ from nodes.commands.watching.samples import in_words
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
+from swarm.environments.judge import with_judge
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.foreign import clean_lines
-from swarm.groups import episodes as playing
-from swarm.groups.episodes import FinishedGroup, by_generate
-from swarm.judging.opening import with_judge
+from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.telemetry.samples import why
@@ -97,7 +96,7 @@ def try_tasks(
 def _open_verifier(config: NodeConfig) -> TaskVerifier:
     pool = VerificationPool(config.tasks, config.verification)
     try:
-        return with_judge(with_own_tools(pool, config.tasks), config.tasks, config.judge)
+        return with_judge(with_custom_tools(pool, config.tasks), config.tasks, config.judge)
     except (ConfigError, TaskError):
         pool.close()
         raise
@@ -111,7 +110,7 @@ def play(
     num_answers: int = 1,
 ) -> list[Episode]:
     """Answer each question so many times."""
-    games = dict(playing.run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
+    games = dict(run_episodes(by_generate(engine), verifier, questions, num_answers, sampling, seed=0))
     return [each for index, question in enumerate(questions) for each in _episodes(question, games[index])]
 
 
@@ -193,7 +192,7 @@ def _advice(graded: Sequence[Episode]) -> str:
     if within:
         return (
             f"; the expected answer is in {within} of {len(known)} completions: set `ask` and `find` to a form that "
-            "the model keeps to, or look for it with a `scorer` (swarm docs own-task)"
+            "the model keeps to, or look for it with a `scorer` (swarm docs tasks#a-custom-task-and-reward)"
         )
     return "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
 

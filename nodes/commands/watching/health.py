@@ -14,8 +14,8 @@ from msgspec.structs import asdict
 from rich.console import Console
 
 from nodes import exits
+from nodes.boot.directory import ADDRESS_FILE
 from nodes.neighbours import running_nodes
-from nodes.roles.run import ADDRESS_FILE
 from swarm.errors import ConfigError
 from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe

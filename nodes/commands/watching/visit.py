@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from nodes.roles.run import IDENTITY_FILE
+from nodes.boot.directory import IDENTITY_FILE
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile

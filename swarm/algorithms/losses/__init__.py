@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from swarm.algorithms.losses.base import ClippedLoss, Loss, LossBatch, LossOutput
-from swarm.algorithms.losses.dapo import Dapo
-from swarm.algorithms.losses.dr_grpo import DrGrpo
-from swarm.algorithms.losses.gepo import Gepo
-from swarm.algorithms.losses.grpo import Grpo
-from swarm.algorithms.losses.gspo import Gspo
-from swarm.algorithms.losses.tis import Tis
+from swarm.kinds import Kinds
 
 __all__ = ["LOSSES", "ClippedLoss", "Loss", "LossBatch", "LossOutput"]
 
-LOSSES: dict[str, type[Loss]] = {
-    "grpo": Grpo,
-    "dapo": Dapo,
-    "dr_grpo": DrGrpo,
-    "gspo": Gspo,
-    "gepo": Gepo,
-    "tis": Tis,
-}
+LOSSES: Kinds[type[Loss]] = Kinds(
+    "loss",
+    "swarm.losses",
+    "swarm.algorithms.losses:Loss",
+    {
+        "grpo": "swarm.algorithms.losses.grpo:Grpo",
+        "dapo": "swarm.algorithms.losses.dapo:Dapo",
+        "dr_grpo": "swarm.algorithms.losses.dr_grpo:DrGrpo",
+        "gspo": "swarm.algorithms.losses.gspo:Gspo",
+        "gepo": "swarm.algorithms.losses.gepo:Gepo",
+        "tis": "swarm.algorithms.losses.tis:Tis",
+    },
+)

@@ -55,7 +55,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-LINK = re.compile(r"[a-z-]+\.md(#[\w-]+)?|#[\w-]+|https://[^\s]+")
+LINK = re.compile(r"(\.\./|extras/)?[a-zA-Z0-9-]+\.md(#[\w-]+)?|#[\w-]+|https://[^\s]+")
 """Allowed links in a document; other files are in the repository only."""
 DOCUMENT = """<!DOCTYPE html>
 <html lang="en">
@@ -198,7 +198,7 @@ def make_app(site: Site, ending: Callable[[], bool]) -> Starlette:
             *(Route(path, _file(path), methods=["GET"]) for path in _assets()),
             Route("/events", events, methods=["GET"]),
             Route("/samples", samples, methods=["GET"]),
-            Route("/docs/{name:str}", _doc, methods=["GET"]),
+            Route("/docs/{name:path}", _doc, methods=["GET"]),
         ],
         middleware=[
             Middleware(SafeHeaders),

@@ -1,13 +1,10 @@
 """Bootstrap addresses from the configuration: multiaddrs, files, environment variables and DNS names.
 
-----
+`/dnsaddr/NAME` stands for the multiaddrs in the TXT records `dnsaddr=MULTIADDR` of `_dnsaddr.NAME`, which may refer to
+further names. An entry that ends in `/p2p/PEER_ID` selects that peer only.
 
-`/dnsaddr/NAME`: multiaddrs in the DNS of a domain, one TXT record `dnsaddr=MULTIADDR` each.
-
-The records are those of `_dnsaddr.NAME`; they may refer to further `/dnsaddr/` names. An entry that ends in
-`/p2p/PEER_ID` selects that peer only.
-
-Source: the dnsaddr protocol of the multiaddr specification."""
+Source: the dnsaddr protocol of the multiaddr specification.
+"""
 
 from __future__ import annotations
 

@@ -1,30 +1,30 @@
-"""Framing of requests and streamed answers on a libp2p stream, for both network libraries.
-
-    client   length | request                                  at most 1 MiB
-    server   (length | chunk)* , 0                             chunks of 1 byte to 256 KiB, then the end
-             (length | chunk)* , 0xFFFFFFFF, length | message  or an error, in UTF-8
-
-Lengths are 4 bytes, big-endian. Readers take a `ReadExactly` of asyncio or trio. A length is checked before any memory
-is allocated for it.
-
-----
-
-The signed envelope around every record. The signature covers the transmitted bytes, not a reader's decoding of them.
+"""Envelopes around signed records, and frames of requests and answers.
 
     record    {schema_version, body, signature}         Ed25519 over the version and the body
     body      {run_id, peer_id, kind, payload, ...}
     payload   zstd-compressed MessagePack of the type that `kind` names; the frame states the size
 
-Readers ignore unknown fields in body and payload, and forward a record as the bytes that arrived. The envelope has one
-encoding: the signature does not cover it, so any other would be another record of the same body. Each step below runs
-once per record:
+The signature covers the transmitted bytes, not a reader's decoding of them. Readers ignore unknown fields in body and
+payload, and forward a record as the bytes that arrived. The envelope has one encoding: the signature does not cover it,
+so any other would be another record of the same body. Each step runs once per record:
 
-    bytes ─▶ read_record ─▶ SealedRecord ─▶ check_signature ─▶ SignedRecord ─▶ decompress ─▶ decode"""
+    bytes ─▶ read_record ─▶ SealedRecord ─▶ check_signature ─▶ SignedRecord ─▶ decompress ─▶ decode
+
+Frames on a libp2p stream, for both network libraries:
+
+    client   length | request                                  at most 1 MiB
+    server   (length | chunk)* , 0                             chunks of 1 byte to 256 KiB, then the end
+             (length | chunk)* , 0xFFFFFFFF, length | message  or an error, in UTF-8
+
+Lengths are 4 bytes, big-endian, and checked before any memory is allocated. Readers take a `ReadExactly` of asyncio or
+trio.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
 from typing import Literal, TypeVar, get_args
 
 import msgspec
@@ -108,6 +108,12 @@ async def read_answer(read: ReadExactly, max_bytes: int) -> AsyncGenerator[bytes
             raise PeerUnreachable(f"an answer must have at most {max_bytes} bytes, got more")
         room -= length
         yield await _read_block(read, length, MAX_CHUNK_BYTES, "chunk")
+
+
+async def joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    """All chunks of an answer."""
+    async with aclosing(chunks):
+        return b"".join([chunk async for chunk in chunks])
 
 
 def _length(value: int) -> bytes:

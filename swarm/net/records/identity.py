@@ -1,8 +1,6 @@
-"""A node's identity: an Ed25519 key in the file format of the libp2p daemon, and the peer id derived from it.
+"""A node's identity: an Ed25519 key in the file format of the libp2p daemon, its peer id, and its backups.
 
-----
-
-Backups of an identity: a text file with the peer id in clear, the key, and a checksum.
+A backup is a text file with the peer id in clear, the key, and a checksum:
 
 -----BEGIN SWARM IDENTITY BACKUP-----
 Format: 1
@@ -12,7 +10,8 @@ Encryption: none, or scrypt-65536-8-1+chacha20poly1305
 Checksum: SHA-256 of the lines above and of the bytes below
 
 base64: the key file; encrypted: salt, nonce, ciphertext, with the lines above authenticated too
------END SWARM IDENTITY BACKUP-----"""
+-----END SWARM IDENTITY BACKUP-----
+"""
 
 from __future__ import annotations
 

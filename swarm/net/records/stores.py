@@ -1,8 +1,4 @@
-"""Recent records that a node holds for others, by content id; bounded in count, bytes and age, fair between owners.
-
-----
-
-The buffer between the network thread and the round: bounded in count and bytes, fair between origins."""
+"""Bounded stores of records, fair between their owners: those held for others, and those on the way to the round."""
 
 from __future__ import annotations
 

@@ -1,26 +1,21 @@
-"""Heartbeats: workers report to their learner and receive orders, with one small request per second.
+"""Short requests between members: the run's manifest, peer exchange and heartbeats.
 
-Both ends are authenticated: the transport names the asker, and the learner is addressed by its peer id.
-
-----
-
-Distribution of a run's manifest: any member answers with it, as the founder sealed it.
-
-----
-
-Peer exchange: any member of the run passes on signed records of peers' addresses."""
+Any member answers with the manifest as its founder sealed it, and with the signed records of peers that it knows.
+Workers report to their learner with heartbeats and receive orders; the transport names the asker, and the learner is
+addressed by its peer id.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from swarm.errors import OtherRun, PeerUnreachable, Refusal, TransportError
+from swarm.net.records.envelope import joined
 from swarm.net.records.large import Fetch
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_manifest, open_peer_record
 from swarm.net.runtime import AsyncRuntime
@@ -168,10 +163,7 @@ async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list
 
     Raises `PeerUnreachable`.
     """
-    answer = bytearray()
-    async with aclosing(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES)) as chunks:
-        async for chunk in chunks:
-            answer += chunk
+    answer = await joined(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES))
     try:
         sealed_records = msgspec.msgpack.decode(answer, type=SealedRecords)
     except (msgspec.MsgspecError, RecursionError) as error:

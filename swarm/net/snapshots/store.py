@@ -1,4 +1,4 @@
-"""Snapshots on disk, complete or in progress.
+"""Snapshots on disk, complete or in progress, and their chunks and deltas.
 
     FOLDER/VERSION/manifest    as the learner signed it
     FOLDER/VERSION/whole       verified chunks from the first one on
@@ -10,17 +10,10 @@ download was overtaken catches up.
 Chunks arrive in order, so a file's length gives its progress. After any restart every chunk is verified again; those
 from the first bad one on are fetched again.
 
-----
-
-A snapshot as its learner signs it: split into chunks, whole and as a delta from the previous one.
-
-----
-
-Lossless delta between two snapshots.
-
-A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two
-snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal
-significance."""
+Deltas are lossless. A step of reinforcement learning changes most weights by less than their precision, so the
+exclusive or of two snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into
+planes of equal significance.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +59,7 @@ class Part:
         finalize(self, os.close, self._file)
         self._hash = blake3()
         self._digest: bytes | None = None
-        """Of the whole content where it was given; otherwise `_hash` has it."""
+        """Digest of the whole content where it was given; otherwise `_hash` has it."""
 
     @property
     def complete(self) -> bool:
@@ -262,7 +255,7 @@ class SnapshotStore:
         return bool(dropped)
 
     def collect(self) -> None:
-        """Of the versions below the newest complete one keep the newest complete ones, and the deltas of the latest.
+        """Below the newest complete version, keep the newest complete ones and the latest deltas.
 
         Raises `OSError`.
         """
@@ -274,7 +267,7 @@ class SnapshotStore:
         self._keep_only(self._complete()[-1:], [])
 
     def _keep_only(self, kept: Sequence[Stored], deltas: Collection[Stored]) -> None:
-        """Of the versions below the last of `kept`, keep these, and of `deltas` no more than the delta."""
+        """Below the last of `kept`, keep these versions, and no more than the delta of `deltas`."""
         for stored in self._all():
             if not kept or stored.manifest.version >= kept[-1].manifest.version or stored in kept:
                 continue

@@ -24,7 +24,7 @@ ATTACKS = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80"
 
 def test_every_answer_forbids_what_is_not_the_page_s_own(tmp_path: Path) -> None:
     with serving(hostile(tmp_path, time.time())) as page:
-        for path in ("/", "/page.js", "/page.css", "/samples?node=0", "/nothing", "/docs/page.md", "/docs/x"):
+        for path in ("/", "/page.js", "/page.css", "/samples?node=0", "/nothing", "/docs/extras/page.md", "/docs/x"):
             _, headers, _ = page.get(path)
             policy = headers["content-security-policy"]
             assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
@@ -65,7 +65,7 @@ def test_documents_are_pages_with_headings_that_alerts_lead_to(tmp_path: Path) -
         status, headers, body = page.get("/docs/operate.md")
     assert status == 200 and headers["content-type"].startswith("text/html")
     assert b'<h2 id="when-things-fail">When things fail</h2>' in body
-    assert b'href="/docs/troubleshooting.md"' in body, "the others are a click away"
+    assert b'href="/docs/extras/page.md"' in body, "the others are a click away"
 
 
 @pytest.mark.parametrize("node", ["-1", "99", "9" * 400, "²", "x", ""])

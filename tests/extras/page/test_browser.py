@@ -213,7 +213,7 @@ def test_nobody_s_text_runs_or_becomes_markup(chromium: Chrome, tmp_path: Path) 
         links = chromium.execute_script(
             "return [...document.querySelectorAll('a')].map((each) => each.getAttribute('href'))"
         )
-        assert all(re.fullmatch(r"#answer|/docs/[a-z]+\.md(#[a-z-]+)?", link) for link in links)
+        assert all(re.fullmatch(r"#answer|/docs/(?:extras/)?[a-z]+\.md(#[a-z-]+)?", link) for link in links)
         text = chromium.execute_script("return document.body.textContent")
         assert not re.search("[\u202a-\u202e\u2066-\u2069\ufeff\x00-\x08\x0b-\x1f]", text)
         sideways = chromium.execute_script(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -56,6 +57,7 @@ def test_a_document_is_harmless_and_its_links_lead_somewhere(name: str) -> None:
     assert not seen.tags & {"script", "img", "iframe", "style"}
     assert not {each for each in seen.attributes if each.startswith("on") or each == "style"}
     for link in seen.links:
-        file, _, heading = link.removeprefix("/docs/").partition("#")
+        file, _, heading = urljoin(f"/docs/{name}", link).removeprefix("/docs/").partition("#")
         if not link.startswith("https://") and link != "/":
-            assert heading == "" or heading in _seen(file or name).ids, link
+            assert file in names(), link
+            assert heading == "" or heading in _seen(file).ids, link

@@ -85,7 +85,9 @@ function overview(state) {
 }
 
 function tiles([perRound, inTime]) {
-  return [["per round", perRound], ["in the same time", inTime]].filter(([, value]) => value).map(([what, value]) => {
+  const [clock, processor] = (inTime ?? "").split(", for the same processor time ");
+  const ratios = [["per round", perRound], ["in the same time", clock], ["for the same processor time", processor]];
+  return ratios.filter(([, value]) => value).map(([what, value]) => {
     const [number, interval] = value.split(" (");
     return el("div", { class: "tile" }, el("div", { class: "note" }, what), el("div", { class: "value" }, number),
       el("div", { class: "note" }, interval ? `95% interval: ${interval.slice(0, -1)}` : ""));
