@@ -67,7 +67,8 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.kinds", "swarm.errors"},
     "swarm/documents.py": {"swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry", "swarm.net.roster"},
-    "swarm/schedule": PURE | {"swarm.schedule"},
+    "swarm/schedule.py": PURE,
+    "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/environments": PURE | {"swarm.environments"},
     "swarm/extras/judging": PURE
     | {"swarm.extras.judging", "swarm.environments"}
@@ -84,6 +85,8 @@ ALLOWED = {
     | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
     | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
+    "swarm/extras/preflight": PURE
+    | {"swarm.extras.preflight", "swarm.config", "swarm.policy", "swarm.preflight", "swarm.training.layers"},
     "swarm/preflight": PURE
     | {
         "swarm.preflight",
@@ -121,8 +124,8 @@ ALLOWED = {
     "nodes/commands": {"swarm", "nodes"},
     "nodes/boot/manifest.py": {"swarm"},
     "nodes/boot/directory.py": {"swarm", "nodes.boot.manifest"},
-    "nodes/boot/resolve.py": {"swarm", "nodes.boot.directory", "nodes.boot.manifest"},
-    "nodes/boot/assemble.py": {"swarm", "nodes.boot", "nodes.console", "nodes.page"},
+    "nodes/boot/resolve.py": {"swarm", "nodes.boot.directory", "nodes.boot.manifest", "nodes.roles.runtime"},
+    "nodes/boot/assemble.py": {"swarm", "nodes.boot", "nodes.console", "nodes.page", "nodes.roles.runtime"},
     "nodes/boot": {
         "swarm",
         "nodes.boot",
@@ -130,6 +133,7 @@ ALLOWED = {
         "nodes.exits",
         "nodes.page",
         "nodes.roles.ranks",
+        "nodes.roles.runtime",
         "nodes.stop",
     },
     "nodes/roles": {
@@ -137,7 +141,6 @@ ALLOWED = {
         "nodes.boot",
         "nodes.console",
         "nodes.exits",
-        "nodes.neighbours",
         "nodes.page",
         "nodes.roles",
         "nodes.stop",
@@ -162,7 +165,8 @@ FORBIDDEN = {
     "swarm/environments": {"torch"},
     "swarm/telemetry": {"torch"},
     "swarm/extras/page": {"torch"},
-    "swarm/schedule": {"torch"},
+    "swarm/schedule.py": {"torch"},
+    "swarm/extras/schedule": {"torch"},
     "swarm/extras/judging": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }
@@ -280,10 +284,9 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import swarm.net.hivemind.session, swarm.net.hivemind.daemon, swarm.net.hivemind.dht",
         "import swarm.extras.libp2p.transport, swarm.net.backends",
         "import nodes.cli",
-        "import nodes.commands.running.demo, nodes.commands.running.sweep",
-        "import nodes.commands.doctor.command",
-        "import nodes.commands.watching.top, nodes.commands.watching.ui",
-        "import swarm.extras.page.server, swarm.extras.page.report",
+        "import nodes.commands.demo, nodes.commands.sweep",
+        "import nodes.commands.doctor",
+        "import nodes.commands.watching, swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

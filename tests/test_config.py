@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from nodes.commands.reference.config import reference
+from nodes.commands.reference import config_reference as reference
 from swarm.config import NodeConfig, describe_config, load_config
 from swarm.environments.config import TASKS
 from swarm.environments.rewards import REWARDS

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nodes.commands.doctor.findings import Finding
-from nodes.commands.doctor.findings import line_of as finding_line
-from nodes.commands.doctor.outside import check_nat, check_reachable
-from nodes.commands.watching.peers import Listing, render
+from nodes.commands.doctor import Finding, check_nat, check_reachable
+from nodes.commands.doctor import line_of as finding_line
+from nodes.commands.peers import Listing, render
 from nodes.console import warn
 from swarm.errors import Refusal
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name

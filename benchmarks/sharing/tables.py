@@ -30,7 +30,7 @@ from benchmarks.sharing.swarms import (
 from benchmarks.sharing.table import Outcomes, Table, target_row
 from nodes.console import policy_progress
 from nodes.simulation.cells import Cell
-from nodes.simulation.mixes import Fields
+from nodes.simulation.configs import Fields
 from swarm.telemetry.benefit.comparison import Estimate, SwarmOutcome, ratio
 
 FIXED = (ALONE, "6/2", UNIFORM, "2/6")

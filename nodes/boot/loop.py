@@ -9,8 +9,8 @@ from rich.text import Text
 
 from nodes import exits
 from nodes.boot.assemble import RunningNode, opened
-from nodes.boot.resolve import EndReason, Role
 from nodes.roles.ranks import follow, leading
+from nodes.roles.runtime import EndReason, Role
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import versions

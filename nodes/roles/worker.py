@@ -16,8 +16,7 @@ from functools import partial
 from msgspec import Struct
 
 from nodes.boot.manifest import terms_of
-from nodes.boot.resolve import EndReason, Role
-from nodes.roles.runtime import RoleNode, RoleRuntime
+from nodes.roles.runtime import EndReason, Role, RoleNode, RoleRuntime
 from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower, SamplingPlan
 from swarm.central.installer import SnapshotInstaller

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.commands.reference.docs import show_document
+from nodes.commands.reference import show_document
 from swarm.documents import DOCS, anchor, names, section
 from swarm.errors import ConfigError
 

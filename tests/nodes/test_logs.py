@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.commands.watching import logs as logs_module
-from nodes.commands.watching.logs import LogOptions, show_logs
+from nodes.commands import watching as logs_module
+from nodes.commands.watching import LogOptions, show_logs
 from swarm.errors import ConfigError
 from swarm.telemetry import nodes as arrivals_module
 from swarm.telemetry.records import METRICS_FILE, EndEvent, NoteEvent, encode

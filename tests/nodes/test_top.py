@@ -11,9 +11,8 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from nodes.commands.watching import top
-from nodes.commands.watching.finding import find
-from nodes.commands.watching.top import show_top
+from nodes.commands import watching as top
+from nodes.commands.watching import find_nodes, show_top
 from swarm.errors import ConfigError
 from swarm.telemetry import nodes as module
 from swarm.telemetry.records import RoundEvent
@@ -54,7 +53,7 @@ def test_top_without_nodes_says_what_to_name(tmp_path: Path) -> None:
 
 def test_top_sees_nodes_that_start_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIND_EVERY_S", 0.0)
-    frame = top.Frame(lambda: find([tmp_path]))
+    frame = top.Frame(lambda: find_nodes([tmp_path]))
     console = Console(file=io.StringIO(), width=120)
     console.print(frame)
     directories(tmp_path, time.time(), 1, control=False)

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.commands.watching.finding import check, find
-from nodes.commands.watching.top import show_top
+from nodes.commands.watching import check_named, find_nodes, show_top
 from swarm.errors import ConfigError
 from swarm.net.roster import write_roster
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory
@@ -23,7 +22,7 @@ NOW = EPOCH + 10_000
 
 
 def _nodes(folder: Path) -> list[NodeReader]:
-    nodes = [NodeReader(found.folder, found.name, found.control) for found in find([folder])]
+    nodes = [NodeReader(found.folder, found.name, found.control) for found in find_nodes([folder])]
     for node in nodes:
         node.read()
     return nodes
@@ -107,8 +106,8 @@ def test_a_new_run_in_the_folder_starts_over(tmp_path: Path) -> None:
 
 def test_find(tmp_path: Path) -> None:
     folder = swarm(tmp_path, NOW, num_nodes=11, num_rounds=1)
-    names = [found.name for found in find([folder])]
+    names = [found.name for found in find_nodes([folder])]
     assert names[1] == "peer-2" and names[-2:] == ["peer-11", "alone"]
-    assert [found.name for found in find([folder / "peer-3"])] == ["peer-3"]
+    assert [found.name for found in find_nodes([folder / "peer-3"])] == ["peer-3"]
     with pytest.raises(ConfigError, match="there is no directory"):
-        check([tmp_path / "nowhere"])
+        check_named([tmp_path / "nowhere"])

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.commands.watching.samples import SampleFilter, show_samples
+from nodes.commands.watching import SampleFilter, show_samples
 from swarm.errors import ConfigError
 from swarm.reasons import Reason
 from swarm.telemetry.samples import (

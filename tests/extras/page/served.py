@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nodes.commands.watching.finding import find
+from nodes.commands.watching import find_nodes
 from nodes.page import listen
 from swarm.extras.page.server import make_server
 from swarm.extras.page.site import Site
@@ -57,7 +57,7 @@ class Served:
 @contextmanager
 def serving(folder: Path) -> Iterator[Served]:
     """Serve the nodes in `folder`."""
-    site = Site(lambda: find([folder]))
+    site = Site(lambda: find_nodes([folder]))
     listening, _ = listen(None, None)
     server = make_server(site)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

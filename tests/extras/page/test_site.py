@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from nodes.commands.watching.finding import find
+from nodes.commands.watching import find_nodes
 from swarm.extras.page.site import MAX_MEMBERS, Site
 from swarm.net.roster import PROGRESS_FILE, Progress, write_progress
 from swarm.telemetry.curves import MAX_BINS
@@ -23,7 +23,7 @@ NOW = EPOCH + 10_000
 
 
 def _site(folder: Path) -> Site:
-    site = Site(lambda: find([folder]), lambda: NOW)
+    site = Site(lambda: find_nodes([folder]), lambda: NOW)
     site.refresh()
     return site
 
@@ -103,7 +103,7 @@ def test_samples_of_both_sides_and_what_became_of_them(tmp_path: Path) -> None:
 
 def test_nodes_that_start_later_are_found(tmp_path: Path) -> None:
     now = [NOW]
-    site = Site(lambda: find([tmp_path]), lambda: now[0])
+    site = Site(lambda: find_nodes([tmp_path]), lambda: now[0])
     site.refresh()
     assert json.loads(site.overview)["nodes"] == []
     swarm(tmp_path, NOW, num_nodes=1, control=False)
@@ -186,14 +186,14 @@ def test_a_snapshot_on_its_way_is_seen_from_both_ends(tmp_path: Path) -> None:
 def test_a_control_is_compared_with_the_nodes_of_its_own_demo(tmp_path: Path) -> None:
     apart = [_site(swarm(tmp_path / name, NOW, num_nodes=nodes)) for name, nodes in (("one", 2), ("two", 4))]
     found = [json.loads(site.overview)["answer"] for site in apart]
-    both = Site(lambda: find([tmp_path / "one", tmp_path / "two"]), lambda: NOW)
+    both = Site(lambda: find_nodes([tmp_path / "one", tmp_path / "two"]), lambda: NOW)
     both.refresh()
     answer = json.loads(both.overview)["answer"]
     assert answer["standing"] == "helps" and all(each["why"] in answer["why"] for each in found)
     assert "one: The swarm helps" in answer["why"] and "two: The swarm helps" in answer["why"]
     names = [node["name"] for node in json.loads(both.overview)["nodes"]]
     swarm(tmp_path / "lone", NOW, num_nodes=1, control=False)
-    more = Site(lambda: find([tmp_path / "lone", tmp_path / "one"]), lambda: NOW)
+    more = Site(lambda: find_nodes([tmp_path / "lone", tmp_path / "one"]), lambda: NOW)
     more.refresh()
     assert len(names) == 8 and json.loads(more.overview)["answer"] == found[0]
     assert ["control" in _detail(more, place)["curves"] for place in range(4)] == [False, True, True, False]
@@ -202,7 +202,7 @@ def test_a_control_is_compared_with_the_nodes_of_its_own_demo(tmp_path: Path) ->
 def test_of_two_demos_the_only_one_that_can_be_judged_is_named(tmp_path: Path) -> None:
     alone = json.loads(_site(swarm(tmp_path / "one", NOW, num_nodes=2)).overview)["answer"]
     swarm(tmp_path / "young", NOW, num_nodes=2, num_rounds=0)
-    both = Site(lambda: find([tmp_path / "one", tmp_path / "young"]), lambda: NOW)
+    both = Site(lambda: find_nodes([tmp_path / "one", tmp_path / "young"]), lambda: NOW)
     both.refresh()
     answer = json.loads(both.overview)["answer"]
     assert answer["why"].startswith("one: ") and answer["standing"] == alone["standing"]

@@ -11,7 +11,6 @@ import pytest
 from pokerkit import Card
 from pydantic import ValidationError
 
-from benchmarks.poker.exact import CARDS, best_response, first_players_value, value
 from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
@@ -22,6 +21,7 @@ from swarm.extras.poker.holdem import PLAYERS, Holdem, chen_points, looks
 from swarm.extras.poker.kuhn import STACK, Kuhn
 from swarm.extras.poker.tasks import SITUATIONS, STRATEGIES, HoldemTask, KuhnTask
 from swarm.types import Grade, Terminal, observation_text
+from tests.extras.poker.exact import CARDS, best_response, first_players_value, value
 
 CHIPS = 40
 NASH_VALUE = -1 / 18
