@@ -16,10 +16,10 @@ from types import FrameType, FunctionType, TracebackType
 
 from nodes.boot.assemble import opened
 from nodes.boot.directory import best_address, refuse_at_once
-from nodes.boot.resolve import EndReason
 from nodes.console import literal_console
 from nodes.roles.peer import PEER, PeerNode
 from nodes.roles.ranks import CustomParts
+from nodes.roles.runtime import EndReason
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, SwarmError
 from swarm.policy.distributed.ranks import Ranks
@@ -53,7 +53,7 @@ class Node:
 
         `fields` are configuration fields by dotted path, `{"mix.local": 6}`; they take precedence over the YAML `file`
         and the environment. A loss, a mix or an advantage may be given as the class or function itself. `engine` and
-        `updater` are called with the policy and the node's own part, and return what to use in its place. `quiet`:
+        `updater` are called with the policy and the node's own part, and return its replacement. `quiet`:
         print nothing. Raises `SwarmError`.
         """
         given = [bootstrap] if isinstance(bootstrap, str) else bootstrap

@@ -63,7 +63,7 @@ def policy_progress(console: Console, model: str) -> Iterator[Callable[[int, int
 def open_streams() -> None:
     """Open those of the three standard streams that this process was started without, as if to /dev/null.
 
-    Otherwise the next file or socket that is opened would take the place of one, and get what is printed.
+    Otherwise the next file or socket that is opened would get its number, and what is printed.
     """
     for descriptor in range(3):
         try:

@@ -43,10 +43,10 @@ from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
-from swarm.schedule.config import ScheduleSettings
+from swarm.schedule import ScheduleSettings
 from swarm.settings import Settings, field_paths, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
-from swarm.telemetry.config import TelemetrySettings
+from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
 from swarm.yaml_file import UNREADABLE, YamlFile, check, read
@@ -61,7 +61,7 @@ _SERVICE = re.compile(r"SWARM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|U
 _SERVICE_PORT = re.compile(r"SWARM_(\w+_)?PORT")
 
 ID_CHARS = 4
-"""Of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
+"""Characters of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
 NUM_NAMED = 3
 """Most fields that a message suggests."""
 NAMES_ELSEWHERE = {
@@ -133,7 +133,7 @@ class EvaluationSettings(Settings):
     suites: dict[SuiteName, SuiteSettings] = {}
     """Named evaluations; `swarm evaluate --suite NAME` asks them as well."""
     beside: bool = False
-    """Ask suites in a separate process with a copy of the model, while training goes on. Otherwise training waits for
+    """Ask suites in a separate process with a copy of the model, while training continues. Otherwise training waits for
     them. Not with several processes (torchrun)."""
 
     @property
@@ -148,8 +148,8 @@ class NodeConfig(Settings):
     version: int = CONFIG_VERSION
     """Version of the configuration's format; a file without it is of the current one."""
     name: str = ""
-    """Name of this node in views and reports, and for the run's members. Default, not told to members: the last part of
-    `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
+    """Name of this node in views and reports, and for the run's members. Default, not shown to members: the last
+    part of `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -276,18 +276,18 @@ def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> b
     a number. Whether there was any."""
     found = False
     for item in error.errors():
-        place: Any = None
+        holder: Any = None
         key: Any = None
         value: Any = merged
         part: Any
         for part in item["loc"]:  # some are names of kinds and types
             if (isinstance(value, dict) and part in value) or (isinstance(value, list) and part in range(len(value))):
-                place, key, value = value, part, value[part]
+                holder, key, value = value, part, value[part]
         text = yaml_file.text(item["loc"])
-        if text is None or place is None or isinstance(value, str | dict | list) or value is not item["input"]:
+        if text is None or holder is None or isinstance(value, str | dict | list) or value is not item["input"]:
             continue
         if item["type"] in ("string_type", "literal_error", "path_type"):
-            place[key] = text
+            holder[key] = text
             found = True
     return found
 
@@ -503,8 +503,8 @@ def _describe(error: ValidationError, origins: Mapping[str, str], yaml_file: Yam
 def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
     """The errors, without what only follows from others: a list without its wrong items is too short."""
     for item in errors:
-        place = item["loc"]
-        if item["type"] != "too_short" or not any(each["loc"][:-1][: len(place)] == place for each in errors):
+        path = item["loc"]
+        if item["type"] != "too_short" or not any(each["loc"][:-1][: len(path)] == path for each in errors):
             yield item
 
 

@@ -35,7 +35,7 @@ from swarm.settings import nearest
 T = TypeVar("T")
 
 FOREIGN = "foreign"
-"""Validation context for values of another peer: they may name what is built in or offered, no code by its place."""
+"""Validation context for values of another peer: they may name what is built in or offered, no location in code."""
 
 
 class Kinds(Mapping[str, T]):
@@ -57,11 +57,11 @@ class Kinds(Mapping[str, T]):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """By identity, as an annotation must."""
+        """Identity, which annotations need."""
         return self is other
 
     def __getitem__(self, name: str) -> T:
-        """What is built in under this name. Raises `KeyError`."""
+        """The built-in kind of this name. Raises `KeyError`."""
         if name not in self:
             raise KeyError(name)
         return self.find(name)
@@ -83,11 +83,11 @@ class Kinds(Mapping[str, T]):
         return name in self._built_in
 
     def resolved(self, name: str) -> str:
-        """The place in code of a name that is not built in, for a process in another directory. Raises `ValueError`."""
+        """Where the code of a custom kind is, for a process in another directory. Raises `ValueError`."""
         return resolved(name, self.group)
 
     def find(self, name: str) -> T:
-        """What a name stands for. Raises `ValueError`, also when it has the wrong shape."""
+        """The kind of this name. Raises `ValueError`, also when it has the wrong shape."""
         found: T
         if (target := self._built_in.get(name)) is not None:
             if not _is_installed(target):
@@ -145,7 +145,7 @@ class Kinds(Mapping[str, T]):
 
 @lru_cache
 def _validator(model: type[BaseModel], kind: str) -> SchemaValidator:
-    """Validates settings of a kind, which the places of errors name."""
+    """Validates settings of a kind, whose name is part of the location of every error."""
     return SchemaValidator(core_schema.tagged_union_schema({kind: model.__pydantic_core_schema__}, "kind"))
 
 
@@ -161,12 +161,16 @@ def _is_installed(target: str) -> bool:
         return False
 
 
+def has_extra(name: str) -> bool:
+    """Whether `swarm.extras.NAME` is installed."""
+    return _is_installed(f"swarm.extras.{name}")
+
+
 def extra(name: str) -> ModuleType:
     """The module `swarm.extras.NAME`, for the core, which finds extras by name. Raises `ConfigError` without it."""
-    module = f"swarm.extras.{name}"
-    if not _is_installed(module):
+    if not has_extra(name):
         raise ConfigError(f"this needs swarm.extras.{name.partition('.')[0]}, which this installation of swarm lacks")
-    return importlib.import_module(module)
+    return importlib.import_module(f"swarm.extras.{name}")
 
 
 def offered(name: str, group: str) -> str | None:
@@ -189,7 +193,7 @@ def resolved(target: str, group: str) -> str:
 
 
 def imported(path: str, group: str, known: tuple[str, ...]) -> object:
-    """What a name that is none of the built-in, `known` ones stands for: an entry point, or code by its place.
+    """The object behind a name that is not built in: an entry point, or a location in code. `known` are built in.
 
     Raises `ValueError`, whatever the module raises.
     """
@@ -260,7 +264,7 @@ def module_in(file: Path) -> ModuleType:
 
 
 @contextmanager
-def own_code(name: str) -> Iterator[None]:
+def custom_code(name: str) -> Iterator[None]:
     """Turns what a user's own code raises within the block into a `ConfigError` of one line that names it."""
     try:
         yield

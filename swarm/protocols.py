@@ -13,7 +13,6 @@ from swarm.types import (
     Arrival,
     Commitment,
     Context,
-    End,
     Grade,
     GradedGroup,
     MemberSummary,
@@ -30,6 +29,7 @@ from swarm.types import (
     RunManifest,
     Sampling,
     TaskRef,
+    Terminal,
     UpdateReport,
 )
 
@@ -63,7 +63,7 @@ chunk is not ready, it yields what will bring one, or None: the caller tries aga
 class Episode(Protocol):
     """An episode after its first observation."""
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """What follows the policy's next turn; never called after the end."""
         ...
 

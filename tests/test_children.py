@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodes.page import page_of
 from swarm.children import (
     Backoff,
     Channel,
@@ -42,7 +43,6 @@ from swarm.environments.judge import JudgeSettings
 from swarm.extras.judging.process import JudgeProcess
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
-from swarm.page.serving import page_of
 
 LONG_S = 120.0
 MAX_BYTES = 1_000

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from nodes.cli import app
-from nodes.cli.arguments import rewrite
+from nodes.cli.options import rewrite
 from swarm.config import load_config
 from swarm.distribution import NAME, UNPINNED
 

@@ -12,20 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nodes.commands.doctor.findings import Finding
-from nodes.commands.doctor.findings import line_of as finding_line
-from nodes.commands.doctor.outside import check_nat, check_reachable
-from nodes.commands.watching.peers import Listing, render
+from nodes.commands.doctor import Finding, check_nat, check_reachable
+from nodes.commands.doctor import line_of as finding_line
+from nodes.commands.peers import Listing, render
 from nodes.console import warn
 from swarm.errors import Refusal
+from swarm.extras.page.report import frozen
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.net.roster import PeerRow, Roster
 from swarm.net.services.diagnosis import DialBackReply
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView
 from swarm.telemetry.records import EvaluationEvent, NoteEvent, StartEvent, encode
-from swarm.telemetry.report import page
-from swarm.telemetry.summary import swarm_summary
 from swarm.types import PeerRecord
 
 HOSTILE = (
@@ -116,7 +114,7 @@ def test_the_live_view_and_the_report_are_harmless(text: str) -> None:
         file.write_bytes(b"".join(map(encode, events)))
         history = PeerHistory.read(file)
     assert harmless(printed(LiveView([history], clock=lambda: 3.0)))
-    text_of_page = page([history], swarm_summary([history], start.config, {}))
+    text_of_page = frozen([history], start.config, {note: note}).decode()
     assert harmless(text_of_page)
     if note == HOSTILE[7]:
         assert "<script>" not in text_of_page

@@ -15,9 +15,6 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.common.running import scratch
-from benchmarks.poison.attacks import WorkerAttack
-from benchmarks.poison.marking import mark
-from benchmarks.poison.swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles.learner import LearnerNode
@@ -30,6 +27,9 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm
+from tests.attacks.attackers import WorkerAttack
+from tests.attacks.marking import mark
+from tests.attacks.poisoned_swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
 
 ROLLOUTS = 64
 

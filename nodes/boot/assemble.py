@@ -21,8 +21,10 @@ from nodes.boot.directory import (
     write_addresses,
 )
 from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools, terms_of
-from nodes.boot.resolve import Node, Notice, ResolvedNode, Role, check_settings, resolve
+from nodes.boot.resolve import Notice, ResolvedNode, check_settings, resolve
 from nodes.console import policy_progress, say, warn
+from nodes.page import page_of
+from nodes.roles.runtime import Role, RoleNode
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
 from swarm.environments.judge import with_judge
@@ -39,7 +41,6 @@ from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, public_name
 from swarm.policy.distributed.ranks import Ranks
 from swarm.protocols import Transport
@@ -53,7 +54,12 @@ class RunningNode:
     """A node on an open network, step by step."""
 
     def __init__(
-        self, config: NodeConfig, node: Node, transport: Transport, alone: str, failures: Callable[[], dict[str, str]]
+        self,
+        config: NodeConfig,
+        node: RoleNode,
+        transport: Transport,
+        alone: str,
+        failures: Callable[[], dict[str, str]],
     ) -> None:
         """`alone`: see `Role`. `failures`: see `VerificationPool.take_texts`."""
         self.config = config
@@ -75,7 +81,7 @@ class RunningNode:
 class NetworkWatch:
     """Reports changes of the network's state as notes."""
 
-    def __init__(self, node: Node, doing_alone: str, manifest: RunManifest | None, group_size: int) -> None:
+    def __init__(self, node: RoleNode, doing_alone: str, manifest: RunManifest | None, group_size: int) -> None:
         """`doing_alone`: see `Role.alone`; `group_size` is this node's."""
         self._node = node
         self._doing_alone = doing_alone

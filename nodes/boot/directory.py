@@ -9,9 +9,11 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import psutil
 from msgspec import Struct
 
 from nodes.boot.manifest import SealedManifest, found_run, left_run
@@ -34,6 +36,7 @@ MANIFEST_FILE = "run.manifest"
 PEERS_FILE = "peers.known"
 ADDRESS_FILE = "multiaddrs"
 LISTEN_FILE = "listen.last"
+LOCK_FILE = f"{IDENTITY_FILE}.lock"
 CHECKPOINTS = "checkpoints"
 
 INVARIANT_FIELDS = frozenset(
@@ -221,6 +224,22 @@ def _names(tasks: object) -> str:
 
 def _short(value: object) -> str:
     return clean(f"{value:g}" if isinstance(value, float) else str(value), MAX_VALUE_CHARS)
+
+
+def running_nodes() -> dict[Path, int]:
+    """Directory and process id of every node on this machine, or in this container, that this user may inspect.
+
+    A running node holds the lock of its identity. This function looks up the holder instead of trying the lock: taking
+    it, even briefly, could make a starting node fail.
+    """
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            for file in process.open_files():
+                path = Path(file.path)
+                if path.name == LOCK_FILE and path.exists():
+                    found[path.parent] = process.pid
+    return dict(sorted(found.items()))
 
 
 def refuse_at_once(loaded: LoadedConfig) -> None:

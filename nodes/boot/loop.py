@@ -9,8 +9,8 @@ from rich.text import Text
 
 from nodes import exits
 from nodes.boot.assemble import RunningNode, opened
-from nodes.boot.resolve import EndReason, Role
 from nodes.roles.ranks import follow, leading
+from nodes.roles.runtime import EndReason, Role
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import versions
@@ -27,12 +27,10 @@ from swarm.errors import (
 from swarm.foreign import clean_lines
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.distributed.torchrun import open_ranks
-from swarm.telemetry.end import print_end
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
-from swarm.telemetry.report import write_report
-from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.report import print_end, swarm_summary, write_report
 
 REPORTED_IN_DETAIL = 4_096
 """Most rounds whose figures the report at the end reads: a node may have run for weeks."""
@@ -131,6 +129,6 @@ def _print_plain(console: Console, history: PeerHistory, every: int) -> None:
 
 def _report(config: NodeConfig, history: PeerHistory, console: Console) -> None:
     summary = swarm_summary([history], config.model_dump(mode="json"), versions())
-    write_report(config.out, [history], summary)
+    report = write_report(config.out, [history], summary)
     print_end(console, summary, [history])
-    console.print(Text(f"report: {config.out / 'report.html'}"), soft_wrap=True)
+    console.print(Text(f"report: {report}"), soft_wrap=True)

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from swarm.central.terms import NO_ADAPTERS, SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
-from swarm.environments.config import TaskConfig, own_tool_tasks
+from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.specs import (
     CODE,
@@ -211,7 +211,7 @@ def _other_option(spec: TaskSpec, task: TaskConfig) -> str:
     if spec.kind != kind_in_run(task):
         return f"it is of the kind {task.kind} here and {clean(spec.kind)} in the run"
     here: dict[str, object] = task.model_dump(mode="json", exclude_defaults=True)
-    if own_tool_tasks([task]):
+    if custom_tool_tasks([task]):
         here["tool"] = TRUSTED_TOOL
     differing = [
         f"{clean(name)} is {clean(repr(here.get(name)), MAX_SHOWN_CHARS)} here and "
@@ -260,7 +260,7 @@ def _set_up(spec: TaskSpec) -> tuple[TaskConfig, ...]:
 
 def sharing_of_own_tools(config: NodeConfig, peer_id: str) -> str | None:
     """Whether others learn from episodes with this node's custom tools, for people; None if it has none."""
-    names = sorted(own_tool_tasks(config.tasks))
+    names = sorted(custom_tool_tasks(config.tasks))
     if not names:
         return None
     line = f"tools of your own answer {', '.join(names)}: "

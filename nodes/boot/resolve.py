@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 from nodes.boot.directory import RunDirectory, resumed
 from nodes.boot.manifest import (
@@ -15,87 +15,18 @@ from nodes.boot.manifest import (
     other_files,
     other_options,
 )
+from nodes.roles.runtime import Role
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.environments.judge import lacking_judge, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
-from swarm.net.records.identity import Identity
 from swarm.policy.config import SMOLLM2
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.media.modalities import modalities_of
 from swarm.policy.packaged.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
-from swarm.preflight.need import RoleName
-from swarm.protocols import Transport, Verifier
-from swarm.telemetry.alerts.checks import HIGH_LEARNING_RATE
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE
 from swarm.training.objective import check_own_code
 from swarm.types import RunManifest
-
-EndReason = Literal["done", "interrupted", "error"]
-
-
-class Node(Protocol):
-    """A role's node: works step by step, and writes events to its metrics file."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the node has finished."""
-        ...
-
-    def begin(self) -> None:
-        """Write the start event and prepare the first step."""
-        ...
-
-    def step(self) -> None:
-        """One round, step or batch. Raises `Interrupted` in a consistent state."""
-        ...
-
-    def note(self, text: str, level: str = "info", alert: str = "") -> None:
-        """Put a line for people into the metrics file; `alert`: see `NoteEvent`."""
-        ...
-
-    def end(self, reason: EndReason) -> None:
-        """Save, and write the end event."""
-        ...
-
-    def close(self) -> None:
-        """Stop background work; always called, possibly twice."""
-        ...
-
-
-class MakeNode(Protocol):
-    """Creates the node of a role. Raises `SwarmError`."""
-
-    def __call__(
-        self,
-        config: NodeConfig,
-        identity: Identity,
-        transport: Transport,
-        verifier: Verifier,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None,
-        ranks: Ranks | None,
-    ) -> Node:
-        """The node on an open transport."""
-        ...
-
-
-@dataclass(frozen=True)
-class Role:
-    """The role of a node in a swarm."""
-
-    name: RoleName
-    make: MakeNode
-    plan: Callable[[NodeConfig], list[tuple[str, str]]]
-    """Lines that describe its plan."""
-    alone: str
-    """Its activity while no peer is connected, for messages."""
-    invites: str = "join"
-    """The subcommand with which others join it."""
-    sets_terms: bool = False
-    """Whether those who join must share its terms."""
-    keeps_terms: bool = False
-    """Whether it must share those of the run's founder."""
 
 
 class Notice(NamedTuple):
@@ -198,7 +129,7 @@ def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice]) 
 
 
 def _unreadable(config: NodeConfig) -> dict[str, str]:
-    """By name: which tasks this node's policy cannot read. Raises `PolicyError`."""
+    """The tasks that this node's policy cannot read, by name with the reason. Raises `PolicyError`."""
     needed = {task.name: needs for task in config.tasks if (needs := task.media)}
     if not needed:
         return {}

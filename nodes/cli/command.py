@@ -10,7 +10,7 @@ import typer
 
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
-from nodes.cli.arguments import Command, check_known, rewrite
+from nodes.cli.options import Command, check_known, rewrite
 from nodes.console import literal_console, open_streams
 from swarm import torchao
 from swarm.children import spare_loopback

@@ -25,7 +25,7 @@ def docs(
     where: Annotated[str | None, typer.Argument(help="A document, or a section of it: operate#logs.")] = None,
 ) -> None:
     """Show a document of swarm, or a section of it; without a name, which ones there are."""
-    from nodes.commands.reference.docs import show_document
+    from nodes.commands.reference import show_document
 
     show_document(where, make_console())
 
@@ -33,7 +33,7 @@ def docs(
 @app.command()
 def losses() -> None:
     """List the objectives with equation and paper."""
-    from nodes.commands.reference.losses import list_losses
+    from nodes.commands.reference import list_losses
 
     list_losses(make_console())
 
@@ -41,15 +41,15 @@ def losses() -> None:
 @app.command()
 def reasons() -> None:
     """Print the reasons for refusing groups, records and peers, in Markdown."""
-    from nodes.commands.reference.reasons import reference
+    from nodes.commands.reference import reasons_reference
 
-    print(reference(), end="")
+    print(reasons_reference(), end="")
 
 
 @app.command()
 def families() -> None:
     """Print which model families can generate and train here, in Markdown; takes a minute or two."""
-    from nodes.commands.reference.families import reference
+    from nodes.commands.families import reference
 
     print(reference(lambda family: typer.echo(family, err=True)), end="")
 
@@ -86,7 +86,7 @@ def config_check(config: Annotated[Path, typer.Argument(help="YAML configuration
 @config_app.command("schema")
 def config_schema() -> None:
     """Print the configuration's JSON schema, for editors."""
-    from nodes.commands.reference.schema import json_schema
+    from nodes.commands.reference import json_schema
     from swarm.config import NodeConfig
 
     print(json.dumps(json_schema(NodeConfig), indent=2))
@@ -95,7 +95,7 @@ def config_schema() -> None:
 @config_app.command("reference")
 def config_reference() -> None:
     """Print the configuration reference in Markdown."""
-    from nodes.commands.reference.config import reference
+    from nodes.commands.reference import config_reference as reference
 
     print(reference(), end="")
 
@@ -103,9 +103,9 @@ def config_reference() -> None:
 @config_app.command("sizing")
 def config_sizing() -> None:
     """Print which models fit on which GPUs, in Markdown."""
-    from swarm.preflight.page import page
+    from swarm.kinds import extra
 
-    print(page(), end="")
+    print(extra("preflight.sizing").page(), end="")
 
 
 @tasks_app.command("list")
@@ -114,7 +114,7 @@ def tasks_list(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the available tasks, each with an example: what `swarm tasks` does by default."""
-    from nodes.commands.tasks.listing import list_tasks
+    from nodes.commands.tasks import list_tasks
 
     list_tasks(pattern, as_json, make_console())
 
@@ -134,7 +134,7 @@ def tasks_try(
     """Ask a model some questions of a configuration's tasks; show each with the completion and its reward."""
     pairs = [*given_fields({"policy.model": model, "generation.engine": engine}), *extra_fields(context)]
     check_config(config, pairs)
-    from nodes.commands.tasks.trial import try_tasks
+    from nodes.commands.tasks import try_tasks
 
     try_tasks(config, pairs, questions, answers, as_json, make_console())
 

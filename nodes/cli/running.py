@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from nodes.cli.arguments import Fields
 from nodes.cli.options import (
     DEFAULT_HOME,
     BootstrapOption,
     ConfigArgument,
     EngineOption,
+    Fields,
     LiveOption,
     ModelOption,
     Options,
@@ -46,6 +46,10 @@ service_app = typer.Typer(help="Have the machine run a node.", no_args_is_help=T
 identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
 app.add_typer(service_app, name="service")
 app.add_typer(identity_app, name="identity")
+
+ROLES = {"join": "peer", "learn": "learner", "work": "worker"}
+HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
+PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 
 
 @app.command()
@@ -100,9 +104,9 @@ def demo(
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
     policy = config.policy.model if "policy.model" in chosen else None
-    from nodes.commands.running.demo import DemoOptions, Start
-    from nodes.commands.running.demo import demo as run
-    from nodes.real_models.settings import num_rounds
+    from nodes.commands.demo import DemoOptions, Start
+    from nodes.commands.demo import demo as run
+    from nodes.simulation.configs import num_rounds
 
     options = DemoOptions(
         peers=peers,
@@ -178,9 +182,6 @@ def _start(
     raise typer.Exit(launch(role, loaded, make_console(), live=live, report=report, supervised=supervised))
 
 
-ROLES = {"join": "peer", "learn": "learner", "work": "worker"}
-
-
 def _node_command(command: str, summary: str, rounds: str, without: Sequence[str] = ()) -> None:
     """Add a command that starts a node, with the options of `_start` but some."""
 
@@ -235,8 +236,8 @@ def init(
     port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
 ) -> None:
     """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
-    from nodes.commands.init.answers import Given
-    from nodes.commands.init.command import init as run
+    from nodes.commands.init import Given
+    from nodes.commands.init import init as run
 
     given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
     run(file, given, make_console())
@@ -249,7 +250,7 @@ def pause(
     until: Annotated[str | None, typer.Option(help="Until when, in local time, such as 18:00.")] = None,
 ) -> None:
     """Let nodes pause when their round is finished, until `swarm resume`. They stay members of their run."""
-    from nodes.commands.running.pause import pause_nodes
+    from nodes.commands.control import pause_nodes
 
     pause_nodes(runs or [], lasting, until, make_console())
 
@@ -257,7 +258,7 @@ def pause(
 @app.command()
 def resume(runs: RunsArgument = None) -> None:
     """End what `swarm pause` began; a node's schedule still holds."""
-    from nodes.commands.running.pause import resume_nodes
+    from nodes.commands.control import resume_nodes
 
     resume_nodes(runs or [], make_console())
 
@@ -265,7 +266,7 @@ def resume(runs: RunsArgument = None) -> None:
 @app.command()
 def stop(runs: RunsArgument = None) -> None:
     """End nodes as Ctrl-C does: with a checkpoint, from which the same command goes on."""
-    from nodes.commands.running.stop import stop_nodes
+    from nodes.commands.control import stop_nodes
 
     stop_nodes(runs or [], make_console())
 
@@ -298,9 +299,9 @@ def sweep(
     """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
     if transport not in ("memory", "hivemind"):
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
-    from nodes.commands.running.sweep import SweepOptions
-    from nodes.commands.running.sweep import sweep as run
-    from nodes.simulation.mixes import named
+    from nodes.commands.sweep import SweepOptions
+    from nodes.commands.sweep import sweep as run
+    from nodes.simulation.configs import named
     from swarm.machine import num_cores
 
     options = SweepOptions(
@@ -327,7 +328,7 @@ def simulate_in_memory(
     supervised: SupervisedOption = False,
 ) -> None:
     """Run all nodes of a demo in this process."""
-    from nodes.simulation.demo_in_memory import simulate_in_memory as run
+    from nodes.simulation.in_memory import simulate_in_memory as run
 
     raise typer.Exit(run(config, out, peers, first_seed, control, supervised))
 
@@ -344,13 +345,9 @@ def service_install(
 
     Options of the service come first: swarm service install --name home join /ip4/... --out runs/peer
     """
-    from nodes.commands.running.service import install_service
+    from nodes.commands.service import install_service
 
     install_service(command, name, show, make_console())
-
-
-HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
-PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 
 
 @identity_app.command("show")
@@ -359,7 +356,7 @@ def identity_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show peer id, key file, its mode and age, and whether a node is using it."""
-    from nodes.commands.running.identity import show_identity
+    from nodes.commands.identity import show_identity
 
     show_identity(where, as_json, make_console())
 
@@ -371,7 +368,7 @@ def identity_export(
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Back up a node's key; the node may be running."""
-    from nodes.commands.running.identity import export_identity
+    from nodes.commands.identity import export_identity
 
     export_identity(backup, where, passphrase_file, make_console())
 
@@ -384,7 +381,7 @@ def identity_import(
     force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept.")] = False,
 ) -> None:
     """Restore a key, which gives the directory's node that peer id."""
-    from nodes.commands.running.identity import import_identity
+    from nodes.commands.identity import import_identity
 
     import_identity(backup, where, passphrase_file, force, make_console())
 
@@ -392,7 +389,7 @@ def identity_import(
 def _asked(loaded: LoadedConfig) -> Fields:
     """The address of a member, asked for where there is a terminal and the directory belongs to no run yet."""
     from nodes.boot.directory import remembered
-    from nodes.commands.init.answers import ask_address
+    from nodes.commands.init import ask_address
 
     config = loaded.config
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and "WORLD_SIZE" not in os.environ

@@ -11,9 +11,8 @@ from msgspec import Struct, json, structs
 
 from nodes.boot.directory import CHECKPOINTS
 from nodes.boot.manifest import terms_of
-from nodes.boot.resolve import EndReason, Role
 from nodes.roles.ranks import LearnerRanks
-from nodes.roles.runtime import Checkpoints, RoleNode, RoleRuntime
+from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
 from swarm.central.terms import differences
@@ -160,7 +159,7 @@ class LearnerNode(RoleNode, LearnerObserver):
             self._go_back(alarm, what)
 
     def _go_back(self, alarm: Alarm, what: str) -> None:
-        """Roll back to the policy before its workers' rewards fell, publish it, and go on under a new version."""
+        """Roll back to the policy before its workers' rewards fell, publish it, and continue under a new version."""
         before = self._updater.version
         outcome = self._checkpoints.roll_back()
         self.save()

@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 from nodes.boot.directory import CHECKPOINTS
 from nodes.boot.manifest import unreadable_tasks
-from nodes.boot.resolve import EndReason, Role
-from nodes.roles.adoption import SnapshotAdoption
 from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
-from nodes.roles.runtime import Checkpoints, RoleNode, RoleRuntime
+from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
+from nodes.roles.snapshots import SnapshotAdoption
 from swarm.config import NodeConfig
-from swarm.environments.config import own_tool_tasks
+from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
@@ -126,7 +125,7 @@ class PeerNode(RoleNode):
         self._runtime.start_clock()
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count time that has just passed, in which nobody called `step`."""
+        """Do not count time that has just passed, in which `step` was not called."""
         self._runtime.leave_out(seconds)
 
     def _work(self) -> None:
@@ -241,7 +240,7 @@ class PeerNode(RoleNode):
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
             share=config.share,
-            unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
+            unshared=() if self._identity.peer_id in config.trusted else custom_tool_tasks(config.tasks),
         )
         policy_id = PolicyId(public_name(config.policy.model), self.policy.tokenizer_hash, 0)
         seed = config.seed if config.seed is not None else stream_seed(self._identity.peer_id)
@@ -256,7 +255,7 @@ class PeerNode(RoleNode):
         return SapoNode(settings, me, parts, self._runtime.samples.keep)
 
     def _make_worth(self) -> WorthEstimator | None:
-        """None for a node that is not to measure, or learns from nobody else."""
+        """None for a node that is not to measure, or learns only from its own groups."""
         every, mix = self._config.telemetry.worth_every_rounds, self._config.mix
         if every == 0 or (mix.policy == "fixed" and mix.external == 0):
             return None

@@ -205,7 +205,7 @@ class RankGroup:
 
 
 class CustomParts(Struct, frozen=True):
-    """Parts that a user puts in place of a node's own, each made of the policy and the node's own part."""
+    """A user's replacements of a node's own parts, each made of the policy and that part."""
 
     engine: Callable[[Policy, RolloutEngine], RolloutEngine] | None = None
     updater: Callable[[Policy, Updater], Updater] | None = None

@@ -6,14 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
-from nodes.boot.resolve import EndReason
-from nodes.neighbours import Neighbours
 from nodes.roles.ranks import RankGroup
 from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig
@@ -26,16 +26,14 @@ from swarm.net.records.wire import Limits
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
 from swarm.policy.loading import Policy
+from swarm.preflight.need import RoleName
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import Watch
-from swarm.schedule.pausing import Pausing
-from swarm.schedule.schedule import Schedule
-from swarm.telemetry.alerts.checks import slowed
-from swarm.telemetry.alerts.refusals import RefusalWatch
-from swarm.telemetry.alerts.watch import AlertWatch
+from swarm.schedule import Pausing, Schedule
+from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import (
@@ -51,10 +49,13 @@ from swarm.telemetry.records import (
     RoundEvent,
     StartEvent,
 )
-from swarm.telemetry.samples.log import SampleLog
+from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
 from swarm.types import MemberSummary
+
+NEIGHBOURS_EVERY_S = 30.0
+EndReason = Literal["done", "interrupted", "error"]
 
 
 class ReceivedGroups(Protocol):
@@ -320,6 +321,24 @@ class RoleRuntime:
             raise failure
 
 
+class Neighbours:
+    """How many other nodes train on this machine; looked up at a limited rate, because it takes a while."""
+
+    def __init__(self, out: Path) -> None:
+        """`out` is the directory of this node, which is not counted."""
+        self._out = out
+        self._looked_at: float | None = None
+        self._number = 0
+
+    def number(self) -> int:
+        """Their number, not more than `NEIGHBOURS_EVERY_S` ago."""
+        if self._looked_at is None or time.monotonic() - self._looked_at >= NEIGHBOURS_EVERY_S:
+            self._looked_at = time.monotonic()
+            others = (folder for folder in running_nodes() if folder.resolve() != self._out.resolve())
+            self._number = sum((folder / METRICS_FILE).exists() for folder in others)
+        return self._number
+
+
 class Checkpoints:
     """The checkpoints of a node that trains: saves its state, resumes and rolls back."""
 
@@ -421,6 +440,19 @@ class RoleNode(ABC):
         self._pausing = Pausing(schedule, self, runtime, cancelled)
         self._open.callback(self._pausing.close)
 
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the node has finished."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Write the start event and prepare the first step. Raises `Interrupted`."""
+
+    @abstractmethod
+    def end(self, reason: EndReason) -> None:
+        """Save, and write the end event."""
+
     def step(self) -> None:
         """One round, step or batch; a moment of a pause instead, if there is one.
 
@@ -438,7 +470,7 @@ class RoleNode(ABC):
         self._runtime.note(text, level, alert)
 
     def close(self) -> None:
-        """Stop background work."""
+        """Stop background work; always called, possibly twice."""
         self._open.close()
 
     @abstractmethod
@@ -450,6 +482,25 @@ class RoleNode(ABC):
 
     def on_resume(self) -> None:  # noqa: B027
         """A pause is over."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """The role of a node in a swarm."""
+
+    name: RoleName
+    make: Callable[..., RoleNode]
+    """Makes the node of: config, identity, transport, verifier, cancelled, progress, ranks. Raises `SwarmError`."""
+    plan: Callable[[NodeConfig], list[tuple[str, str]]]
+    """Lines that describe its plan."""
+    alone: str
+    """Its activity while no peer is connected, for messages."""
+    invites: str = "join"
+    """The subcommand with which others join it."""
+    sets_terms: bool = False
+    """Whether those who join must share its terms."""
+    keeps_terms: bool = False
+    """Whether it must share those of the run's founder."""
 
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:

@@ -16,8 +16,7 @@ from functools import partial
 from msgspec import Struct
 
 from nodes.boot.manifest import terms_of
-from nodes.boot.resolve import EndReason, Role
-from nodes.roles.runtime import RoleNode, RoleRuntime
+from nodes.roles.runtime import EndReason, Role, RoleNode, RoleRuntime
 from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower, SamplingPlan
 from swarm.central.installer import SnapshotInstaller
@@ -25,7 +24,7 @@ from swarm.central.terms import differences
 from swarm.central.worker_groups import WorkerGroups
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose, look_for_vllm, open_engine
-from swarm.environments.config import own_tool_tasks
+from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
 from swarm.foreign import clean
@@ -280,7 +279,7 @@ class Assignment:
 
     def _groups(self) -> WorkerGroups:
         config, peer_id = self._config, self._runtime.peer_id
-        names = sorted(own_tool_tasks(config.tasks))
+        names = sorted(custom_tool_tasks(config.tasks))
         if names and peer_id not in config.trusted:
             raise ConfigError(
                 f"a worker's episodes must be shared, but tools of your own answer {', '.join(names)}: the run's "

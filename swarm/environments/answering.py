@@ -20,11 +20,11 @@ from swarm.types import MAX_TURNS
 MAX_TEMPLATE_CHARS = 16_384
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 MAX_PROMPT_CHARS = 2**20
-"""Of a question, of several in one reply, and of the observations of a group's episodes together."""
+"""Characters of a question, of several in one reply, and of the observations of a group's episodes together."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 READING_VERSION = 3
-"""Of how answers are read, in digests: nodes that read them in another way refuse each other's groups.
+"""Version of the reading of answers, in digests: nodes with another one refuse each other's groups.
 To be raised with every change of a right answer under `match`, or of `find: last_number`."""
 
 FindRule = Literal["tags", "last_number", "boxed", "regex", "whole"]
@@ -70,7 +70,7 @@ class FindSettings(Settings):
     find: FindRule | None = None
     """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
     `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
-    there are no tags, and with `match: numeric` else the last number. Code of one's own gets the whole completion."""
+    there are no tags, and with `match: numeric` else the last number. Custom code gets the whole completion."""
     find_pattern: str | None = Field(None, max_length=MAX_RE2_CHARS)
     """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
     ask: Template | None = None
@@ -122,7 +122,7 @@ class QuestionSettings(FindSettings, TaskSettings):
 
     tool: str | None = Field(None, max_length=MAX_TARGET_CHARS, json_schema_extra={"anyOf": TOOL_SCHEMAS})
     """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
-    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
+    custom function, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
     in `trusted`; or `trusted`: such a function that only they have, so that this node asks no questions of the task and
     learns from theirs. A turn with `<tool>...</tool>` is a call, any other turn the answer."""
     max_turns: int = Field(4, ge=2, le=MAX_TURNS)
@@ -160,7 +160,7 @@ class QuestionSettings(FindSettings, TaskSettings):
         return (*graded, {"reading": READING_VERSION}) if compares else graded
 
     @property
-    def own_tool(self) -> str | None:
+    def custom_tool(self) -> str | None:
         """The code of a custom tool, `(call: str) -> str`, which runs in the node's process without a sandbox."""
         return self.tool if self.tool is not None and ":" in self.tool else None
 

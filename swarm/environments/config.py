@@ -7,6 +7,7 @@ one, extend `QuestionSettings`, `GeneratedTask` or `EnvironmentTask`, and name t
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
@@ -15,7 +16,6 @@ from msgspec import Struct, field
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
 from swarm.environments.code import code_digest, resolved
-from swarm.environments.failures import Failures
 from swarm.environments.rewards import RewardPart, check_rewards
 from swarm.foreign import NAME_CHARS
 from swarm.kinds import Kinds
@@ -30,11 +30,37 @@ MAX_TASK_NAME_CHARS = 64
 MAX_WEIGHT = 1e6
 MAX_TARGET_CHARS = 512
 MAX_REWARDS = 8
+MAX_SHOWN_ROWS = 4
+"""Malformed rows of a task that are shown; further ones are counted."""
+MAX_FAILURE_CHARS = 400
 
 TaskName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=f"^[{NAME_CHARS}]+$")]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-Za-z_]\w*)?$")]
 """Custom code, as in `swarm/environments/code.py`."""
+
+
+class Failures(Counter[str]):
+    """Counts by kind, and texts about the first failures, each with a key of its own."""
+
+    def __init__(self) -> None:
+        """Without any."""
+        super().__init__()
+        self._texts: dict[str, str] = {}
+        self._shown: dict[tuple[str, str], set[int]] = {}
+
+    def note(self, kind: str, task: str, text: str, row: int | None = None) -> None:
+        """Count a failure of a task, and keep its text: the first of a kind, or of each of the first rows."""
+        self[kind] += 1
+        shown = self._shown.setdefault((kind, task), set())
+        if len(shown) < (1 if row is None else MAX_SHOWN_ROWS) and (row or 0) not in shown:
+            shown.add(row or 0)
+            self._texts[f"{kind} {task} {row}"] = f"task {task!r}: {text}"[:MAX_FAILURE_CHARS]
+
+    def take_texts(self) -> dict[str, str]:
+        """The texts since the last call, by key."""
+        taken, self._texts = self._texts, {}
+        return taken
 
 
 class FileRows(Struct, frozen=True):
@@ -50,7 +76,7 @@ class StoredRows(Struct, frozen=True):
 
     files: tuple[FileRows, ...]
     revision: str
-    """As in `DatasetRef`."""
+    """The `revision` of `DatasetRef`."""
 
 
 class Context(Struct, frozen=True):
@@ -106,7 +132,7 @@ class TaskSettings(Settings):
 
     @property
     def label(self) -> str:
-        """The kind's name in digests and references: the class of a custom one, whose place differs between members."""
+        """The kind's name in digests and references: a custom one's class name, since its location differs."""
         return type(self).__name__ if self.is_custom else self.kind
 
     @property
@@ -122,8 +148,8 @@ class TaskSettings(Settings):
         return code_digest(self.code) if self.is_custom and self.code else ""
 
     @property
-    def own_tool(self) -> str | None:
-        """The code of a custom tool, whose results nobody else can replay; None without."""
+    def custom_tool(self) -> str | None:
+        """The code of a custom tool, whose results others cannot replay; None without."""
         return None
 
     @property
@@ -179,9 +205,9 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 """Reads and writes a list of tasks as JSON."""
 
 
-def own_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
-    """Names of the tasks whose episodes nobody else could replay: those with custom tools."""
-    return frozenset(config.name for config in configs if config.own_tool)
+def custom_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
+    """Names of the tasks with custom tools: no other node can replay their episodes."""
+    return frozenset(config.name for config in configs if config.custom_tool)
 
 
 class DataSettings(Settings):

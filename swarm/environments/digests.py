@@ -82,7 +82,7 @@ class Chance(Struct, frozen=True):
 def question_hash(prompt: Prompt) -> str:
     """Digest of a question as it is asked, as `TaskRef.question_hash` carries it.
 
-    Of pictures, sounds and clips it covers only the places: `TaskRef.media` is the digest of their content.
+    It covers the positions of images, audio and video, not their content: `TaskRef.media` is the digest of that.
     """
     if isinstance(prompt, str):
         return digest("question", prompt)
@@ -99,7 +99,7 @@ def check_question(ref: TaskRef, here: TaskRef, difference: str) -> None:
     """Compare a reference with the one that this node's question has.
 
     Raises `Refusal`: `question_mismatch` if the text is another one, in the words of `difference`; `media_mismatch` if
-    a picture, sound or clip is.
+    an image, audio or video is.
     """
     if here.question_hash != ref.question_hash:
         raise Refusal(Reason.QUESTION_MISMATCH, difference)

@@ -39,7 +39,7 @@ class JudgeSettings(Settings):
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable with the endpoint's key, which is written nowhere."""
     device: str = "auto"
-    """As `policy.device`, for a judge without `endpoint`."""
+    """Device of a judge without `endpoint`; see `policy.device`."""
     strangers: Literal["judge", "skip"] = "judge"
     """Others' groups of tasks with a judge: ask the judge about them as well, or leave them out as `judge_skipped`."""
     time_limit_s: float = Field(30.0, gt=0, le=3_600)
@@ -98,7 +98,7 @@ def judge_of(config: TaskConfig) -> Any:
 
 
 def lacking_judge(tasks: Sequence[TaskConfig], settings: JudgeSettings) -> dict[str, str]:
-    """By name: why this node cannot have tasks with a judge; empty if it has one."""
+    """Why this node cannot have tasks with a judge, by task; empty if it has one."""
     if settings.model is not None:
         return {}
     named = {task.name: clean(part.model, MAX_SHOWN_CHARS) for task in tasks if (part := judge_of(task)) is not None}

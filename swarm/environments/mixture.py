@@ -1,26 +1,47 @@
-"""A run's tasks as one stream of questions."""
+"""A run's tasks as one stream of questions, and the replay of episodes.
+
+A replay of the policy's turns in an environment is the only source of observations and returns, of any group.
+
+    begin ──▶ step(turn 1) ──▶ observation ──▶ step(turn 2) ──▶ ... ──▶ end with the return, or the next turn can follow
+
+The limits are here, not in the environments: an episode is over after `max_turns`, and an observation is cut off. Time
+and memory are limited by the process (`verification/`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from swarm.environments.config import Context, TaskConfig
+from swarm.environments.config import Context, Failures, TaskConfig
 from swarm.environments.digests import draw
-from swarm.environments.episodes.replay import OneTurn, replay
-from swarm.environments.failures import Failures
 from swarm.environments.rewards import Combination, Parts
 from swarm.environments.verification.messages import MAX_SHOWN_CHARS
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import Answered, Episode, EpisodeSource, Source
+from swarm.protocols import Answered, Episode, EpisodeSource, Source, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRef, by_turn
+from swarm.types import (
+    Actions,
+    Grade,
+    Observation,
+    Part,
+    Question,
+    Rejection,
+    StepReward,
+    TaskRef,
+    Terminal,
+    by_turn,
+    earned,
+)
+from swarm.types.media import Media
 
+MAX_OBSERVATION_CHARS = 8_192
 _RESOLUTION = 2**53
 MAX_SETUP_S = 300.0
 """For all tasks that somebody else has chosen."""
@@ -49,6 +70,57 @@ class Bounds(Struct, frozen=True):
 def build(config: TaskConfig, counts: Failures) -> Source:
     """The source of a task without stored rows. Raises `TaskError`."""
     return config.build(Context(counts))
+
+
+class Replay(Struct, frozen=True):
+    """What became of an episode."""
+
+    observations: tuple[Observation, ...]
+    """What the environment answered to each turn except one that ended the episode."""
+    reward: float
+    """What all turns earned, at most 1."""
+
+
+class OneTurn:
+    """A question of a `TaskSource` as an episode: its score ends it."""
+
+    def __init__(self, source: TaskSource, ref: TaskRef) -> None:
+        """`recall` of `source` accepts `ref`."""
+        self._source = source
+        self._ref = ref
+
+    def step(self, action: str) -> Terminal:
+        """The end. See `Episode`."""
+        return Terminal(self._source.score(self._ref, action))
+
+
+def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
+    """Replay all `actions` in a new episode.
+
+    Raises `Refusal` with `episode_mismatch` when one follows the end.
+    """
+    turns = by_turn(actions)
+    observations: list[Observation] = []
+    reward = 0.0
+    for number, action in enumerate(turns, start=1):
+        answer = episode.step(action)
+        reward = min(1.0, reward + (answer.reward if isinstance(answer, Terminal) else earned(answer)))
+        if isinstance(answer, Terminal) or number == max_turns:
+            if number < len(turns):
+                raise Refusal(Reason.EPISODE_MISMATCH, f"the episode ends with turn {number}, got {len(turns)}")
+            return Replay(tuple(observations), reward)
+        observations.append(tuple(_within(answer, MAX_OBSERVATION_CHARS)))
+    return Replay(tuple(observations), reward)
+
+
+def _within(observation: Observation, num_chars: int) -> Iterator[Part]:
+    """The parts of an observation, its texts up to so many characters in all."""
+    for part in observation:
+        if isinstance(part, StepReward | Media):
+            yield part
+            continue
+        yield replace(part, text=part.text[:num_chars])
+        num_chars = max(0, num_chars - len(part.text))
 
 
 class TaskMixture:

@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, model_validator
 from swarm.environments.code import code_digest
 from swarm.kinds import Kinds
 from swarm.settings import Settings
-from swarm.types import ANSWER, Actions, Earned, Observation, by_turn
+from swarm.types import ANSWER, Actions, Observation, StepReward, by_turn
 
 MAX_REWARD_NAME_CHARS = 32
 MAX_RE2_CHARS = 256
@@ -44,7 +44,7 @@ class NamedReward(Settings):
     name: RewardName
     """Name in figures and samples."""
     weight: RewardWeight = 1.0
-    """As in `kind: answer`."""
+    """Share in the mean; 0 only reports the reward."""
 
     def scorer(self) -> Scorer | None:
         """The function from a completion to its reward; None where it does not follow from the completion alone.
@@ -116,14 +116,14 @@ class OverlongReward(NamedReward):
     linearly to 0 at `max_chars`. Source: arXiv:2503.14476, eq. 13.
 
     In characters instead of tokens: the members of a run have different tokenizers, and must agree. In an episode, all
-    turns of the policy count together, and nothing that it was told.
+    turns of the policy count together, observations not.
     """
 
     kind: Literal["overlong"]
     name: RewardName = "overlong"
     """Name in figures and samples."""
     weight: RewardWeight = 1.0
-    """As in `kind: answer`. DAPO's sum, with 1 or -1 for the answer, is a weight of 0.5 beside 1 for the answer."""
+    """Share in the mean. DAPO's sum, with 1 or -1 for the answer, is a weight of 0.5 beside 1 for the answer."""
     max_chars: int = Field(ge=1, le=2**24)
     """Characters from which the reward is 0."""
     cache_chars: int = Field(ge=1, le=2**24)
@@ -203,10 +203,11 @@ class Combination:
         return weighted_mean(self._rewards, found, len(completions)), found
 
     def credited(self, observations: Sequence[Observation]) -> tuple[Observation, ...]:
-        """Observations in which what turns earn is a part of the mean, as it is of the task's own reward."""
+        """Observations whose step rewards are a part of the mean, as they are of the task's own reward."""
+        share = self.answers_share
         return tuple(
-            tuple(Earned(part.reward * self.answers_share) if isinstance(part, Earned) else part for part in shown)
-            for shown in observations
+            tuple(StepReward(part.reward * share) if isinstance(part, StepReward) else part for part in observation)
+            for observation in observations
         )
 
 

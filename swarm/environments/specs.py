@@ -18,7 +18,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import TASKS, TaskConfig, own_tool_tasks
+from swarm.environments.config import TASKS, TaskConfig, custom_tool_tasks
 from swarm.environments.digests import content_digest
 from swarm.environments.sources.dataset import DatasetTask, is_hub_id, looks_local
 from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL
@@ -29,7 +29,7 @@ from swarm.kinds import FOREIGN, offered
 from swarm.types import TaskSpec
 
 LOCAL = "local"
-"""Replaces the path of local files, and the place of code or of a custom kind, wherever others can see it."""
+"""Replaces the path of local files, and the location of code or of a custom kind, wherever others can see it."""
 DIGEST = "digest"
 """The setting of a specification that holds the digest of local files."""
 CODE = "code"
@@ -44,12 +44,12 @@ _STAND_IN = "owner/name"
 
 
 def to_specs(configs: Iterable[TaskConfig], trusted: Collection[str] = ()) -> tuple[TaskSpec, ...]:
-    """Tasks in the form of a manifest; those with tools of one's own only if the run has `trusted` peers.
+    """Tasks in the form of a manifest; those with custom tools only if the run has `trusted` peers.
 
     Raises `TaskError` for one that members would refuse.
     """
     configs = tuple(configs)
-    own = own_tool_tasks(configs)
+    own = custom_tool_tasks(configs)
     return tuple(_to_spec(config, config.name in own) for config in configs if trusted or config.name not in own)
 
 
@@ -102,7 +102,7 @@ def left_out(
     code: Mapping[str, str] | None = None,
     trusted: Collection[str] = (),
 ) -> dict[str, str]:
-    """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
+    """Why this node omits tasks, by name, with these copies of the founder's files and code and this trust."""
     reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec, code) for spec in specs}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -117,7 +117,7 @@ def why_invalid(spec: TaskSpec, code: Mapping[str, str] | None = None) -> str | 
         _config_of(spec, {"kind": resolved(copy)} if copy is not None and _code_field(spec) == "kind" else {})
     except TaskError as error:
         return str(error)
-    except Exception as error:  # validators on a stranger's values: whatever they raise, the task is left out
+    except Exception as error:  # validators on an untrusted peer's values: whatever they raise, the task is left out
         return f"its settings cannot be read: {type(error).__name__}"
     return None
 

@@ -15,9 +15,8 @@ from pydantic import Field, JsonValue, ValidationError
 
 from swarm.environments.answering import QuestionSettings, RewardSettings
 from swarm.environments.code import code_digest, load
-from swarm.environments.config import Context, Target
+from swarm.environments.config import Context, Failures, Target
 from swarm.environments.digests import check_options, digest, with_code
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
 from swarm.environments.sources.procedural import HeldApart, referenced, regenerate, with_last_text
@@ -36,7 +35,7 @@ RewardFunction = Callable[[str, str, str], float]
 """(question, completion, reference) -> reward in [0, 1]."""
 
 Asked = str | Sequence[str | Media]
-"""A question: a text, or texts, pictures, sounds and clips in their order."""
+"""A question: a text, or texts, images, audio and video in their order."""
 
 
 class Task(Settings, ABC):
@@ -58,7 +57,7 @@ class Task(Settings, ABC):
     def reward(self, question: str, completion: str, reference: str) -> float:
         """Reward in [0, 1] of a completion, or of the answer in it if the task has a rule `find`.
 
-        `question` is its text, with the sizes of pictures, sounds and clips in their places. The completion is foreign
+        `question` is its text, with the sizes of images, audio and video where these are. The completion is foreign
         text: it must not be evaluated, imported or used as a path.
         """
 
@@ -96,7 +95,7 @@ class PythonTask(QuestionSettings):
 
 
 class CustomReward:
-    """A user's reward function, on foreign completions."""
+    """A user's reward function, on untrusted completions."""
 
     def __init__(self, function: RewardFunction, name: str, counts: Failures) -> None:
         """`name` is the task's; `counts` gets `scorer_failures`."""

@@ -36,15 +36,15 @@ from swarm.types import (
     Grade,
     NextTurn,
     Observation,
-    OwnCall,
     Part,
     Past,
+    PendingCall,
     Question,
     Rejection,
     RolloutGroup,
     Sampling,
     Step,
-    Told,
+    ToolResult,
     Turn,
     VersionSpan,
 )
@@ -330,7 +330,7 @@ def joined(turns: Sequence[Completion], observations: Sequence[Observation]) -> 
         routing=turns[-1].routing,  # the last turn's prompt is everything before it
         turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason) for turn in turns),
         observed=digest(observations),
-        told=tuple(part.text for shown in observations for part in shown if isinstance(part, Told)),
+        told=tuple(part.text for shown in observations for part in shown if isinstance(part, ToolResult)),
     )
 
 
@@ -341,7 +341,7 @@ def digest(observations: Sequence[Observation]) -> str:
 
 def has_own_calls(grade: Grade) -> bool:
     """Whether observations are left to a tool that only the episodes' author has."""
-    return any(isinstance(part, OwnCall) for shown in grade.observations for each in shown for part in each)
+    return any(isinstance(part, PendingCall) for shown in grade.observations for each in shown for part in each)
 
 
 def as_told(group: RolloutGroup, grade: Grade) -> Grade:
@@ -356,10 +356,10 @@ def _answered(observations: Sequence[Observation], told: Sequence[str]) -> tuple
     left = iter(told)
 
     def answered(part: Part) -> Part:
-        if not isinstance(part, OwnCall):
+        if not isinstance(part, PendingCall):
             return part
         text = next(left, None)
-        return part if text is None else Told(text)
+        return part if text is None else ToolResult(text)
 
     return tuple(tuple(map(answered, shown)) for shown in observations)
 

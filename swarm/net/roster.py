@@ -49,9 +49,9 @@ class PeerRow(Struct, frozen=True):
     quarantined_until: float | None = None
     """Unix seconds until which its records are refused."""
     name: str = ""
-    """What its user calls it."""
+    """Chosen by its user."""
     summary: MemberSummary | None = None
-    """How far it says it is."""
+    """Self-reported progress."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
@@ -166,7 +166,7 @@ def write_progress(out: Path, progress: Progress) -> None:
 
 
 def read_progress(out: Path) -> Progress | None:
-    """What the file says; None without one, or when it cannot be read."""
+    """The file's content; None without one, or when it cannot be read."""
     try:
         with (out / PROGRESS_FILE).open("rb") as file:
             return msgspec.json.decode(file.read(MAX_BYTES), type=Progress)

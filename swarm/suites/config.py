@@ -65,7 +65,7 @@ class Suite(Struct, frozen=True):
     name: str
     tasks: tuple[TaskConfig, ...]
     questions: int | None
-    """Of each task; None: all."""
+    """Questions of each task; None: all."""
     k: int
     pass_from: float
     every_rounds: int | None

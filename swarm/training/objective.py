@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swarm.algorithms.custom import find_advantage, loss_of
 from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, k3
 from swarm.algorithms.losses import LossBatch
 from swarm.algorithms.losses.base import log_ratio, token_means
-from swarm.algorithms.own import find_advantage, loss_of
 from swarm.algorithms.reductions import ess, largest, token_mean
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.attention import sent

@@ -94,7 +94,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     """Digest of the observations between the turns, as `swarm/groups/episodes.py` computes it; empty for a single
     turn."""
     told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
-    """Marks an episode that no receiver can replay: the texts of its `Told` parts, in order. Empty in all others."""
+    """Texts of the `ToolResult` parts of an episode that no receiver can replay, in order. Empty in all others."""
 
     def by_turn(self) -> tuple[Completion, ...]:
         """Text, finish reason, ids and log-probabilities of each turn."""

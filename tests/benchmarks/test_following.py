@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.overlap.waiting import StopAndWait, WholeBatches
 from nodes.roles.worker import WorkerNode
-from nodes.simulation.shares import CpuShares, missing
+from nodes.simulation.cell import CpuShares, missing
 from swarm.central.learner import LearnerSettings
 from tests.central.test_follower import Bench
 

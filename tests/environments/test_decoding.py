@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 
 from swarm.environments.config import VerificationSettings
+from swarm.environments.decoding.files import MediaSettings
 from swarm.environments.decoding.pictures import read_picture
 from swarm.environments.decoding.pixels import new_size, scaled
-from swarm.environments.decoding.settings import MediaSettings
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
@@ -86,7 +86,7 @@ def test_bad_rows_are_counted_and_a_task_of_nothing_else_is_an_error(tmp_path: P
 
 POISONED = """
 import os, signal, time
-import swarm.environments.decoding.choice as choice
+import swarm.environments.decoding.files as choice
 def poisoned(task, settings):
     def read(file, settings):
         if poison:

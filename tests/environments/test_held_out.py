@@ -181,7 +181,7 @@ def test_groups_on_rows_for_evaluation_are_refused_and_count_against_their_sende
     trained = [graded.group for local, external in updater.batches for graded in (*local, *external)]
     assert {group.peer_id for group in trained} == {honest.peer_id, receiver.peer_id}
     assert all(isinstance(group.question, DatasetRef) and group.question.row % 10 != 9 for group in trained)
-    account = receiver._exchange.book.stats()[cheat.peer_id]  # type: ignore[attr-defined]
+    account = receiver.external._exchange.book.stats()[cheat.peer_id]  # type: ignore[attr-defined]
     assert account.dropped["held_out"] == sent
     assert account.offence > 0.9 * sent * OFFENCES[Reason.HELD_OUT]
 

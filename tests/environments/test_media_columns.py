@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from swarm.environments.config import VerificationSettings
+from swarm.environments.decoding.files import MediaSettings
 from swarm.environments.decoding.pictures import read_picture
-from swarm.environments.decoding.settings import MediaSettings
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource

@@ -67,20 +67,19 @@ from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_pe
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import apply_delta, delta
-from swarm.page.leaderboard import kinds, leaders
-from swarm.page.node import NodeReader
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
 from swarm.policy.snapshot import pack
 from swarm.policy.templates.renderer import RENDERER
 from swarm.policy.tiny import tiny_config
 from swarm.policy.weights import check_weights, read_snapshot
+from swarm.telemetry.nodes import NodeReader, kinds, leaders
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event
 from swarm.telemetry.records import encode as encode_event
-from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn
-from swarm.telemetry.samples.records import encode as encode_sample
-from swarm.telemetry.samples.records import read as read_samples
+from swarm.telemetry.samples import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn
+from swarm.telemetry.samples import encode as encode_sample
+from swarm.telemetry.samples import read as read_samples
 from swarm.types import Heartbeat, Orders
 from tests.environments.bombs import COMPRESSED, ROWS, parquet
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors

@@ -86,7 +86,7 @@ class DirectNetwork:
                     if not isinstance(frame, bytes):
                         await until(frame, AsyncioRuntime(), LOOK_AGAIN_S)
                         continue
-                    await asyncio.sleep(asked.answering.uploads.spend(len(frame)) if frame else NOT_YET_S)
+                    await asyncio.sleep(asked.answering.pace(len(frame)) if frame else NOT_YET_S)
                     unread += frame
             block, unread = unread[:count], unread[count:]
             return block

@@ -238,7 +238,7 @@ def deaf_swarm(swarm: Swarm) -> Iterator[tuple[Swarm, Publisher, Unheard]]:
 
 def all_ask(learner: Publisher, workers: Collection[str]) -> None:
     for worker in workers:
-        learner._slot_for(worker, StatusRequest(-1, LinkLimits()))
+        learner.slot_for(worker, StatusRequest(-1, LinkLimits()))
 
 
 def test_workers_that_do_not_answer_hold_up_neither_snapshots_nor_the_end(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from nodes.commands.reference.families import VARIANTS, Verdict, examine, families
+from nodes.commands.families import VARIANTS, Verdict, examine, families
 
 TABLE = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "families.md"
 SOME = ("llama", "gpt_neo", "mamba", *VARIANTS)

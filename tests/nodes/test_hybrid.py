@@ -11,7 +11,7 @@ import torch
 
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
-from nodes.roles import adoption
+from nodes.roles import snapshots as adoption
 from nodes.roles.peer import PeerNode
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier

@@ -26,7 +26,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.roster import read_progress
 from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
-from swarm.schedule.pause_file import AskedPause, ask, withdraw
+from swarm.schedule import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from swarm.telemetry.sinks import scalars

@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_line_and_a_mistake_of_ours_is_not(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/peer/metrics.jsonl")
 
-    monkeypatch.setattr("nodes.commands.reference.losses.list_losses", fail)
+    monkeypatch.setattr("nodes.commands.reference.list_losses", fail)
     code, _, errors = run("losses")
     assert code == 1 and len(errors.splitlines()) == 1
     assert "error: runs/peer/metrics.jsonl cannot be written or read: no space left on device; free disk" in errors

@@ -23,7 +23,7 @@ from swarm.net.records.identity import Identity
 from swarm.policy.loading import Policy
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, Event, NoteEvent, SuiteEvent
-from swarm.telemetry.samples.records import read
+from swarm.telemetry.samples import read
 from tests.suites.doubles import Numbering, Rows
 
 SUITE = {"tasks": ["rows"], "questions": 4, "k": 2, "every_rounds": 2}

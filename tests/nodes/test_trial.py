@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.tasks.trial import Episode, _describe, play, summary
+from nodes.commands.tasks import Episode, _describe, play, summary
 from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.task import PythonTask
 from swarm.environments.verification.inline import InlineVerifier

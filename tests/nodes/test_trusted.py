@@ -21,7 +21,7 @@ from swarm.net.records.identity import Identity
 from swarm.protocols import Turns
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
-from swarm.telemetry.samples.records import SampleRecord, read
+from swarm.telemetry.samples import SampleRecord, read
 from swarm.types import Answers, Context, Rejection, Sampling
 from tests.sapo.test_tool_use import Calling
 

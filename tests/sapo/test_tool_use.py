@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import TaskConfig, own_tool_tasks
+from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
 from swarm.environments.tools.custom import CustomTools, with_custom_tools
@@ -21,7 +21,7 @@ from swarm.net.trust.accounts import OFFENCES
 from swarm.protocols import TaskVerifier, Turns
 from swarm.reasons import Reason
 from swarm.sapo.round import SapoNode
-from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, Told
+from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, ToolResult
 from tests.environments.test_tool_use import product
 from tests.sapo.test_episodes import Altering
 from tests.sapo.test_round import FakeUpdater, Swarm
@@ -122,7 +122,7 @@ def own(tmp_path: Path, name: str = "search") -> TaskConfig:
 def test_episodes_with_an_own_tool_are_trained_on_and_never_shared(tmp_path: Path) -> None:
     swarm, task = Swarm(), own(tmp_path)
     sent, updater = FakeUpdater(), FakeUpdater()
-    sender = player(swarm, 1, task, sent, unshared=own_tool_tasks([task]))
+    sender = player(swarm, 1, task, sent, unshared=custom_tool_tasks([task]))
     sender.run_round()
     assert sender.ledger.snapshot()["shared"] == 0 and len(sent.batches[0][0]) == 2
     careless = player(swarm, 2, task, FakeUpdater())
@@ -149,7 +149,7 @@ def test_who_is_trusted_is_believed_what_its_tool_said_and_nothing_else(tmp_path
     assert {graded.group.peer_id for graded in external} == {sender.peer_id}
     for graded in external:
         assert graded.rewards == (1.0, 0.0, 0.0, 0.0), "its own: answers can be checked whatever a tool said"
-        assert graded.observed(0) == ((Told(product(str(graded.prompt))[1]),),)
+        assert graded.observed(0) == ((ToolResult(product(str(graded.prompt))[1]),),)
         assert [completion.told for completion in graded.group.completions[1:]] == [()] * 3
     counts = receiver.ledger.snapshot()
     assert set(counts["dropped"]) == {"untrusted"} and counts["used_external"] == 2
@@ -224,7 +224,7 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     failing = own(tmp_path, "search")
     verifier = with_custom_tools(InlineVerifier([failing]), [failing])
     (failed,) = verifier.grade([(question.ref, ["<tool>fail</tool>"])])
-    assert isinstance(failed, Grade) and failed.observations == (((Told("error: OSError: no network"),),),)
+    assert isinstance(failed, Grade) and failed.observations == (((ToolResult("error: OSError: no network"),),),)
     assert verifier.counters()["tool_failures"] == 1
     verifier.close()
 

@@ -1,4 +1,4 @@
-"""Pixels: draws pictures and makes them smaller, by integer arithmetic that is the same on every machine."""
+"""Pixels: drawing and scaling images by integer arithmetic that is the same on every machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLOURS: Mapping[ColourName, tuple[int, int, int]] = MappingProxyType(
 
 
 def blank(width: int, height: int) -> Pixels:
-    """A black picture."""
+    """A black image."""
     return numpy.zeros((height, width, 3), numpy.uint8)
 
 
@@ -49,13 +49,13 @@ def add_shape(pixels: Pixels, shape: ShapeName, colour: ColourName, x: int, y: i
 
 
 def as_image(pixels: Pixels) -> Image:
-    """The picture as a part of a question."""
+    """The pixels as a part of a question."""
     height, width, _ = pixels.shape
     return Image(width, height, pixels.tobytes())
 
 
 def scaled(pixels: Pixels, max_pixels: int) -> Pixels:
-    """A picture of at most so many pixels, each the mean of a block, rounded; as it is if it is small enough.
+    """An image of at most so many pixels, each the mean of a block, rounded; as it is if it is small enough.
 
     It must have less than 2^24 rows, whose sum fits 32 bits.
     """

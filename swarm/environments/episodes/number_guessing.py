@@ -13,7 +13,7 @@ from swarm.environments.config import Context, TaskName
 from swarm.environments.digests import draw
 from swarm.environments.episodes.source import EnvironmentTask
 from swarm.protocols import Environment
-from swarm.types import MAX_TURNS, Earned, End, Observation, Text
+from swarm.types import MAX_TURNS, Observation, StepReward, Terminal, Text
 
 NUMBER = re.compile(r"[0-9]{1,9}")
 DIGITS = 9
@@ -62,7 +62,7 @@ class NumberGuessing:
         self._low, self._high = 1, self._highest
         return (Text(f"Guess my number from 1 to {self._highest}."),)
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """Compare a guess. See `Environment`."""
         found = NUMBER.findall(action)
         if not found:
@@ -70,14 +70,14 @@ class NumberGuessing:
         guess = int(found[-1])
         before = self._high - self._low + 1
         if guess == self._hidden:
-            return End(1 - self._progress + self._earned(before, 1))
+            return Terminal(1 - self._progress + self._earned(before, 1))
         if guess < self._hidden:
             self._low = max(self._low, guess + 1)
         else:
             self._high = min(self._high, guess - 1)
         answer = Text("higher" if guess < self._hidden else "lower")
         earned = self._earned(before, self._high - self._low + 1)
-        return (answer, Earned(earned)) if earned else (answer,)
+        return (answer, StepReward(earned)) if earned else (answer,)
 
     def _earned(self, before: int, left: int) -> float:
         return round(self._progress * math.log(before / left) / math.log(self._highest), DIGITS)

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from swarm.environments.config import Context, TaskSettings
+from swarm.environments.config import Context, Failures, TaskSettings
 from swarm.environments.digests import check_options, digest, question_hash, with_code
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import is_safe_option
 from swarm.environments.sources.dataset import is_hub_id
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
@@ -21,12 +20,12 @@ from swarm.reasons import Reason
 from swarm.types import (
     HELD_OUT_STREAMS,
     MAX_TURNS,
-    Earned,
-    End,
     EpisodeRef,
     Observation,
     Question,
+    StepReward,
     TaskRef,
+    Terminal,
     as_prompt,
     media_of,
 )
@@ -73,8 +72,8 @@ class EnvironmentTask(TaskSettings):
     def options(self) -> dict[str, JsonValue]:
         """All that decides how an episode goes and is rewarded: members of a run must agree on it.
 
-        Rewards are left out if there are none, as before there could be any. Code is not named by its place, which
-        differs between members.
+        Rewards are left out if there are none, as before there could be any. Code is not named by its
+        location, which differs between members.
         """
         left_out = {"kind", "name", "weight", self.code_field, *(() if self.rewards else ("rewards",))}
         return self.model_dump(mode="json", exclude=left_out)
@@ -164,14 +163,15 @@ class _Guarded:
         self._name = name
         self._counts = counts
 
-    def step(self, action: str) -> Observation | End:
-        """As the environment does. See `Episode`."""
+    def step(self, action: str) -> Observation | Terminal:
+        """The environment's answer. See `Episode`."""
         try:
             answer = self._environment.step(action)
-            rewards = [answer] if isinstance(answer, End) else [part for part in answer if isinstance(part, Earned)]
+            parts = (answer,) if isinstance(answer, Terminal) else answer
+            rewards = [part for part in parts if isinstance(part, StepReward | Terminal)]
             if any(not 0 <= each.reward <= 1 for each in rewards):
                 raise ValueError(f"a turn adds a reward in [0, 1], got {rewards}")
             return answer
         except Exception as error:  # an environment may be anybody's code, and reads foreign text
             self._counts.note("environment_failures", self._name, f"its environment raised {error!r}")
-            return End(0.0)
+            return Terminal(0.0)

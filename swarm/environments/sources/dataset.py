@@ -12,8 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from swarm.environments.answering import MatchRule, QuestionSettings, RewardSettings, Template
 from swarm.environments.config import Context, StoredRows, Target
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings, decoders
 from swarm.files import at_home
 from swarm.foreign import is_name
 from swarm.protocols import TaskSource
@@ -54,7 +53,7 @@ class DatasetTask(QuestionSettings, MediaSettings):
     """Column, or a template with columns in braces. A column may be a path such as `extra_info.question` or
     `messages[0].content`; one with a list of messages, each with `role` and `content`, is asked as a conversation."""
     answer: Template = "answer"
-    """As `prompt`; of a list such as `answers.text` any item is right."""
+    """Column or template, like `prompt`; any item of a list such as `answers.text` is right."""
     answer_pattern: str | None = Field(None, max_length=MAX_PATTERN_CHARS)
     """Regular expression; its last match in the answer column (group 1 if there is one) is the reference answer."""
     choices: Template | Each | None = None

@@ -1,6 +1,6 @@
 """Tasks whose questions are made from a seed: their settings, and their source.
 
-What a question shows must be the same bytes on every machine, so pictures and sounds are made by integer arithmetic.
+What a question shows must be the same bytes on every machine, so images and audio are made by integer arithmetic.
 """
 
 from __future__ import annotations

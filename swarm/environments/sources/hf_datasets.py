@@ -15,7 +15,7 @@ import datasets
 from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.code import code_digest
-from swarm.environments.config import FileRows, StoredRows
+from swarm.environments.config import Failures, FileRows, StoredRows
 from swarm.environments.conversion.counting import Conversion
 from swarm.environments.conversion.rows import PLACE, UNREADABLE, read_by_rows, read_json
 from swarm.environments.digests import (
@@ -27,7 +27,6 @@ from swarm.environments.digests import (
     question_hash,
     with_code,
 )
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
 from swarm.environments.sources.dataset import FORMATS, DatasetTask
@@ -211,7 +210,7 @@ class DatasetSource:
     def _is_right(self, item: Item, answer: str) -> bool:
         try:
             return item.is_right(answer, self._config.match)
-        except Exception as error:  # on foreign text: any exception means a wrong answer
+        except Exception as error:  # on untrusted text: any exception means a wrong answer
             self.counts.note("scorer_failures", self.name, f"matching an answer raised {error!r}")
             return False
 
@@ -292,7 +291,7 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
         files = [file for split in wanted for file in builder.config.data_files[split]] if local else []
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
-    except Exception as error:  # many format readers and the hub's client, on foreign input
+    except Exception as error:  # many format readers and the hub's client, on untrusted input
         if conversion is not None and isinstance(error.__cause__ or error, MemoryError):
             raise TaskError(f"{where}: {conversion.out_of_memory()}") from error
         if isinstance(error.__cause__, TaskError):
@@ -311,7 +310,7 @@ def _read(stored: StoredRows) -> Rows:
 
 
 def _open(path: str) -> datasets.Dataset:
-    """The rows of an Arrow file, their pictures, sounds and clips as they are stored: `datasets` decodes none."""
+    """The rows of an Arrow file, their images, audio and video as they are stored: `datasets` decodes none."""
     opened = datasets.Dataset.from_file(path)
     stored = datasets.Features({name: _undecoded(feature, whole=True) for name, feature in opened.features.items()})
     if stored == opened.features:

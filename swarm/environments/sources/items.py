@@ -57,7 +57,7 @@ class ItemReader:
         self.columns = [*self._prompt.columns, *(self._choices or self._answer).columns, *media]
         """All columns in use."""
         self.with_media = {column.name for column in (*media, *(self._prompt.columns if config.inline else ()))}
-        """Those that may hold pictures, sounds and clips."""
+        """Columns that may hold images, audio and video."""
         try:
             self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         except re.error as error:

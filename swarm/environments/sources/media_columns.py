@@ -1,4 +1,4 @@
-"""Pictures, sounds and clips of a data set's row, and their places among the text of its prompt."""
+"""Images, audio and video of a data set's row, and their positions in the text of its prompt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.decoding.files import MAX_FILE_BYTES, Undecodable
+from swarm.environments.decoding.files import MAX_FILE_BYTES, Undecodable, decoders
 from swarm.environments.sources.columns import Column, MalformedRow, Row, as_plain, conversation, describe
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.types import Prompt, Shown, Text
@@ -48,7 +47,7 @@ class MediaFiles:
 
 
 class Slot(Struct, frozen=True):
-    """A place for a picture, sound or clip."""
+    """A slot for an image, audio or video."""
 
     modality: Modality
     inline: object = None
@@ -98,7 +97,7 @@ class MediaColumns:
         return conversation([_with(message, parts) for message, parts in zip(messages, made, strict=True)])
 
     def _content(self, message: object) -> list[str | Slot]:
-        """What a message says, in parts. Only the user's messages have places for media."""
+        """What a message says, in parts. Only the user's messages have slots for media."""
         content = message.get("content") if isinstance(message, Mapping) else None
         asked = isinstance(message, Mapping) and message.get("role") == "user"
         if isinstance(content, list):

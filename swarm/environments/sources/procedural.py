@@ -2,8 +2,8 @@
 
 Questions are held out by stream and by content, so that no other seed leads to them.
 
-Of all texts that a task can make, every tenth is for evaluation, by its digest; of questions with pictures, sounds or
-clips every tenth content, since many have the same text. The request for the answer's form does not count: a suite that
+Every tenth of all texts that a task can make is for evaluation, by its digest; every tenth content of questions with
+images, audio or video, since many have the same text. The request for the answer's form does not count: a suite that
 asks for another form asks questions of the same tenth. Streams of either kind pass over questions of the other.
 """
 
@@ -61,7 +61,7 @@ def regenerate(make: Callable[[int, int], Question], ref: ProceduralRef | Episod
 
 
 def last_text(prompt: Prompt) -> str:
-    """The text that a question ends with; empty if its last message has only pictures, sounds and clips."""
+    """The text that a question ends with; empty if its last message has only images, audio and video."""
     if isinstance(prompt, str):
         return prompt
     return next((part.text for part in reversed(prompt[-1].parts) if isinstance(part, Text)), "")

@@ -21,9 +21,8 @@ from msgspec import Struct
 from pydantic import JsonValue
 
 from swarm.environments.answering import QuestionSettings, RewardSettings
-from swarm.environments.config import Context, TaskName
+from swarm.environments.config import Context, Failures, TaskName
 from swarm.environments.digests import check_options, digest, draw
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.scorers import OWN_SCORERS, Entry
@@ -218,7 +217,7 @@ class ReasoningGymSource:
         own = OWN_SCORERS.get(self._dataset_name)
         try:
             return own(seen, entry) if own is not None else float(self._scorer.score_answer(seen, _copy(entry)))
-        except Exception as error:  # 105 scorers on foreign text: any exception means a wrong answer
+        except Exception as error:  # 105 scorers on untrusted text: any exception means a wrong answer
             self.counts["scorer_failures"] += 1
             logger.debug("scorer of %s raised %r", self.name, error)
             return 0.0

@@ -16,7 +16,7 @@ from swarm.errors import Refusal
 from swarm.kinds import Kinds
 from swarm.protocols import Episode, TaskSource
 from swarm.reasons import Reason
-from swarm.types import End, Observation, OwnCall, Question, TaskRef, Text
+from swarm.types import Observation, PendingCall, Question, TaskRef, Terminal, Text
 
 OPEN, CLOSE = "<tool>", "</tool>"
 MAX_CALL_CHARS = 8_192
@@ -40,7 +40,7 @@ class Tool(ABC):
         The call may be an untrusted peer's text: this process must never evaluate it.
         """
 
-    def answer(self, call: str) -> Text | OwnCall:
+    def answer(self, call: str) -> Text | PendingCall:
         """What the policy observes after a call."""
         return Text(self.run(call))
 
@@ -59,9 +59,9 @@ class PendingTool(Tool):
         """Never called."""
         raise NotImplementedError
 
-    def answer(self, call: str) -> OwnCall:
+    def answer(self, call: str) -> PendingCall:
         """The open call."""
-        return OwnCall(call)
+        return PendingCall(call)
 
 
 TOOLS: Kinds[type[Tool]] = Kinds(
@@ -144,10 +144,10 @@ class _ToolUse:
         self._ref = ref
         self._tool = tool
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         call = last_call(action)
         if call is None:
-            return End(self._source.score(self._ref, action))
+            return Terminal(self._source.score(self._ref, action))
         if len(call) > MAX_CALL_CHARS:
             return (Text(TOO_LONG),)
         return (self._tool.answer(call),)

@@ -1,9 +1,9 @@
-"""Custom tools, whose calls nobody else can replay with the same result: a search, a shell, a service.
+"""Custom tools, whose calls no other node can replay with the same result: a search, a shell, a service.
 
-They run in the node's process, as the user's own code with the user's rights, and never in a worker. A worker leaves
-each call as an `OwnCall` in its replay; here the call is made once and its result kept, so that later replays of the
-same episode show the same. Others' episodes never call them: their results are self-reported, and count if
-this node trusts the author (`groups/intake.py`).
+They run in the node's process, as the user's code with the user's rights, and never in a worker. A worker leaves each
+call as a `PendingCall` in its replay; here the call is made once and its result kept, so that later replays of the same
+episode show the same. Others' episodes never call them: their results are self-reported, and count if this node trusts
+the author (`swarm/received/intake.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from swarm.types import (
     Actions,
     Grade,
     Observation,
-    OwnCall,
+    PendingCall,
     Question,
     Rejection,
     TaskRef,
-    Told,
+    ToolResult,
     by_turn,
 )
 
@@ -48,7 +48,9 @@ _Key = tuple[TaskRef, tuple[str, ...]]
 
 def with_custom_tools(verifier: TaskVerifier, configs: Iterable[TaskConfig]) -> TaskVerifier:
     """The verifier, which also calls this node's custom tools that the tasks name. Raises `TaskError`."""
-    tools = {config.name: _loaded(config.name, config.own_tool) for config in configs if config.own_tool is not None}
+    tools = {
+        config.name: _loaded(config.name, config.custom_tool) for config in configs if config.custom_tool is not None
+    }
     return CustomTools(verifier, tools) if tools else verifier
 
 
@@ -129,13 +131,13 @@ class CustomTools:
         turns = by_turn(actions)
         return tuple(
             tuple(
-                Told(self._result((ref, turns[: number + 1]), part)) if isinstance(part, OwnCall) else part
+                ToolResult(self._result((ref, turns[: number + 1]), part)) if isinstance(part, PendingCall) else part
                 for part in observation
             )
             for number, observation in enumerate(observations)
         )
 
-    def _result(self, key: _Key, call: OwnCall) -> str:
+    def _result(self, key: _Key, call: PendingCall) -> str:
         with self._lock:
             kept = self._results.get(key)
         if kept is not None:

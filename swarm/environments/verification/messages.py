@@ -10,20 +10,19 @@ from types import MappingProxyType
 import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
-from swarm.environments.config import StoredRows
+from swarm.environments.config import MAX_FAILURE_CHARS, StoredRows
 from swarm.environments.conversion.limits import Limits
-from swarm.environments.failures import MAX_FAILURE_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
 from swarm.reasons import OF_GRADING
 from swarm.types import (
     MAX_TURNS,
     Actions,
-    Earned,
     Grade,
     Observation,
     Prompt,
     Question,
     Rejection,
+    StepReward,
     TaskRef,
     as_text,
     media_of,
@@ -262,7 +261,7 @@ def observed_problem(grade: Grade) -> str | None:
 def _num_observed_chars(grade: Grade) -> int:
     """Characters of all observations of a group, and one more for each part: empty ones take memory, too."""
     parts = (part for episode in grade.observations for shown in episode for part in shown)
-    return sum(1 if isinstance(part, Earned | Media) else len(part.text) + 1 for part in parts)
+    return sum(1 if isinstance(part, StepReward | Media) else len(part.text) + 1 for part in parts)
 
 
 def _media_in(observation: Observation) -> tuple[Media, ...]:

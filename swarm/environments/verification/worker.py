@@ -26,8 +26,7 @@ from msgspec.structs import replace
 from swarm.children import serve
 from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.code import load
-from swarm.environments.config import TASK_LIST, Context, TaskConfig
-from swarm.environments.failures import Failures
+from swarm.environments.config import TASK_LIST, Context, Failures, TaskConfig
 from swarm.environments.mixture import Bounds, TaskMixture
 from swarm.environments.sandbox.confinement import Confinement
 from swarm.environments.sandbox.usage import TaskMemory, Usage

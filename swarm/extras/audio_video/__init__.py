@@ -1,1 +1,1 @@
-"""Sounds and clips: decoders of files in data sets, and generated tones and clips."""
+"""Audio and video: decoders of files in data sets, and tasks with generated tones and clips."""

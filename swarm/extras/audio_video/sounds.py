@@ -1,4 +1,4 @@
-"""Files of sounds, read by soundfile: one channel of 16 bits, at the file's rate or another one."""
+"""Audio files, decoded by soundfile: one channel of 16 bits, at the file's rate or another one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy
 import numpy.typing
 import soundfile
 
-from swarm.environments.decoding.files import Undecodable, decoding
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings, Undecodable, decoding
 from swarm.types.media import MAX_MEDIA_BYTES, MAX_RATE, Audio
 
 Samples = numpy.typing.NDArray[numpy.int64]
@@ -24,7 +23,7 @@ BLOCK = 2**16
 
 
 def read_sound(file: bytes, settings: MediaSettings) -> Audio:
-    """The sound as one channel, at `rate` if it is set. Raises `Undecodable`."""
+    """The audio as one channel, at `rate` if it is set. Raises `Undecodable`."""
     with decoding(file, "sound"):
         if not _looks_right(file):
             raise Undecodable("it is neither WAV, FLAC, Ogg nor MP3")
@@ -47,7 +46,7 @@ def read_sound(file: bytes, settings: MediaSettings) -> Audio:
 
 
 def _looks_right(file: bytes) -> bool:
-    """By the first bytes: other formats are not even tried."""
+    """Whether the first bytes are those of a known format: others are not even tried."""
     is_mp3 = file[:3] == b"ID3" or (len(file) > 1 and file[0] == 0xFF and file[1] & 0xE0 == 0xE0)
     return file[:4] in (b"fLaC", b"OggS") or (file[:4] == b"RIFF" and file[8:12] == b"WAVE") or is_mp3
 
@@ -75,7 +74,7 @@ def _blocks(opened: soundfile.SoundFile, room: int) -> Iterator[Samples]:
 
 
 def resampled(samples: Samples, rate: int, new_rate: int) -> Samples:
-    """The sound at another rate, by integer arithmetic: means of intervals to a lower one, straight lines to a higher.
+    """The audio at another rate, by integer arithmetic: means of intervals to a lower one, straight lines to a higher.
 
     A time is a whole number of 1 / (rate x new_rate) s.
     """

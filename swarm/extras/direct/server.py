@@ -169,7 +169,7 @@ class DirectServer:
                     plain.close()
 
     def _begin(self, plain: socket.socket, host: str, context: ssl.SSLContext) -> bool:
-        """Answer a new connection on a thread of its own, if there is room."""
+        """Answer a new connection on a new thread, if there is room."""
         link = self._admit(plain, host, context)
         if link is None:
             return False

@@ -30,7 +30,7 @@ VALID = timedelta(days=3650)
 
 
 def serving_context() -> tuple[ssl.SSLContext, bytes]:
-    """The context of a server with a certificate of its own, and that certificate's digest. Raises `OSError`."""
+    """A server's context with a new certificate, and the certificate's digest. Raises `OSError`."""
     key = Ed25519PrivateKey.generate()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "swarm")])
     now = datetime.now(UTC)
@@ -84,7 +84,7 @@ MAX_TICKETS = 64
 
 
 class Ticket(Struct, frozen=True, array_like=True):
-    """Where to connect, whom to expect there, and what to say."""
+    """Port, certificate and secret for one link."""
 
     port: Annotated[int, Meta(ge=LEAST_PORT, le=65_535)]
     certificate: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -94,7 +94,7 @@ class Ticket(Struct, frozen=True, array_like=True):
 
 
 class Errand(Struct, frozen=True):
-    """What a ticket was given out for."""
+    """The peer and request of a ticket."""
 
     peer_id: str
     request: bytes
@@ -122,7 +122,7 @@ class Secrets:
         return secret
 
     def redeem(self, secret: bytes) -> Errand | None:
-        """What a secret was issued for, once; None for any other bytes."""
+        """The errand of a secret, once; None for any other bytes."""
         with self._lock:
             self._keep_valid()
             return self._errands.pop(secret, None)

@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible server. Its replies are foreign: bounded in bytes and time, decoded by type."""
+"""A judge behind an OpenAI-compatible server. Its replies are untrusted: bounded in bytes and time, decoded by type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from swarm.environments.judge import JudgeSettings, is_here
 from swarm.errors import ConfigError
-from swarm.extras.judging.messages import MAX_ERROR_CHARS, Query, Told
+from swarm.extras.judging.messages import MAX_ERROR_CHARS, Query, Ratings
 from swarm.extras.judging.prompts import SYSTEM, number_in
 
 MAX_RESPONSE_BYTES = 2**18
@@ -76,28 +76,28 @@ class EndpointJudge:
         self._headers = {"Content-Type": "application/json", **_authorization(settings, environment)}
         self._threads = ThreadPoolExecutor(settings.requests_at_once, "judge")
 
-    def answer(self, queries: Sequence[Query]) -> Told:
+    def answer(self, queries: Sequence[Query]) -> Ratings:
         """The numbers in the replies; fails for none of them longer than the time limit."""
         deadline = time.monotonic() + self._time_limit_s
-        told = list(self._threads.map(lambda query: self._one(query, deadline), queries))
-        errors = [each.error for each in told if each.error]
-        return Told(
-            numbers=tuple(each.numbers[0] for each in told),
-            tokens=sum(each.tokens for each in told),
-            unanswered=sum(each.unanswered for each in told),
+        ratings = list(self._threads.map(lambda query: self._one(query, deadline), queries))
+        errors = [each.error for each in ratings if each.error]
+        return Ratings(
+            numbers=tuple(each.numbers[0] for each in ratings),
+            tokens=sum(each.tokens for each in ratings),
+            unanswered=sum(each.unanswered for each in ratings),
             error=errors[0][:MAX_ERROR_CHARS] if errors else "",
         )
 
-    def _one(self, query: Query, deadline: float) -> Told:
+    def _one(self, query: Query, deadline: float) -> Ratings:
         try:
             response = self._asked(query, deadline)
         except _Unanswered as error:
-            return Told((None,), unanswered=1, error=str(error))
+            return Ratings((None,), unanswered=1, error=str(error))
         text = response.choices[0].message.content or "" if response.choices else ""
         counted = response.usage.total_tokens if response.usage else 0
         tokens = counted if counted > 0 else (len(query.prompt) + len(text)) // CHARS_PER_TOKEN
         number = number_in(text, query)
-        return Told((number,), tokens, error="" if number is not None else "a reply did not end with its number")
+        return Ratings((number,), tokens, error="" if number is not None else "a reply did not end with its number")
 
     def _asked(self, query: Query, deadline: float) -> _Response:
         for pause in (*RETRY_AFTER_S, None):

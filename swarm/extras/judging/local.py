@@ -8,7 +8,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import SwarmError
-from swarm.extras.judging.messages import MAX_ERROR_CHARS, Query, Told
+from swarm.extras.judging.messages import MAX_ERROR_CHARS, Query, Ratings
 from swarm.extras.judging.prompts import SYSTEM, number_in
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
@@ -28,7 +28,7 @@ class LocalJudge:
         special = {str(token) for token in self._policy.tokenizer.all_special_tokens}
         self._special = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
 
-    def answer(self, queries: Sequence[Query]) -> Told:
+    def answer(self, queries: Sequence[Query]) -> Ratings:
         """The numbers in the replies."""
         numbers: dict[Query, int | None] = {}
         tokens = unanswered = 0
@@ -52,7 +52,7 @@ class LocalJudge:
                 tokens += len(reply[0].token_ids)
                 numbers[query] = number_in(reply[0].text, query)
         missing = any(numbers.get(query) is None for query in queries)
-        return Told(
+        return Ratings(
             numbers=tuple(numbers.get(query) for query in queries),
             tokens=tokens,
             unanswered=unanswered,

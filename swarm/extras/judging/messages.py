@@ -42,7 +42,7 @@ class Broken(Struct, frozen=True, tag="broken"):
     error: str
 
 
-class Told(Struct, frozen=True, tag="told"):
+class Ratings(Struct, frozen=True, tag="ratings"):
     """The replies to a list of queries: all that comes back from what the judge has said."""
 
     numbers: tuple[int | None, ...]
@@ -55,7 +55,7 @@ class Told(Struct, frozen=True, tag="told"):
     """What was wrong with one of them."""
 
 
-Reply = Ready | Broken | Told
+Reply = Ready | Broken | Ratings
 
 encode = msgspec.msgpack.Encoder().encode
 decode_setup = msgspec.msgpack.Decoder(Setup).decode

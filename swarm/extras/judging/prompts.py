@@ -126,7 +126,7 @@ class Sheet:
         return Query(prompt, label, most, self._part.max_new_tokens, self._part.temperature)
 
     def _quoted(self, text: str) -> str:
-        """A stranger's text between marks that it cannot contain: they depend on all of it."""
+        """An untrusted text between marks that it cannot contain: they depend on all of it."""
         shown = _TEMPLATE_MARK.sub(lambda found: f"{found[0]} ", shortened(text, self._part.max_chars))
         mark = digest("quotation", text)[:_MARK_CHARS]
         return f"[TEXT {mark}]\n{shown}\n[END {mark}]"

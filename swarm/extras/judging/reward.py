@@ -24,9 +24,9 @@ class JudgeReward(NamedReward):
     name: RewardName = "judge"
     """Name in figures and samples."""
     weight: RewardWeight = 1.0
-    """As in `kind: answer`."""
+    """Share in the mean; 0 only reports the reward."""
     model: str = Field(min_length=1, max_length=256)
-    """The model that should judge. A node whose `judge.model` is another is told so when it starts."""
+    """The model that should judge. A node whose `judge.model` is another warns when it starts."""
     rubric: str = Field(min_length=1, max_length=MAX_RUBRIC_CHARS)
     """What makes an answer good, for the judge."""
     mode: Literal["points", "pairs"] = "points"
@@ -35,7 +35,7 @@ class JudgeReward(NamedReward):
     most: int = Field(10, ge=1, le=100)
     """Most points."""
     orders: Literal["both", "one"] = "both"
-    """Show each pair in both orders, because judges prefer a place; or in one order, drawn from the texts, for half of
+    """Show each pair in both orders, because judges prefer a position; or in one, drawn from the texts, for half of
     the requests."""
     tolerance: float = Field(0.0, ge=0, le=1)
     """Noise of the judge: if its rewards of a group differ by no more than this, they count as equal."""

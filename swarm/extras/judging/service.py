@@ -21,8 +21,7 @@ from swarm.children import Backoff, Waker, wait
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import ConfigError, EngineCrashed
-from swarm.extras.judging.budget import Budget
-from swarm.extras.judging.messages import Broken, Query, Ready, Told, encode
+from swarm.extras.judging.messages import Broken, Query, Ratings, Ready, encode
 from swarm.extras.judging.process import Asked, JudgeProcess
 from swarm.extras.judging.prompts import Sheet
 from swarm.fair_store import FairQueue
@@ -41,6 +40,73 @@ COUNTERS = ("requests", "tokens", "cached", "failures", "timeouts", "restarts")
 CLOSED = Rejection(Reason.JUDGE_FAILED, "the judge is closed")
 
 Finish = Callable[[tuple[float, ...] | Rejection], None]
+HOUR_S = 3_600.0
+TICK_S = 1.0
+"""Requests within this time are stored as one entry."""
+
+
+class Budget:
+    """Requests and tokens of the last hour, those for others' groups apart."""
+
+    def __init__(
+        self, requests: int | None, tokens: int | None, strangers_share: float, clock: Callable[[], float]
+    ) -> None:
+        """Nothing spent. None: no limit."""
+        self._requests = requests
+        self._tokens = tokens
+        self._strangers_share = strangers_share
+        self._own = _Hour(clock)
+        self._strangers = _Hour(clock)
+
+    def allows(self, requests: int, own: bool) -> bool:
+        """Whether there is room for so many more requests.
+
+        Their tokens are known only afterwards: as long as any are left, the requests may be made.
+        """
+        for limit, before, strangers, more in (
+            (self._requests, self._own.requests, self._strangers.requests, requests),
+            (self._tokens, self._own.tokens, self._strangers.tokens, 1),
+        ):
+            if limit is None:
+                continue
+            if before + strangers + more > limit or (not own and strangers + more > self._strangers_share * limit):
+                return False
+        return True
+
+    def spend(self, requests: int, tokens: int, own: bool) -> None:
+        """Record what was spent."""
+        (self._own if own else self._strangers).add(requests, tokens)
+
+
+class _Hour:
+    """Sums over the last hour."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ticks: deque[tuple[float, int, int]] = deque()
+        """(time, requests, tokens), oldest first."""
+
+    @property
+    def requests(self) -> int:
+        self._forget()
+        return sum(tick[1] for tick in self._ticks)
+
+    @property
+    def tokens(self) -> int:
+        self._forget()
+        return sum(tick[2] for tick in self._ticks)
+
+    def add(self, requests: int, tokens: int) -> None:
+        now = self._clock()
+        if self._ticks and now - self._ticks[-1][0] < TICK_S:
+            began, more_requests, more_tokens = self._ticks.pop()
+            self._ticks.append((began, requests + more_requests, tokens + more_tokens))
+        else:
+            self._ticks.append((now, requests, tokens))
+
+    def _forget(self) -> None:
+        while self._ticks and self._ticks[0][0] <= self._clock() - HOUR_S:
+            self._ticks.popleft()
 
 
 class _Job:
@@ -96,7 +162,7 @@ class JudgeService:
         self._waker = Waker()
         self._closing = False
         self._known = threading.Event()
-        """Set once the first process has told whether it can judge."""
+        """Set once the first process has said whether it can judge."""
         self._broken = ""
         self._process: Asked | None = None
         self._ready = False
@@ -181,7 +247,7 @@ class JudgeService:
         self._give_up(f"its process cannot be started: {error}")
 
     def _give_up(self, detail: str) -> None:
-        """After several failed starts, and none that succeeded, whoever waits for the judge is told why."""
+        """After several failed starts, and none that succeeded, whoever waits for the judge learns why."""
         if self._failures.failures >= MAX_FAILED_STARTS and not self._known.is_set():
             self._broken = detail
             self._known.set()
@@ -243,9 +309,9 @@ class JudgeService:
             return
         if reply is None:
             return
-        if isinstance(reply, Told) and self._batch is not None and _fits(reply, self._batch.queries):
+        if isinstance(reply, Ratings) and self._batch is not None and _fits(reply, self._batch.queries):
             batch, self._batch = self._batch, None
-            self._told(batch, reply)
+            self._accept(batch, reply)
         elif isinstance(reply, Ready) and not self._ready:
             self._ready = True
             self._known.set()
@@ -256,17 +322,17 @@ class JudgeService:
         else:
             self._lost("failures", Reason.JUDGE_FAILED, "the judge's process sent what it must not")
 
-    def _told(self, batch: _Batch, told: Told) -> None:
-        self._count("tokens", told.tokens)
+    def _accept(self, batch: _Batch, ratings: Ratings) -> None:
+        self._count("tokens", ratings.tokens)
         strangers = sum(not job.own for job in batch.jobs) / len(batch.jobs)
-        self._budget.spend(0, round(told.tokens * (1 - strangers)), own=True)
-        self._budget.spend(0, round(told.tokens * strangers), own=False)
-        for query, number in zip(batch.queries, told.numbers, strict=True):
+        self._budget.spend(0, round(ratings.tokens * (1 - strangers)), own=True)
+        self._budget.spend(0, round(ratings.tokens * strangers), own=False)
+        for query, number in zip(batch.queries, ratings.numbers, strict=True):
             if number is not None:
                 self._cache.put(_key(query), number)
         for job in batch.jobs:
-            self._settle(job, told.error)
-        if told.unanswered == len(batch.queries):
+            self._settle(job, ratings.error)
+        if ratings.unanswered == len(batch.queries):
             self._count("failures", 1)
             self._failures.note_failure(self._clock())
         else:
@@ -327,13 +393,13 @@ def _key(query: Query) -> bytes:
     return blake2b(encode(query), digest_size=16).digest()
 
 
-def _fits(told: Told, queries: Sequence[Query]) -> bool:
+def _fits(ratings: Ratings, queries: Sequence[Query]) -> bool:
     """Whether an intact process could send this."""
-    counts = 0 <= told.tokens <= 10**12 and 0 <= told.unanswered <= len(queries)
+    counts = 0 <= ratings.tokens <= 10**12 and 0 <= ratings.unanswered <= len(queries)
     return (
         counts
-        and len(told.numbers) == len(queries)
+        and len(ratings.numbers) == len(queries)
         and all(
-            number is None or 0 <= number <= query.most for number, query in zip(told.numbers, queries, strict=True)
+            number is None or 0 <= number <= query.most for number, query in zip(ratings.numbers, queries, strict=True)
         )
     )

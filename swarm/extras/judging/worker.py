@@ -17,8 +17,8 @@ from swarm.extras.judging.messages import (
     MAX_ERROR_CHARS,
     Broken,
     Query,
+    Ratings,
     Ready,
-    Told,
     decode_queries,
     decode_setup,
     encode,
@@ -28,7 +28,7 @@ from swarm.extras.judging.messages import (
 class Backend(Protocol):
     """What a judge is."""
 
-    def answer(self, queries: Sequence[Query]) -> Told:
+    def answer(self, queries: Sequence[Query]) -> Ratings:
         """The numbers in its replies."""
         ...
 

@@ -16,8 +16,9 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from ipaddress import ip_address
 
 import libp2p.protocol_muxer.multiselect_communicator as communicator_module
@@ -54,21 +55,13 @@ from swarm.net.addresses.listening import check_free
 from swarm.net.guard import Counters
 from swarm.net.membership import dialling
 from swarm.net.records.envelope import (
-    LOOK_AGAIN_S,
     MAX_REPLY_BYTES,
-    NOT_YET_S,
-    REFUSAL_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    STALL_TIMEOUT_S,
-    encode_answer,
-    encode_error,
     encode_request,
+    joined,
     read_answer,
-    read_request,
 )
-from swarm.net.runtime import until
-from swarm.net.services.stream_admission import Stream, StreamAdmission
-from swarm.protocols import StreamHandler, Wakeup
+from swarm.net.services.streams import Gatekeeper, Stream, Unlimited, answer_stream
+from swarm.protocols import StreamHandler
 
 LOOK_UP_TIMEOUT_S = 5.0
 
@@ -159,15 +152,10 @@ class Host:
         self._runtime = TrioRuntime()
         self._counters = counters
         self.holdings = holdings
-        """What the connections hold in memory."""
+        """Memory of the connections."""
         self.slots = slots
         """The incoming connections."""
-        self.admission = StreamAdmission()
-        """Decides which streams are served."""
-        self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer's requests are answered at all."""
-        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before this many bytes of an answer are sent."""
+        self.gatekeeper: Gatekeeper = Unlimited()
 
     @property
     def peer_id(self) -> str:
@@ -233,15 +221,11 @@ class Host:
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
         """The whole answer of a connected peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
-        answer = bytearray()
         try:
             with trio.fail_after(timeout_s):
-                async with aclosing(self.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
-                    async for chunk in chunks:
-                        answer += chunk
+                return await joined(self.stream(peer_id, protocol, payload, timeout_s, max_bytes))
         except trio.TooSlowError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
-        return bytes(answer)
 
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
@@ -275,61 +259,33 @@ class Host:
         """Answer other peers' requests for `protocol`, chunk by chunk."""
 
         async def reply(stream: NetStream) -> None:
-            remote = str(stream.muxed_conn.peer_id)
+            remote, gatekeeper = str(stream.muxed_conn.peer_id), self.gatekeeper
             with trio.CancelScope() as scope:
-                admitted = self._enter(stream, remote, protocol, scope.cancel)
+                admitted: Stream | None = None
+                if gatekeeper.admits(remote):
+                    address = _remote_address(stream) or ""
+                    admitted = gatekeeper.admission.admit(remote, address, protocol, scope.cancel)
                 if admitted is not None:
                     try:
-                        await self._serve(stream, admitted, protocol, handler)
+                        channel = _Channel(stream)
+                        await answer_stream(admitted, channel, protocol, handler, gatekeeper.pace, self._runtime)
+                        await stream.close()
                         return
                     finally:
-                        self.admission.release(admitted)
+                        gatekeeper.admission.release(admitted)
             await _abandon(stream)
 
         self._host.set_stream_handler(protocol, reply)
 
-    def _enter(self, stream: NetStream, remote: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
-        if not self.admits(remote):
-            return None
-        return self.admission.admit(remote, _remote_address(stream) or "", protocol, hang_up)
 
-    async def _serve(self, stream: NetStream, admitted: Stream, protocol: str, handler: StreamHandler) -> None:
-        async def read(count: int) -> bytes:
-            admitted.peer_turn(count)
-            return await _read_exactly(stream, count)
+class _Channel:
+    def __init__(self, stream: NetStream) -> None:
+        self.read = partial(_read_exactly, stream)
+        self.send = stream.write
 
-        # Read the request even to refuse it: a close with unread bytes would lose the refusal.
-        with trio.fail_after(REQUEST_TIMEOUT_S if admitted.served else REFUSAL_TIMEOUT_S):
-            request = await read_request(read)
-        admitted.own_turn()
-        if not admitted.served:
-            await _send(stream, encode_error("busy, ask later"))
-        else:
-            frames = encode_answer(handler(admitted.remote, request))
-            while (frame := _next_frame(frames, protocol)) is not None:
-                if not isinstance(frame, bytes):
-                    await until(frame, self._runtime, LOOK_AGAIN_S)
-                    continue
-                await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
-                if frame:
-                    admitted.peer_turn(len(frame))
-                    await _send(stream, frame)
-                    admitted.own_turn()
-        await stream.close()
-
-
-def _next_frame(frames: Iterator[bytes | Wakeup], protocol: str) -> bytes | Wakeup | None:
-    try:
-        return next(frames, None)
-    except Exception as error:
-        # A handler's error is reported to its peer only; `Answering` has counted it.
-        logger.debug("the handler for %s failed", protocol, exc_info=True)
-        return encode_error(f"the handler failed: {type(error).__name__}")
-
-
-async def _send(stream: NetStream, frame: bytes) -> None:
-    with trio.fail_after(STALL_TIMEOUT_S):
-        await stream.write(frame)
+    def has_ended(self) -> bool:
+        """The stream does not say."""
+        return False
 
 
 def _remote_address(connection: INetConn | NetStream) -> str | None:
@@ -429,7 +385,7 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     network = host.get_network()
     network.upgrader.muxer_multistream = BoundedMuxers(holdings)
     network.retry_config = RetryConfig(max_retries=0)
-    # It has one limit of streams for all peers together, and halves it when somebody reaches it.
+    # It has one limit of streams for all peers together, and halves it when it is reached.
     network.set_resource_manager(None)
     # Peers may ask who this host is, which the go daemon does; what they say of themselves is not asked for.
     network.notifees = [each for each in network.notifees if not isinstance(each, _IdentifyNotifee)]

@@ -26,7 +26,6 @@ from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +51,9 @@ class Session(MemberSession):
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run all loops until cancelled; calls `started` when others can reach this node."""
-        self._host.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
         self._host.holdings.blame = self._member.complaints.add
         self._host.slots.is_member = lambda peer_id: peer_id in self._member.peers.in_run
-        answering = self._member.answering
-        self._host.admits = answering.admits
-        self._host.pace = answering.uploads.spend
-        answering.on_banned = self._member.greetings.on_change = self.refresh_soon
+        self._host.gatekeeper = self._member.answering
         await self.serve()
         self._locate()
         started()
@@ -158,7 +153,7 @@ class Lasting:
         self._since: dict[str, float] = {}
 
     def longer_than(self, duration_s: float, peer_ids: Collection[str], now: float) -> frozenset[str]:
-        """Those of `peer_ids`, all that are in the state now, that have been for `duration_s`; forgets these."""
+        """Of `peer_ids`, which are in the state now, those in it for `duration_s`; forgets these."""
         self._since = {peer_id: self._since.get(peer_id, now) for peer_id in peer_ids}
         found = frozenset(peer_id for peer_id, since in self._since.items() if now - since > duration_s)
         for peer_id in found:

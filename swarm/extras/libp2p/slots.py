@@ -4,7 +4,7 @@
                             │ too many                    │ nobody has to make room                │ too many of it
                             └──────────▶ closed ◀─────────┘                     its oldest closed ◀┘
 
-Who makes room: first whoever was connected for a while and takes no part in the run, then the address that has far
+First a peer makes room that was connected for a while and takes no part in the run, then the address that has far
 more slots than the newcomer's. Addresses count before peers because identities are free. Members keep their slots,
 except those of an address that has too many.
 """
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.net.bandwidth import RatePerName
-from swarm.net.services.stream_admission import FAIR_LEAD
+from swarm.net.services.streams import FAIR_LEAD
 
 MAX_SLOTS = 128
 MAX_SLOTS_PER_PEER = 3
@@ -79,7 +79,7 @@ class ConnectionSlots:
             self._taken.remove(slot)
 
     def _loser(self, address: str, now: float) -> Slot | None:
-        """Who makes room for a connection from `address`."""
+        """The connection that makes room for one from `address`."""
         counts = Counter(slot.address for slot in self._taken)
         outsiders = [slot for slot in self._taken if not self.is_member(slot.peer_id)]
         if late := [slot for slot in outsiders if now - slot.since >= PATIENCE_S]:

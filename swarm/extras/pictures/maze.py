@@ -14,7 +14,7 @@ from swarm.environments.decoding.pixels import COLOURS, Pixels, as_image, blank
 from swarm.environments.digests import Chance
 from swarm.environments.episodes.source import EnvironmentTask
 from swarm.protocols import Environment
-from swarm.types import MAX_TURNS, Earned, End, Observation, Text
+from swarm.types import MAX_TURNS, Observation, StepReward, Terminal, Text
 from swarm.types.media import MAX_MEDIA_BYTES, Modality
 
 Cell = tuple[int, int]
@@ -80,7 +80,7 @@ class Maze:
         self._first = self._nearest = self._distances[self._here]
         return (as_image(self._picture()), Text("Walk from red to green: left, right, up or down."))
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """Move. See `Environment`."""
         said = _SAID.findall(action)
         if not said:
@@ -94,9 +94,9 @@ class Maze:
         self._nearest -= gained
         earned = self._task.progress * gained / self._first
         if there == self._goal:
-            return End(1 - self._task.progress + earned)
+            return Terminal(1 - self._task.progress + earned)
         seen = as_image(self._picture())
-        return (seen, Earned(earned)) if earned else (seen,)
+        return (seen, StepReward(earned)) if earned else (seen,)
 
     def _measured(self) -> dict[Cell, int]:
         """Moves from each cell to the goal."""

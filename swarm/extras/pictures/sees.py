@@ -64,7 +64,7 @@ PHRASES = (
 )
 """Parts of the task's questions that are single tokens."""
 SEEING = Recipe(questions_per_task=8_000, steps=300, batch_size=128, learning_rate=3e-3)
-"""How the encoder is trained; the questions are pictures."""
+"""How the encoder is trained; the questions are images."""
 ANSWERING = WarmStart(questions_per_task=8_000, steps=300, untagged=0.97)
 """How the text model is trained, with the encoder as it is by then."""
 

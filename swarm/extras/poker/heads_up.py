@@ -20,7 +20,7 @@ from msgspec import Struct
 from pokerkit import Automation, Card, State
 
 from swarm.environments.digests import RESOLUTION, Chance
-from swarm.types import End, Observation, Text
+from swarm.types import Observation, Terminal, Text
 
 AUTOMATIONS = (
     Automation.ANTE_POSTING,
@@ -105,7 +105,7 @@ class Menu(Struct, frozen=True):
         return Move(offered.kind, chips) if offered and self.least <= chips <= self.most else None
 
     def __str__(self) -> str:
-        """As it is shown, e.g. `1 fold, 2 call 4`."""
+        """Text for the policy, e.g. `1 fold, 2 call 4`."""
         return ", ".join(f"{number} {move}" for number, move in self.numbered.items())
 
 
@@ -122,7 +122,7 @@ class HeadsUp(ABC):
     opponent: str
     """Who plays this hand."""
     moves: list[Move]
-    """Of both players."""
+    """Moves of both players so far."""
 
     def __init__(self, game: str, opponents: Sequence[str], compact: bool) -> None:
         """One of the `opponents` plays each hand; `compact` observations are for policies that read characters."""
@@ -143,7 +143,7 @@ class HeadsUp(ABC):
                 return self._observation(heard)
         raise AssertionError("unreachable")
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """Make the policy's move, and the opponent's until the policy's next. See `Environment`."""
         move = self.menu().read(action)
         if move is None:
@@ -186,9 +186,9 @@ class HeadsUp(ABC):
     def _observation(self, heard: Sequence[Move]) -> Observation:
         return (Text(self._shown(heard)),)
 
-    def _end(self) -> End:
+    def _end(self) -> Terminal:
         stack = self.state.starting_stacks[self.seat]
-        return End(reward(self.state.stacks[self.seat] - stack, stack))
+        return Terminal(reward(self.state.stacks[self.seat] - stack, stack))
 
 
 def reward(net: float, stack: float) -> float:

@@ -10,7 +10,7 @@ from pokerkit import Deck, KuhnPoker, State
 
 from swarm.extras.poker.heads_up import AUTOMATIONS, HeadsUp, Menu, Move, shuffled
 from swarm.extras.poker.tasks import SITUATIONS
-from swarm.types import End
+from swarm.types import Terminal
 
 RULES = "Kuhn poker: the cards are J, Q and K, both players have put 1 chip into the pot, and a bet is 1 chip."
 STACK = 2
@@ -71,6 +71,6 @@ def played_strategy(game: Kuhn, hands: Iterable[tuple[int, int, Sequence[str]]])
             situation, move = game.situation, game.menu().read(said)
             times[situation] += 1
             bets[situation] += move is not None and move.kind in ("bet", "call")
-            if isinstance(game.step(said), End):
+            if isinstance(game.step(said), Terminal):
                 break
     return {situation: bets[situation] / max(1, times[situation]) for situation in SITUATIONS}

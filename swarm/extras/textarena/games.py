@@ -13,7 +13,7 @@ from swarm.environments.digests import draw
 from swarm.environments.randomness import OwnRandomness
 from swarm.environments.stand_ins import stand_ins
 from swarm.errors import TaskError
-from swarm.types import End, Observation, Text
+from swarm.types import Observation, Terminal, Text
 
 if find_spec("textarena") is None:
     raise TaskError(f"TextArena is not installed: {how_to_install('textarena')}")
@@ -52,14 +52,14 @@ class TextArenaGame:
             self._game.reset(num_players=1, seed=drawn)
             return self._news()
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """Make a move. See `Environment`."""
         with self._randomness:
             done, _ = self._game.step(action)
             if not done:
                 return self._news()
             rewards, _ = self._game.close()
-        return End(_in_range(rewards.get(0)))
+        return Terminal(_in_range(rewards.get(0)))
 
     def is_for_one(self) -> bool:
         """Whether the game that was reset has one player."""

@@ -20,7 +20,7 @@ from swarm.environments.randomness import OwnRandomness
 from swarm.errors import TaskError
 from swarm.extras.verifiers.coroutines import Coroutines
 from swarm.extras.verifiers.task import VerifiersTask
-from swarm.types import End, Observation, Text
+from swarm.types import Observation, Terminal, Text
 
 if find_spec("verifiers") is None:
     raise TaskError(f"verifiers is not installed: {how_to_install('verifiers')}")
@@ -62,23 +62,23 @@ class VerifiersEpisode:
         row = self._tasks[draw(len(self._tasks), "row", seed, index)]
         self._play = self._loop.create_task(self._played(row))
         answer = self._until_asked()
-        if isinstance(answer, End):
+        if isinstance(answer, Terminal):
             raise TaskError("the environment ended the episode before it asked anything")
         return answer
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """Reply. See `Environment`."""
         self._seat.answer(action)
         return self._until_asked()
 
-    def _until_asked(self) -> Observation | End:
+    def _until_asked(self) -> Observation | Terminal:
         with self._randomness:
             return self._loop.run_until_complete(self._next())
 
-    async def _next(self) -> Observation | End:
+    async def _next(self) -> Observation | Terminal:
         await asyncio.wait((self._play, self._seat.asked), return_when=asyncio.FIRST_COMPLETED)
         if self._play.done():
-            return End(self._play.result())
+            return Terminal(self._play.result())
         return (Text(self._seat.asked.result()),)
 
     async def _played(self, task: Any) -> float:

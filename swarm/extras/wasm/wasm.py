@@ -29,9 +29,9 @@ _RANDOM_FILES = (b"dev/random", b"dev/urandom")
 _DIRECTORY, _DEVICE = 3, 2
 _WASI = "wasi_snapshot_preview1"
 _MAX_PIECES = 16
-"""Of one read or write."""
+"""Pieces of one read or write."""
 _MAX_CALLS = 4_096
-"""Of the system in one run: a call costs the host more than its fuel."""
+"""Calls of the system in one run: each costs the host more than its fuel."""
 _MAX_WASM_STACK = 2**21
 """Bytes. More than the guests' own limits allow them to use: these do not depend on the processor."""
 

@@ -17,7 +17,7 @@ from itertools import islice
 
 from swarm.errors import ConfigError, IdentityError
 from swarm.lru import LruDict
-from swarm.net.bandwidth import MAX_COUNTED, RatePerName
+from swarm.net.bandwidth import MAX_COUNTED, RatePerName, TokenBucket
 from swarm.net.records.identity import public_key_of
 
 PROBE_TIMEOUT_S = 5.0
@@ -160,7 +160,7 @@ class ReportedAddresses:
 
     def __init__(self) -> None:
         """No dials yet."""
-        self._all = RatePerName(DIALS_PER_S, DIALS_AT_ONCE)
+        self._all = TokenBucket(DIALS_PER_S, DIALS_AT_ONCE)
         self._reporters = RatePerName(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
         self._failures: Counter[str] = Counter()
         self._pauses = Backoff(HOST_PAUSE_S, MAX_HOST_PAUSE_S)
@@ -178,7 +178,7 @@ class ReportedAddresses:
 
     def may_dial(self, reporter: str, now: float) -> bool:
         """Whether one more peer reported by `reporter` may be dialled; if so, the dial is counted."""
-        return self._reporters.take(reporter, now) and self._all.take("", now)
+        return self._reporters.take(reporter, now) and self._all.take(now)
 
     def failed(self, addresses: Iterable[str], now: float) -> None:
         """Record that no address led to the peer."""
@@ -247,11 +247,11 @@ def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[s
 MAX_PORT = 2**16 - 1
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
 _UPON = frozenset({"ws", "wss", "tls", "quic", "quic-v1", "webtransport"})
-"""What may follow a port."""
+"""Components that may follow a port."""
 
 
 def address_problem(address: str, least_port: int = 0) -> str | None:
-    """What is wrong with a multiaddr without a peer id; None if nothing is."""
+    """The problem of a user's multiaddr without a peer id; None if a node can listen or be reached there."""
     like = "must look like /ip4/HOST/tcp/PORT"
     parts = address.split("/")
     start, kind, host, transport, port, *further = parts if len(parts) >= 5 else [""] * 5

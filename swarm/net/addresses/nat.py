@@ -28,7 +28,7 @@ MAX_RETRY_UPGRADE_S = 3_600.0
 
 def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
     """The daemon's arguments for NAT traversal."""
-    # Without -relay the daemon cannot dial through relays; with -autonat it dials whoever asks, at any port.
+    # Without -relay the daemon cannot dial through relays; with -autonat it dials every asker, at any port.
     arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=0", "-relay=1")
     if not settings.serve_relay:
         return (*arguments, "-relayService=0")

@@ -46,7 +46,7 @@ from swarm.net.hivemind.control import (
 )
 from swarm.net.hivemind.control import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.hivemind.gate import Gate
-from swarm.net.records.envelope import MAX_REPLY_BYTES, encode_request, read_answer
+from swarm.net.records.envelope import MAX_REPLY_BYTES, encode_request, joined, read_answer
 from swarm.net.runtime import AsyncioRuntime
 from swarm.protocols import StreamHandler
 
@@ -327,17 +327,11 @@ class Daemon:
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """The whole answer of a peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
-        answer = bytearray()
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                aclosing(self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES)) as chunks,
-            ):
-                async for chunk in chunks:
-                    answer += chunk
+            async with asyncio.timeout(timeout_s):
+                return await joined(self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES))
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
-        return bytes(answer)
 
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
@@ -418,7 +412,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         """Wrap a process whose output is a pipe, on the running loop; it is read from `attach` on."""
         self.output = asyncio.StreamReader()
-        """What it prints."""
+        """Its output."""
         self._process = process
         self._pipe: asyncio.ReadTransport | None = None
         self._loop = asyncio.get_running_loop()
@@ -438,7 +432,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """How it has ended; None while it runs."""
+        """Its exit code; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
@@ -518,7 +512,7 @@ CONNECT_TIMEOUT_S = 1.0
 
 
 def make_folder() -> Path:
-    """A folder that only this user can read: whoever has the control socket has the node's identity.
+    """A folder that only this user can read: the control socket gives full use of the node's identity.
 
     What killed nodes left is removed.
     """

@@ -53,9 +53,9 @@ _MESSAGE = struct.Struct("=QI")
 """Where the address of a `sendmsg` is, and its length."""
 
 _DISCOVERY = ("239.255.255.250", 1900)
-"""Where routers are asked for (UPnP)."""
+"""Multicast address of UPnP."""
 OLDEST = (5, 5)
-"""Linux before could refuse a call for its caller, but not let it go on."""
+"""Earlier versions of Linux could refuse a call, but not let it proceed."""
 ROUTES = Path("/proc/net/route")
 _IS_GATEWAY = 2
 
@@ -77,7 +77,7 @@ class Gate:
         self._memory = -1
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the daemon in a session of its own, its output in a pipe. Raises `OSError` if it cannot run."""
+        """Start the daemon in a new session, its output in a pipe. Raises `OSError` if it cannot run."""
         # A filter binds the thread that installs it, for good, and what that thread starts.
         with ThreadPoolExecutor(1, "daemon-start") as thread:
             process = thread.submit(self._spawn, command, environment).result()
@@ -197,7 +197,7 @@ class _Call(NamedTuple):
 
     number: tuple[int, int]
     length: int
-    """Which argument is the address's length."""
+    """Index of the argument with the address's length."""
 
 
 def _program(datagrams: bool) -> bytes:

@@ -30,7 +30,6 @@ from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS, Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.runtime import AsyncioRuntime, Signal
-from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
@@ -117,12 +116,8 @@ class Session(MemberSession):
 
     async def answer(self) -> None:
         """Begin to answer requests: before `run`, and before others learn this node's address."""
-        answering, incoming = self._member.answering, self._daemon.incoming
-        incoming.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
-        incoming.admits = answering.admits
-        incoming.pace = answering.uploads.spend
+        self._daemon.incoming.gatekeeper = self._member.answering
         self._daemon.gate.on_refused = partial(self._member.counters.add, "dials_refused")
-        answering.on_banned = self._member.greetings.on_change = self.refresh_soon
         await self.serve()
 
     async def _observe(self) -> None:
@@ -201,7 +196,7 @@ MAX_RESTART_PAUSE_S = 30.0
 STEADY_AFTER_S = 60.0
 """A process that ran for this time resets the restart pause."""
 RENEWALS = 333
-"""Members that renew their entry each time; of more, as many by chance: the holders of the directory serve no more of
+"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
 them, and it always has about a thousand entries."""
 
 

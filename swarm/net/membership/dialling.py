@@ -18,7 +18,7 @@ from swarm.errors import NoConnection, PeerUnreachable
 from swarm.lru import LruDict
 from swarm.net.addresses.dial import Backoff, ReportedAddresses, host_of, is_name, with_ips
 from swarm.net.addresses.nat import relay_of
-from swarm.net.bandwidth import RatePerName
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.membership.member import Member
 from swarm.net.runtime import AsyncRuntime
 
@@ -78,7 +78,7 @@ class Dialling:
         """Connected peers that this node has dialled."""
         self._met = LruDict[str, None](MAX_MET)
         """Peers that were connected in this session."""
-        self._again = RatePerName(AGAIN_PER_S, AGAIN_AT_ONCE)
+        self._again = TokenBucket(AGAIN_PER_S, AGAIN_AT_ONCE)
         self._under_way: set[str] = set()
         """Peers that are being dialled."""
         self._dialled: dict[str, float] = {}
@@ -146,7 +146,7 @@ class Dialling:
     def _may_dial_again(self, peer_id: str, now: float) -> bool:
         if not self._dials_claims or peer_id not in self._met or self._member.records.is_proven(peer_id):
             return True
-        return self._again.take("", now)
+        return self._again.take(now)
 
     @contextmanager
     def under_way(self, peer_id: str) -> Iterator[None]:

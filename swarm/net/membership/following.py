@@ -25,6 +25,7 @@ from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import OpenStream
+from swarm.net.records.envelope import joined
 from swarm.net.records.feed import (
     FEED_PROTOCOL,
     FEED_RECORDS,
@@ -112,20 +113,13 @@ class Following:
         self._greeting.add(peer_id)
         try:
             async with self._runtime.timeout(GREETING_TIMEOUT_S):
-                answer = await self._read_all(peer_id, HELLO_PROTOCOL, greetings.own(), MAX_HELLO_BYTES)
+                answer = await joined(self._fetch(peer_id, HELLO_PROTOCOL, greetings.own(), MAX_HELLO_BYTES))
             greetings.heard(peer_id, answer, knows_us=True)
         except (PeerUnreachable, TimeoutError, Refusal, msgspec.MsgspecError, UnicodeDecodeError) as error:
             greetings.failed(peer_id)
             logger.debug("greeting %s failed: %s", peer_id, error)
         finally:
             self._greeting.discard(peer_id)
-
-    async def _read_all(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> bytes:
-        answer = bytearray()
-        async with aclosing(self._fetch(peer_id, protocol, payload, max_bytes)) as chunks:
-            async for chunk in chunks:
-                answer += chunk
-        return bytes(answer)
 
     async def follow(self) -> None:
         """Follow one member after another, forever."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from swarm.errors import ConfigError, Refusal
+from swarm.lru import LruDict
 from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates
@@ -36,11 +37,11 @@ NEVER_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER
 
 
 class Returns:
-    """Which peers have lately come back after their connections ended, as restarted nodes do."""
+    """Peers that have lately reconnected, as restarted nodes do."""
 
     def __init__(self) -> None:
         """No peer was seen yet."""
-        self._seen: dict[str, float] = {}
+        self._seen = LruDict[str, float](MAX_SEEN_PEERS)
         """When each peer was last excused, in monotonic seconds; minus infinity for never. The latest come last."""
         self._returned: dict[str, float] = {}
         """When those that are connected came back."""
@@ -53,7 +54,6 @@ class Returns:
                 self._returned[peer_id] = last = now
             self._seen[peer_id] = -math.inf if last is None else last
         self._returned = {peer_id: at for peer_id, at in self._returned.items() if peer_id in connected}
-        self._seen = dict(list(self._seen.items())[-MAX_SEEN_PEERS:])
 
     def excuse(self, peer_id: str, now: float) -> bool:
         """Whether it came back so lately that it may not have what it offered before."""

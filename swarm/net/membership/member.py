@@ -29,11 +29,10 @@ from swarm.net.config import NetworkSettings
 from swarm.net.guard import Complaints, Counters, Guard
 from swarm.net.membership.known_peers import CurrentRun, KnownPeers
 from swarm.net.membership.traffic import RecordTraffic, Versions
-from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, Feed, FeedRequest, Hello, decode_hello, encode
+from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, FeedRequest, Hello, decode_hello, encode
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, Referrals, answer_large
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
-from swarm.net.records.stores import RecordStore
 from swarm.net.records.wire import (
     MAX_PEER_CONTENT_BYTES,
     MAX_PEER_RECORD_BYTES,
@@ -41,6 +40,7 @@ from swarm.net.records.wire import (
     seal_peer_record,
 )
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL, answer_peers
+from swarm.net.services.streams import StreamAdmission
 from swarm.protocols import StreamHandler, Wakeup
 from swarm.types import MAX_MULTIADDRS, MAX_TOLD_TASKS, MemberSummary, NetworkStatus, PeerRecord
 
@@ -68,23 +68,13 @@ class Member:
         self.guard = Guard(self.counters, self.complaints.add)
         self.run = CurrentRun(settings.run_id, manifest)
         self.peers = KnownPeers(settings, identity.peer_id, self.run, self.counters, clock)
-        self.own = OwnEntry(settings, identity, profile, self.run, self.peers, clock)
+        self.own = OwnEntry(self, profile)
         self.versions = Versions()
         self.records = RecordTraffic(
             settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions, clock
         )
         self.greetings = Greetings(self.run, profile.listed)
-        self.answering = Answering(
-            settings,
-            self.run,
-            self.peers,
-            self.own,
-            self.records.store,
-            self.records.feed,
-            self.greetings,
-            self.guard,
-            self.counters,
-        )
+        self.answering = Answering(self)
         self.detail = "not started"
         """Progress of the network, in words."""
 
@@ -127,21 +117,9 @@ class Profile(Struct, frozen=True):
 class OwnEntry:
     """This node's entry in the peer directory. Written on the network thread, readable on any."""
 
-    def __init__(
-        self,
-        settings: NetworkSettings,
-        identity: Identity,
-        profile: Profile,
-        run: CurrentRun,
-        peers: KnownPeers,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, member: Member, profile: Profile) -> None:
         """No addresses yet."""
-        self._settings = settings
-        self._identity = identity
-        self._run = run
-        self._peers = peers
-        self._clock = clock
+        self._member = member
         self._ends: Mapping[str, Sequence[str]] = {}
         self.profile = profile
         self.addresses: tuple[str, ...] = ()
@@ -159,37 +137,37 @@ class OwnEntry:
 
         While no peer is connected, the last connections decide.
         """
-        self._ends = self._peers.observed or self._ends
-        named = [address for group in self._peers.bootstrap.values() for address in group]
-        settings = self._settings
+        self._ends = self._member.peers.observed or self._ends
+        named = [address for group in self._member.peers.bootstrap.values() for address in group]
+        settings = self._member.settings
         return is_private_run([*named, *settings.announce, *settings.listen], self.addresses, self._ends)
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses at which others can reach this node."""
-        return tuple(f"{address}/p2p/{self._identity.peer_id}" for address in self.addresses)
+        return tuple(f"{address}/p2p/{self._member.identity.peer_id}" for address in self.addresses)
 
     def sealed(self) -> tuple[bytes, float]:
         """The signed entry and its expiry. Tasks are omitted if it would be too large. The run must be known."""
         record = self._record()
-        sealed = seal_peer_record(self._identity, record)
+        sealed = seal_peer_record(self._member.identity, record)
         if len(sealed) > MAX_PEER_RECORD_BYTES or len(msgspec.msgpack.encode(record)) > MAX_PEER_CONTENT_BYTES:
             # Addresses matter more than tasks.
-            sealed = seal_peer_record(self._identity, replace(record, tasks=()))
+            sealed = seal_peer_record(self._member.identity, replace(record, tasks=()))
         return sealed, record.expires_at
 
     def _record(self) -> PeerRecord:
         """A record whose lifetime covers three renewals."""
-        assert self._run.manifest is not None
-        life_s = min(3 * self._settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
+        assert self._member.run.manifest is not None
+        life_s = min(3 * self._member.settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
-            self._run.manifest.run_id,
-            self._identity.peer_id,
+            self._member.run.manifest.run_id,
+            self._member.identity.peer_id,
             self._published()[: MAX_MULTIADDRS // 2],
             self.profile.model,
             self.profile.tasks[:MAX_TOLD_TASKS],
             self.profile.role,
             self.profile.version,
-            self._clock() + life_s,
+            self._member.clock() + life_s,
             self.profile.name,
             pulls=True,
             summary=self.summary,
@@ -280,30 +258,16 @@ class Greetings:
 
 
 class Answering:
-    """The handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
+    """A `Gatekeeper` with handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
 
-    def __init__(
-        self,
-        settings: NetworkSettings,
-        run: CurrentRun,
-        peers: KnownPeers,
-        own: OwnEntry,
-        store: RecordStore,
-        feed: Feed,
-        greetings: Greetings,
-        guard: Guard,
-        counters: Counters,
-    ) -> None:
-        """Answer from the node's own state."""
-        self._run = run
-        self._peers = peers
-        self._own = own
-        self._feed = feed
-        self._guard = guard
-        self._counters = counters
-        self.uploads = LinkLimit(settings.upload_bytes_per_s)
-        """Pacing of all answers."""
-        referrals = Referrals(peers.is_record_of)
+    def __init__(self, member: Member) -> None:
+        """Answer from the node's own state, all of which exists by now."""
+        self._member = member
+        run, store, feed, greetings = member.run, member.records.store, member.records.feed, member.greetings
+        self.pace = LinkLimit(member.settings.upload_bytes_per_s).spend
+        self.admission = StreamAdmission()
+        """Replaced by each session."""
+        referrals = Referrals(member.peers.is_record_of)
         self.on_banned: Callable[[], None] = lambda: None
         """Called when a banned peer turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
@@ -318,28 +282,28 @@ class Answering:
         """Handlers by protocol."""
 
     def _serve_feed(self, remote: str, request: bytes) -> Iterator[bytes | Wakeup]:
-        asked = msgspec.msgpack.decode(request, type=FeedRequest)
-        if self._run.manifest is None or asked.run_id != self._run.manifest.run_id or not self._own.profile.listed:
+        asked, manifest = msgspec.msgpack.decode(request, type=FeedRequest), self._member.run.manifest
+        if manifest is None or asked.run_id != manifest.run_id or not self._member.own.profile.listed:
             raise LookupError("this node takes no part in the run")
-        return self._feed.follow(remote)
+        return self._member.records.feed.follow(remote)
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | Wakeup | None]:
         """Answer a peer's request. Errors are counted and raised again, and reported to the peer."""
         try:
             yield from self.handlers[protocol](remote, request)
         except Exception as error:
-            self._guard.request_failed(remote, error)
+            self._member.guard.request_failed(remote, error)
             raise
 
     def admits(self, peer_id: str) -> bool:
         """Whether requests of this peer are answered."""
-        if peer_id in self._peers.banned:
-            self._counters.add("banned_streams")
+        if peer_id in self._member.peers.banned:
+            self._member.counters.add("banned_streams")
             self.on_banned()
             return False
         return True
 
     def _fresh_peers(self) -> list[bytes]:
         """Signed records to pass on, this node's own first."""
-        own = [self._own.sealed()[0]] if self._run.manifest else []
-        return own + self._peers.fresh()
+        own = [self._member.own.sealed()[0]] if self._member.run.manifest else []
+        return own + self._member.peers.fresh()

@@ -56,8 +56,8 @@ BY_OTHER_RULES = frozenset(
     {Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION, Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION}
 )
 """Refusals of records that an honest helper with other settings or another version may hold."""
-HANDED_ON = frozenset({Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION})
-"""Refusals of signed records that are handed on all the same: a node of a later version understands them."""
+FORWARDED = frozenset({Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION})
+"""Refusals of signed records that are forwarded all the same: a node of a later version understands them."""
 
 
 class RecordTraffic:
@@ -191,7 +191,7 @@ class RecordTraffic:
                 self._check_place(signed)
                 self.offer_rate.heard(author, 1, 0.0)
         except Refusal as refusal:
-            if refusal.reason in HANDED_ON:
+            if refusal.reason in FORWARDED:
                 self.feed.add(record, helper, author)
             self._refuse_gossip(helper, account, record, refusal, author)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
 from typing import Literal, TypeVar, get_args
 
 import msgspec
@@ -107,6 +108,12 @@ async def read_answer(read: ReadExactly, max_bytes: int) -> AsyncGenerator[bytes
             raise PeerUnreachable(f"an answer must have at most {max_bytes} bytes, got more")
         room -= length
         yield await _read_block(read, length, MAX_CHUNK_BYTES, "chunk")
+
+
+async def joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    """All chunks of an answer."""
+    async with aclosing(chunks):
+        return b"".join([chunk async for chunk in chunks])
 
 
 def _length(value: int) -> bytes:

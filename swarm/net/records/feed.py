@@ -10,7 +10,6 @@ follower hears of them from several nodes and fetches them (`give`) from one. In
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Annotated
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable, Refusal
+from swarm.fair_store import FairStore
 from swarm.net.records.envelope import MAX_RUN_ID_CHARS
 from swarm.net.records.large import INLINE_BYTES
 from swarm.net.records.stores import RECORD_ID_BYTES, record_id
@@ -140,11 +140,10 @@ class Feed:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Empty."""
         self._clock = clock
-        self._new: OrderedDict[bytes, _New] = OrderedDict()
+        self._new = FairStore[bytes, _New](FEED_RECORDS, FEED_BYTES)
         """New records by id."""
         self._end = 0
         """Number of records so far."""
-        self._num_bytes = 0
         self._added = Change()
         self.num_skipped = 0
         """Records that followers missed because they fell behind."""
@@ -154,12 +153,8 @@ class Feed:
         name = record_id(record)
         if name in self._new:
             return
-        self._new[name] = _New(record, is_own, self._clock(), set(known_to), set())
+        self._new.add(name, _New(record, is_own, self._clock(), set(known_to), set()), num_bytes=len(record))
         self._end += 1
-        self._num_bytes += len(record)
-        while len(self._new) > FEED_RECORDS or self._num_bytes > FEED_BYTES:
-            _, oldest = self._new.popitem(last=False)
-            self._num_bytes -= len(oldest.record)
         self._added.happened()
 
     def known_to(self, peer_id: str, name: bytes) -> None:
@@ -194,7 +189,8 @@ class Feed:
         records: list[bytes] = []
         named: list[Named] = []
         num_bytes = 0
-        for name, new in reversed(list(islice(reversed(self._new.items()), self._end - position))):
+        for name in reversed(list(islice(reversed(self._new), self._end - position))):
+            new = self._new[name]
             if max(len(records), len(named)) == MAX_ITEMS or num_bytes > PART_BYTES:
                 break
             position += 1

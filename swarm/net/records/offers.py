@@ -154,7 +154,7 @@ def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
 
 
 def pulling_is_cheaper(num_bytes: float, num_members: int, wanted: float) -> bool:
-    """Whether members receive fewer bytes when a group of this size is offered than when it is sent to everybody.
+    """Whether members receive fewer bytes when a group of this size is offered than when it is broadcast.
 
     Offers, and small groups, are in each feed that a member reads; of larger ones it receives one copy and the ids.
     `wanted` is the fraction of the members that use a group.

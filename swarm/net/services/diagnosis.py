@@ -1,6 +1,6 @@
 """Diagnosis that every node offers to its peers: its clock, and a dial-back test of reachability.
 
-A dial-back must be useless to anybody but the asker:
+A dial-back must be useless to all but the asker:
 
 - The asker names ports, never a host. The host is the remote end of its own connection, as this machine sees it.
   A relayed connection has none, because its remote end is the relay.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from swarm.errors import OtherRun, PeerUnreachable, Refusal, TransportError
+from swarm.net.records.envelope import joined
 from swarm.net.records.large import Fetch
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_manifest, open_peer_record
 from swarm.net.runtime import AsyncRuntime
@@ -163,10 +163,7 @@ async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list
 
     Raises `PeerUnreachable`.
     """
-    answer = bytearray()
-    async with aclosing(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES)) as chunks:
-        async for chunk in chunks:
-            answer += chunk
+    answer = await joined(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES))
     try:
         sealed_records = msgspec.msgpack.decode(answer, type=SealedRecords)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -42,7 +42,7 @@ MAX_BYTES_PER_S = 1e15
 
 PeerId = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
-"""Link rates that a peer may claim. The minimum is that of the settings: a lower one would slow down everybody."""
+"""Link rates that a peer may claim. The minimum is that of the settings: a lower one would slow down all."""
 
 
 class LinkLimits(Struct, frozen=True, array_like=True):
@@ -183,7 +183,7 @@ class _Worker(Struct):
 
 
 class _Reports:
-    """Which sources delivered nothing, as the workers say to which a broadcast's plan gave them."""
+    """Sources that delivered nothing, as reported by the workers that they should have fed."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}

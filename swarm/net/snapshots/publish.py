@@ -59,13 +59,11 @@ class Publisher:
         self._begun: tuple[int, bytes] | None = None
         """The one whose publication has begun."""
         self._announcer = _Announcer(transport, self._serving.counters, self._on_unheard)
-        self._thread = SnapshotThread(self._serving, self._serving.verify, self._work)
+        self._thread = SnapshotThread(self._serving, self)
 
     def start(self) -> None:
         """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
-        # What others announce says nothing new about one's own snapshots, and may be a manifest of an earlier life of
-        # this key that is unknown here: its higher number would end the run.
-        self._serving.start(self._slot_for, lambda peer, announcement: None)
+        self._serving.start(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -110,7 +108,13 @@ class Publisher:
 
     # -- on the network thread
 
-    def _slot_for(self, worker: str, question: StatusRequest) -> Slot | None:
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """Ignored: it says nothing new about own snapshots, and may come from an earlier process with this key whose
+        snapshots are unknown here: its higher version would end the run.
+        """
+
+    def slot_for(self, worker: str, question: StatusRequest) -> Slot | None:
+        """See `SnapshotRole`."""
         if question.limits is None:
             return None
         with self._lock:
@@ -124,7 +128,12 @@ class Publisher:
 
     # -- on the thread of snapshots
 
-    def _work(self) -> float:
+    def begin(self) -> None:
+        """See `SnapshotRole`."""
+        self._serving.verify()
+
+    def work(self) -> float:
+        """See `SnapshotRole`."""
         with self._lock:
             begun = self._begun = self._waiting
         if begun is None:

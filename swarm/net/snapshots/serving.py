@@ -9,9 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.kinds import extra, has_extra
+from swarm.lru import LruDict
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -39,14 +39,12 @@ from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 from swarm.protocols import Transport
 
-DIRECT_LINKS = "swarm.extras.direct"
-
 
 class DirectServer(Protocol):
     """Serves peers over sockets of their own."""
 
     def ticket(self, peer_id: str, request: bytes) -> Struct:
-        """What a peer needs to open a link for its request. Raises `LookupError` if there are none."""
+        """A ticket for a link on which the peer's request is answered. Raises `LookupError` if there are none."""
         ...
 
     def close(self) -> None:
@@ -66,12 +64,27 @@ class DirectClient(Protocol):
 
 def direct_links() -> Any:
     """The extra with `DirectServer` and `DirectClient`; None if it is not installed."""
-    try:
-        return import_module(DIRECT_LINKS)
-    except ModuleNotFoundError as error:
-        if error.name is None or not DIRECT_LINKS.startswith(error.name):
-            raise
-        return None
+    return extra("direct") if has_extra("direct") else None
+
+
+class SnapshotRole(Protocol):
+    """A learner's or a worker's part in the distribution of snapshots."""
+
+    def slot_for(self, peer_id: str, question: StatusRequest) -> Slot | None:
+        """The asker's slot in the plan, if it has one. Called on the network thread."""
+        ...
+
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """The learner has announced a snapshot. Called on the network thread."""
+        ...
+
+    def begin(self) -> None:
+        """Called once on the thread of snapshots."""
+        ...
+
+    def work(self) -> float:
+        """Called repeatedly on the thread of snapshots; returns the seconds until the next call."""
+        ...
 
 
 class Serving:
@@ -107,16 +120,8 @@ class Serving:
             )
         self._closed = False
 
-    def start(
-        self,
-        slot_for: Callable[[str, StatusRequest], Slot | None],
-        on_announcement: Callable[[str, SnapshotAnnouncement], None],
-    ) -> None:
-        """Load what an earlier process stored, and start to answer.
-
-        `slot_for(peer, question)` returns the asker's slot in the plan, if it has one; `on_announcement` is called
-        for the learner's announcements. Raises `SnapshotError` if the folder cannot be used.
-        """
+    def start(self, role: SnapshotRole) -> None:
+        """Load what an earlier process stored, and start to answer. Raises `SnapshotError` for an unusable folder."""
         self.store.load(self.manifests.open)
         for version in self.store.versions():
             stored = self.store.get(version)
@@ -126,12 +131,12 @@ class Serving:
         def answer_ask(remote: str, request: bytes) -> bytes:
             self._require_open()
             question = msgspec.msgpack.decode(request, type=StatusRequest)
-            slot = slot_for(remote, question)
+            slot = role.slot_for(remote, question)
             return msgspec.msgpack.encode(self._status(question.version, slot))
 
         def answer_announcement(remote: str, request: bytes) -> bytes:
             self._require_open()
-            on_announcement(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
+            role.hear(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
             return b""
 
         self._transport.serve(ASK_PROTOCOL, answer_ask)
@@ -237,7 +242,7 @@ class Uploads:
         self._lock = threading.Lock()
         self._fed: dict[str, _Upload] = {}
         """The current stream by peer; a newer stream of the same peer replaces it."""
-        self._given: Counter[tuple[str, int, PartName]] = Counter()
+        self._given = LruDict[tuple[str, int, PartName], int](MAX_COUNTED)
         """Chunks sent, by peer and part."""
         self._num_slots = num_slots
         self._first: Collection[str] = ()
@@ -329,14 +334,11 @@ class Uploads:
 
     def _count_chunk(self, remote: str, want: ChunksRequest, part: Part) -> None:
         """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
+        key = (remote, want.version, want.part)
         with self._lock:
-            self._given[remote, want.version, want.part] += 1
-            if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
-                raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
-            if len(self._given) > MAX_COUNTED:
-                here = set(self._store.versions())
-                counts = {key: count for key, count in self._given.items() if key[1] in here}
-                self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
+            num_given = self._given[key] = self._given.get(key, 0) + 1
+        if num_given > MAX_REPEATS * len(part.chunks.chunk_ids):
+            raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
 
     def _part(self, want: ChunksRequest) -> Part | None:
         """The requested part; None while its version is unknown here. Raises `LookupError` if it never will be held."""
@@ -363,11 +365,10 @@ RETRY_S = 0.5
 class SnapshotThread:
     """Runs the work when it is due; only a permanent error ends it."""
 
-    def __init__(self, serving: Serving, begin: Callable[[], None], work: Callable[[], float]) -> None:
-        """`begin` is called once, then `work` repeatedly; `work` returns the seconds until the next call."""
+    def __init__(self, serving: Serving, role: SnapshotRole) -> None:
+        """Not started."""
         self._serving = serving
-        self._begin = begin
-        self._work = work
+        self._role = role
         self._num_failures = 0
         self._wake = threading.Event()
         self.closing = threading.Event()
@@ -398,7 +399,7 @@ class SnapshotThread:
 
     def _run(self) -> None:
         try:
-            self._begin()
+            self._role.begin()
             while not self.closing.is_set():
                 self._wake.clear()
                 self._wake.wait(self._work_or_rest())
@@ -410,7 +411,7 @@ class SnapshotThread:
     def _work_or_rest(self) -> float:
         """Run the work; seconds to wait."""
         try:
-            rest_s = self._work()
+            rest_s = self._role.work()
             self._num_failures = 0
             return rest_s
         except OSError as error:

@@ -68,7 +68,7 @@ class Subscriber:
         self._settings = settings.snapshots
         self._limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._serving = Serving(transport, learner, folder, settings, max_bytes=max_bytes)
-        self._thread = SnapshotThread(self._serving, self._resume, self._work)
+        self._thread = SnapshotThread(self._serving, self)
         self._downloads = Downloads(
             transport=transport,
             stall_s=settings.snapshots.stall_s,
@@ -99,7 +99,7 @@ class Subscriber:
 
     def start(self) -> None:
         """Start to fetch and to answer others. Raises `SnapshotError` if the folder cannot be used."""
-        self._serving.start(lambda peer, question: None, self._on_announcement)
+        self._serving.start(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -143,8 +143,13 @@ class Subscriber:
 
     # -- on the network thread
 
-    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        self._on_news(remote, announcement.sealed, announcement.slot)
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """See `SnapshotRole`."""
+        self._on_news(peer_id, announcement.sealed, announcement.slot)
+
+    def slot_for(self, peer_id: str, question: StatusRequest) -> Slot | None:
+        """See `SnapshotRole`. A worker makes no plan."""
+        return None
 
     # -- on any thread
 
@@ -172,14 +177,15 @@ class Subscriber:
 
     # -- on the thread of snapshots
 
-    def _resume(self) -> None:
+    def begin(self) -> None:
         """Verify what an earlier process stored, and hand out the newest complete snapshot."""
         self._serving.verify()
         newest = self._serving.store.newest_complete()
         if newest is not None:
             self._hand_out(newest)
 
-    def _work(self) -> float:
+    def work(self) -> float:
+        """See `SnapshotRole`."""
         target = self._target()
         if target is None:
             self._polled_at = time.monotonic()

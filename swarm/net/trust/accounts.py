@@ -71,7 +71,7 @@ honest node shares a held-out question. A grading that hangs costs seconds. A sl
 node's link. A peer that forwards a wrong chunk or record has not checked it. Larger groups than the run's are refused
 before they cost anything, and a member may have joined before the run was founded again. Groups too long for this
 policy may suit others but take time to read, so a few per minute are forgiven. Improbable ones may come from another
-family of models, whose other groups are used; whoever sends nothing else is not worth hearing. Clock errors have no
+family of models, whose other groups are used; a peer that sends nothing else is of no use. Clock errors have no
 weight because either clock may be wrong. A later protocol version has none either: the sender is honest, and the
 admission budgets limit the volume. That completions are no samples is found of many groups together, and never by
 mistake."""

@@ -168,12 +168,12 @@ class Exchange:
         return ReceivedGroup(arrival.content_id, group, account, group.memory_bytes, self._clock())
 
     def offers(self) -> list[OfferedGroup]:
-        """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
+        """Offers seen by the last `receive`, without groups that have arrived."""
         offers, self._offers = self._offers, []
         return [each for each in offers if each.offer.content_id.hex() not in self._seen]
 
     def commitments(self) -> list[Commitment]:
-        """What others committed to by offers and groups, as far as the last `receive` saw it, in the order heard."""
+        """Others' commitments by offers and groups, as seen by the last `receive`, in order of arrival."""
         heard, self._commitments = self._commitments, []
         return heard
 

@@ -44,7 +44,7 @@ class Budget(Struct, frozen=True):
 
 
 _Payer = tuple[str, str, Budget]
-"""What is bounded, the account, and its budget."""
+"""Kind of traffic, account, and its budget."""
 
 
 class RecordAdmission:

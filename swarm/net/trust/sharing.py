@@ -4,7 +4,7 @@
     rate     =  offers per second that links carry / members
 
     groups of a round ──▶ sampled at the common rate ──▶ cheaper to offer? ──▶ offers, for members that want the group
-                                                               └──▶ the group, to everybody
+                                                               └──▶ the group, to all members
 
 Each author has one self-reported rate, and counts for a few members at most, however much it sends. Newcomers count in
 proportion to the usable part of their groups, so that idle identities take no share of members' rate. A node that lacks
@@ -139,7 +139,7 @@ class Usefulness:
 
 
 class Appetite:
-    """How many times the common rate a node offers: more while its updates go short."""
+    """Multiple of the common rate at which a node offers; it grows while its updates lack groups."""
 
     def __init__(self) -> None:
         """The common rate."""
@@ -203,9 +203,9 @@ class Sharing:
         self._warned_of_size = False
 
     def choose(self, num_groups: int, common_per_s: float) -> tuple[list[bool], float]:
-        """Which of so many groups to share, and how many are shared each second.
+        """A mask of the groups to share, and the resulting rate per second.
 
-        Chance decides: nodes whose rounds are short and those that make one group in an hour keep to the same rate.
+        Groups are sampled, so that nodes with short rounds and those with one group in an hour keep to the same rate.
         """
         now = self._clock()
         elapsed_s, self._shared_at = max(MIN_ROUND_S, now - self._shared_at), now

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean
-from swarm.kinds import own_code
+from swarm.kinds import custom_code
 from swarm.received.authors import AuthorOf, itself
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.draw import Mix, mix, some
@@ -96,7 +96,7 @@ class Mixer:
     def _decision(self, history: History, candidates: Sequence[Candidate]) -> Decision:
         """What the policy decides. Raises `ConfigError` for what cannot be used, and where the user's own fails."""
         settings = self._settings
-        with own_code(f"mix.policy {settings.policy}"):
+        with custom_code(f"mix.policy {settings.policy}"):
             decision = settings.settings(history, candidates)
         return _checked(decision, settings.policy, len(candidates))
 

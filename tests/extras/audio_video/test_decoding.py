@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from swarm.environments.decoding.files import Undecodable
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings, Undecodable
 from swarm.extras.audio_video.clips import read_clip
 from swarm.extras.audio_video.sounds import read_sound, resampled
 from tests.environments.media_examples import clip, gradient, sound, wave
@@ -63,9 +62,9 @@ from pathlib import Path
 from swarm.environments.sandbox.confinement import Confinement
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 files = pickle.loads(Path(sys.argv[1]).read_bytes())
-from swarm.environments.decoding.choice import decoders
+from swarm.environments.decoding.files import decoders
 from swarm.environments.decoding.files import Undecodable
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings
 settings = MediaSettings(images="i", audios="a", videos="v")
 status = open("/proc/self/status")  # ru_maxrss would count the test process, too, which began this one
 confinement = Confinement()

@@ -10,7 +10,7 @@ from socket import socketpair
 from swarm.children import Channel
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import EngineCrashed
-from swarm.extras.judging.messages import MAX_REPLY_BYTES, Query, Ready, Reply, Told, decode_reply, encode
+from swarm.extras.judging.messages import MAX_REPLY_BYTES, Query, Ratings, Ready, Reply, decode_reply, encode
 from swarm.extras.judging.service import JudgeService
 
 LONG_S = 300.0
@@ -52,8 +52,8 @@ class FakeProcess:
         self._there.send_bytes(encode(reply))
 
 
-def fives(queries: Sequence[Query]) -> Told:
-    return Told((5,) * len(queries), tokens=10 * len(queries))
+def fives(queries: Sequence[Query]) -> Ratings:
+    return Ratings((5,) * len(queries), tokens=10 * len(queries))
 
 
 @contextmanager

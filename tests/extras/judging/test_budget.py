@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.extras.judging.budget import HOUR_S, Budget
+from swarm.extras.judging.service import HOUR_S, Budget
 
 
 class Clock:

@@ -12,7 +12,7 @@ from swarm.environments.judge import JudgeSettings
 from swarm.errors import ConfigError
 from swarm.extras.judging import endpoint
 from swarm.extras.judging.endpoint import MAX_RESPONSE_BYTES, EndpointJudge
-from swarm.extras.judging.messages import Query, Told
+from swarm.extras.judging.messages import Query, Ratings
 from swarm.extras.judging.prompts import SYSTEM
 from tests.extras.judging.server import Asked, judge_server, says
 
@@ -29,7 +29,7 @@ def judge(address: str, environment: dict[str, str] | None = None, **changes: ob
     return EndpointJudge(JudgeSettings.model_validate(values), environment or {})
 
 
-def answered(respond: object, **changes: object) -> Told:
+def answered(respond: object, **changes: object) -> Ratings:
     with judge_server(respond) as server:  # type: ignore[arg-type]
         return judge(server.endpoint, **changes).answer(QUERIES)
 
@@ -37,7 +37,7 @@ def answered(respond: object, **changes: object) -> Told:
 def test_each_query_is_a_chat_completion_and_its_number_comes_back_in_order() -> None:
     with judge_server(lambda asked: says(f"Well.\nSCORE: {asked.prompt[-1]}")) as server:
         told = judge(server.endpoint + "/", {"KEY": "s3cret\n"}, api_key_env="KEY").answer(QUERIES)
-        assert told == Told((0, 1, 2, 3, 4), tokens=150)
+        assert told == Ratings((0, 1, 2, 3, 4), tokens=150)
         assert len(server.asked) == 5
         first = min(server.asked, key=lambda asked: asked.prompt)
     assert first.path == "/v1/chat/completions" and first.headers["Authorization"] == "Bearer s3cret"
@@ -115,7 +115,7 @@ def test_a_reply_of_another_form_costs_only_its_own_query() -> None:
 def test_an_endpoint_that_fails_is_asked_three_times() -> None:
     with judge_server(lambda asked: (500, b"")) as server:
         told = judge(server.endpoint).answer(QUERIES[:2])
-        assert told == Told((None, None), unanswered=2, error="the endpoint answered 500")
+        assert told == Ratings((None, None), unanswered=2, error="the endpoint answered 500")
         assert len(server.asked) == 6
 
         def recovers(asked: Asked) -> tuple[int, bytes]:

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.environments.judge import JudgeSettings
 from swarm.extras.judging.local import LocalJudge
-from swarm.extras.judging.messages import Broken, Query, Ready, Reply, Setup, Told, decode_reply, encode
+from swarm.extras.judging.messages import Broken, Query, Ratings, Ready, Reply, Setup, decode_reply, encode
 from swarm.extras.judging.prompts import Sheet
 from swarm.extras.judging.reward import JudgeReward
 from swarm.extras.judging.worker import work
@@ -64,7 +64,7 @@ def replies(settings: JudgeSettings, *queries: Query) -> list[Reply]:
 def test_the_process_judges_with_the_model(model: Path) -> None:
     queries = sheet("points", "a", "b").queries
     ready, told = replies(JudgeSettings(model=str(model), device="cpu"), *queries)
-    assert ready == Ready() and isinstance(told, Told) and told.numbers == (7, 7)
+    assert ready == Ready() and isinstance(told, Ratings) and told.numbers == (7, 7)
 
 
 def test_the_process_says_why_it_cannot_judge(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import ConfigError, EngineCrashed
 from swarm.extras.judging import service as service_module
-from swarm.extras.judging.messages import Broken, Query, Ready, Reply, Told
+from swarm.extras.judging.messages import Broken, Query, Ratings, Ready, Reply
 from swarm.extras.judging.process import JudgeProcess
 from swarm.extras.judging.prompts import Sheet
 from swarm.extras.judging.reward import JudgeReward
@@ -79,7 +79,7 @@ def test_the_cache_is_bounded() -> None:
 def test_own_groups_come_first_and_strangers_take_turns() -> None:
     hold = Event()
 
-    def waits(queries: Sequence[Query]) -> Told:
+    def waits(queries: Sequence[Query]) -> Ratings:
         hold.wait(LONG_S)
         return fives(queries)
 
@@ -94,8 +94,8 @@ def test_own_groups_come_first_and_strangers_take_turns() -> None:
 
 
 def test_a_reply_without_a_number_costs_its_group_alone() -> None:
-    def some(queries: Sequence[Query]) -> Told:
-        return Told(tuple(None if "bad" in query.prompt else 3 for query in queries), error="it said nothing")
+    def some(queries: Sequence[Query]) -> Ratings:
+        return Ratings(tuple(None if "bad" in query.prompt else 3 for query in queries), error="it said nothing")
 
     with service(some) as (judge, (process, *_)):
         asking = Asking(judge)
@@ -109,7 +109,15 @@ def test_a_reply_without_a_number_costs_its_group_alone() -> None:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize(
     "reply",
-    [Told((5, 5)), Told((11,)), Told((-1,)), Told((5,), tokens=-1), Told((5,), unanswered=2), Ready(), Broken("no")],
+    [
+        Ratings((5, 5)),
+        Ratings((11,)),
+        Ratings((-1,)),
+        Ratings((5,), tokens=-1),
+        Ratings((5,), unanswered=2),
+        Ready(),
+        Broken("no"),
+    ],
 )
 def test_what_no_intact_process_sends_ends_it(reply: Reply) -> None:
     with service(lambda queries: reply, fives) as (judge, processes):
@@ -141,8 +149,8 @@ def test_a_judge_that_stays_late_is_killed_and_replaced(monkeypatch: pytest.Monk
 
 
 def test_a_judge_that_is_down_rests_and_groups_are_left_out_at_once() -> None:
-    def down(queries: Sequence[Query]) -> Told:
-        return Told((None,) * len(queries), unanswered=len(queries), error="the endpoint answered 500")
+    def down(queries: Sequence[Query]) -> Ratings:
+        return Ratings((None,) * len(queries), unanswered=len(queries), error="the endpoint answered 500")
 
     with service(down) as (judge, (process, *_)):
         asking = Asking(judge)
@@ -176,7 +184,7 @@ def test_tokens_are_a_budget_too() -> None:
 def test_the_queue_of_strangers_is_bounded() -> None:
     hold = Event()
 
-    def waits(queries: Sequence[Query]) -> Told:
+    def waits(queries: Sequence[Query]) -> Ratings:
         hold.wait(LONG_S)
         return fives(queries)
 
@@ -205,7 +213,7 @@ def test_every_group_has_an_outcome_when_the_judge_closes() -> None:
 def test_a_process_that_cannot_be_sent_to_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "REST_S", (0.0, 0.0))
 
-    def dead(queries: Sequence[Query]) -> Told:
+    def dead(queries: Sequence[Query]) -> Ratings:
         raise EngineCrashed("gone")
 
     with service(dead, fives) as (judge, _):
@@ -221,7 +229,7 @@ def no_more_processes() -> OSError:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("num_refused", [1, 2, 20])
 def test_starts_that_the_system_refuses_are_tried_again(num_refused: int) -> None:
-    def dead(queries: Sequence[Query]) -> Told:
+    def dead(queries: Sequence[Query]) -> Ratings:
         raise EngineCrashed("gone")
 
     starts = iter([FakeProcess(dead), *(no_more_processes() for _ in range(num_refused)), FakeProcess(fives)])
@@ -262,7 +270,7 @@ def test_a_judge_whose_processes_die_before_they_are_ready_cannot_be_set_up() ->
 
 @pytest.mark.usefixtures("restless")
 def test_processes_may_die_early_once_a_judge_has_been_ready() -> None:
-    def dead(queries: Sequence[Query]) -> Told:
+    def dead(queries: Sequence[Query]) -> Ratings:
         raise EngineCrashed("gone")
 
     starts = iter([FakeProcess(dead), *(DiesAtOnce(fives) for _ in range(20)), FakeProcess(fives)])

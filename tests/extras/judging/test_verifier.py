@@ -14,7 +14,7 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
-from swarm.extras.judging.messages import Query, Told
+from swarm.extras.judging.messages import Query, Ratings
 from swarm.extras.judging.verifier import JudgingVerifier
 from swarm.groups.credit import has_signal
 from swarm.reasons import Reason
@@ -30,14 +30,16 @@ def tasks(*rewards: dict[str, object], **changes: object) -> tuple[TaskConfig, .
     return TASK_LIST.validate_python([judged, {"kind": "reasoning_gym", "name": "lcm"}])
 
 
-def by_length(queries: Sequence[Query]) -> Told:
+def by_length(queries: Sequence[Query]) -> Ratings:
     """Answers of one letter get 10 points, others 2."""
-    return Told(tuple(10 if "]\nx\n[" in query.prompt else 2 for query in queries))
+    return Ratings(tuple(10 if "]\nx\n[" in query.prompt else 2 for query in queries))
 
 
 @contextmanager
 def verifier(
-    reply: Callable[[Sequence[Query]], Told | None] = by_length, given: tuple[TaskConfig, ...] = (), **changes: object
+    reply: Callable[[Sequence[Query]], Ratings | None] = by_length,
+    given: tuple[TaskConfig, ...] = (),
+    **changes: object,
 ) -> Iterator[tuple[JudgingVerifier, list[FakeProcess]]]:
     given = given or tasks()
     with service(reply, **changes) as (judge, processes):
@@ -123,7 +125,7 @@ def test_a_judge_without_a_reply_leaves_the_group_out() -> None:
 def test_noise_within_the_tolerance_is_no_signal_but_leaves_the_others() -> None:
     noisy = iter((5, 6))
     only = tasks({**JUDGE, "weight": 1})
-    with verifier(lambda queries: Told(tuple(next(noisy) for _ in queries)), only) as (made, _):
+    with verifier(lambda queries: Ratings(tuple(next(noisy) for _ in queries)), only) as (made, _):
         grade = made.begin(question(made).ref, ["x", "y"]).result()
         assert isinstance(grade, Grade) and not has_signal(grade.rewards)
         assert grade.rewards == pytest.approx((0.55, 0.55))

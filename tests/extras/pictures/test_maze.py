@@ -27,15 +27,15 @@ from swarm.environments.verification.messages import (
 from swarm.environments.verification.pool import VerificationPool
 from swarm.extras.pictures.maze import MOVES, Maze, MazeTask
 from swarm.protocols import Verifier
-from swarm.types import End, Grade, Message, Observation, Question, Rejection, Text, earned, media_of
+from swarm.types import Grade, Message, Observation, Question, Rejection, Terminal, Text, earned, media_of
 from swarm.types.media import MAX_MEDIA, MAX_MEDIA_BYTES, Image
 
 TASK = MazeTask(kind="maze")
 SHOWS = {"maze": TASK.media}
 
 
-def picture(observation: Observation | End) -> Image:
-    assert not isinstance(observation, End)
+def picture(observation: Observation | Terminal) -> Image:
+    assert not isinstance(observation, Terminal)
     (image,) = (part for part in observation if isinstance(part, Image))
     return image
 
@@ -57,7 +57,7 @@ def way_out(seed: int, index: int, task: MazeTask = TASK) -> list[str]:
             maze = Maze(task)
             maze.reset(seed, index)
             answers = [maze.step(each) for each in (*way, move)]
-            if isinstance(answers[-1], End):
+            if isinstance(answers[-1], Terminal):
                 return [*way, move]
             if Text("There is a wall.") not in answers[-1]:
                 ways.append([*way, move])
@@ -74,7 +74,7 @@ def test_a_maze_is_walked_to_its_goal() -> None:
             before, seen = place(seen, 0), picture(maze.step(f"left? no: {move[0].upper()}."))
             across, down = MOVES[move]
             assert place(seen, 0) == (before[0] + across, before[1] + down)
-        assert maze.step(way[-1]) == End(1.0)
+        assert maze.step(way[-1]) == Terminal(1.0)
 
 
 def test_walls_and_words_that_are_no_moves_leave_the_walker_where_it_is() -> None:
@@ -98,7 +98,7 @@ def test_coming_nearer_earns_a_part_of_the_return_once() -> None:
     rewards = []
     for move in (way[0], back, *way):
         answer = maze.step(move)
-        rewards.append(answer.reward if isinstance(answer, End) else earned(answer))
+        rewards.append(answer.reward if isinstance(answer, Terminal) else earned(answer))
     assert rewards == [0.125, 0, 0, 0.125, 0.125, 0.625]
 
 

@@ -11,7 +11,6 @@ import pytest
 from pokerkit import Card
 from pydantic import ValidationError
 
-from benchmarks.poker.exact import CARDS, best_response, first_players_value, value
 from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
@@ -21,7 +20,8 @@ from swarm.extras.poker.heads_up import HeadsUp, Menu, Move, net_chips, reward
 from swarm.extras.poker.holdem import PLAYERS, Holdem, chen_points, looks
 from swarm.extras.poker.kuhn import STACK, Kuhn
 from swarm.extras.poker.tasks import SITUATIONS, STRATEGIES, HoldemTask, KuhnTask
-from swarm.types import End, Grade, observation_text
+from swarm.types import Grade, Terminal, observation_text
+from tests.extras.poker.exact import CARDS, best_response, first_players_value, value
 
 CHIPS = 40
 NASH_VALUE = -1 / 18
@@ -31,7 +31,7 @@ NASH_VALUE = -1 / 18
 def play(game: HeadsUp, seed: int, index: int, says: Sequence[str] | Iterator[str]) -> tuple[list[str], float]:
     """What the policy saw, and the chips it won; it says one thing after the other."""
     seen, turns = [observation_text(game.reset(seed, index))], iter(says)
-    while not isinstance(answer := game.step(next(turns)), End):
+    while not isinstance(answer := game.step(next(turns)), Terminal):
         seen.append(observation_text(answer))
     return seen, round(net_chips(answer.reward, game.state.starting_stacks[0]), 6)
 
@@ -78,9 +78,9 @@ def chips_of(game: Kuhn, index: int, says: Sequence[str], seat: int) -> float:
     """Of a policy that says the first thing without a bet before it, as the second player, or in its first turn."""
     start = observation_text(game.reset(0, index))
     answer = game.step(says["They bet" in start] if seat else says[0])
-    if not isinstance(answer, End):
+    if not isinstance(answer, Terminal):
         answer = game.step(says[1])
-    assert isinstance(answer, End)
+    assert isinstance(answer, Terminal)
     return net_chips(answer.reward, STACK)
 
 
@@ -180,7 +180,7 @@ def test_showdowns_are_those_of_an_independent_evaluator() -> None:
     for index in range(60):
         game.reset(5, index)
         cards = [list(game.state.hole_cards[player]) for player in (game.seat, 1 - game.seat)]
-        while not isinstance(answer := game.step("2"), End):
+        while not isinstance(answer := game.step("2"), Terminal):
             pass
         board = list(game.state.get_board_cards(0))
         assert len(board) == 5 and len({repr(card) for card in [*cards[0], *cards[1], *board]}) == 9
@@ -205,7 +205,7 @@ def test_a_raise_that_covers_the_opponent_leaves_only_a_call() -> None:
     for index in range(40):
         game.reset(8, index)
         while game.menu().most:
-            if isinstance(game.step(f"raise to {game.menu().least}"), End):
+            if isinstance(game.step(f"raise to {game.menu().least}"), Terminal):
                 break
         else:
             assert {move.kind for move in game.menu().numbered.values()} == {"fold", "call"}

@@ -14,15 +14,14 @@ if find_spec("textarena") is None:
     pytest.skip("TextArena is not installed: make install-textarena", allow_module_level=True)
 
 from swarm.environments.config import Context, VerificationSettings
-from swarm.environments.episodes.replay import Replay
 from swarm.environments.episodes.source import EnvironmentSource
-from swarm.environments.mixture import TaskMixture
+from swarm.environments.mixture import Replay, TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
 from swarm.extras.textarena.games import TextArenaGame
 from swarm.extras.textarena.task import TextArenaTask
-from swarm.types import End, EpisodeRef, Grade, Rejection, observation_text
+from swarm.types import EpisodeRef, Grade, Rejection, Terminal, observation_text
 
 HANOI = TextArenaTask(name="hanoi", game="TowerOfHanoi-v0", settings={"num_disks": 2})
 SOLUTION = ("[A B]", "A C", "so I move [B C]")
@@ -40,7 +39,7 @@ def played(game: str, index: int) -> Replay:
     for move in MOVES:
         result.append(answer := begun.step(move))
         random.random()
-        if isinstance(answer, End):
+        if isinstance(answer, Terminal):
             return Replay((start, *result[:-1]), answer.reward)  # type: ignore[arg-type]
     return Replay((start, *result), 0.0)  # type: ignore[arg-type]
 
@@ -49,22 +48,22 @@ def test_tower_of_hanoi_by_hand() -> None:
     game = TextArenaGame("TowerOfHanoi-v0", {"num_disks": 2})
     assert "A: [2, 1]\nB: []\nC: []" in observation_text(game.reset(0, 0))
     shown = game.step("[A B]")
-    assert not isinstance(shown, End)
+    assert not isinstance(shown, Terminal)
     assert "A: [2]\nB: [1]\nC: []" in observation_text(shown) and "Tower of Hanoi" not in observation_text(shown)
-    assert not isinstance(game.step("A C"), End)
-    assert game.step("so I move [B C]") == End(1.0)
+    assert not isinstance(game.step("A C"), Terminal)
+    assert game.step("so I move [B C]") == Terminal(1.0)
 
 
 def test_a_game_that_is_given_up_or_played_against_the_rules_is_worth_nothing() -> None:
     for moves in (("[C A]", "[C A]"), ("", "x" * 10_000)):
         game = TextArenaGame("TowerOfHanoi-v0", {})
         game.reset(0, 0)
-        assert not isinstance(game.step(moves[0]), End)
-        assert game.step(moves[1]) == End(0.0)
+        assert not isinstance(game.step(moves[0]), Terminal)
+        assert game.step(moves[1]) == Terminal(0.0)
     bandit = TextArenaGame("Bandit-v0", {})  # whose reward is then -1
     bandit.reset(0, 0)
     bandit.step("none")
-    assert bandit.step("none") == End(0.0)
+    assert bandit.step("none") == Terminal(0.0)
 
 
 @pytest.mark.parametrize("game", DRAWING)
