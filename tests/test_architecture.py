@@ -157,6 +157,8 @@ ALLOWED = {
 }
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},
+    "swarm/extras/direct": {"torch", "transformers"},
+    "swarm/extras/libp2p": {"torch", "transformers"},
     "swarm/engines": {"swarm.net", "swarm.training"},
     "swarm/policy": {"swarm.net", "swarm.training"},
     "swarm/training": {"swarm.net", "swarm.engines"},
