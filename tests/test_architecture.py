@@ -286,7 +286,8 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
-        "import nodes.commands.watching, swarm.extras.page.server, swarm.extras.page.report",
+        "import nodes.commands.watching",
+        "import swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

@@ -52,6 +52,7 @@ from swarm.extras.libp2p.muxer import BoundedMuxers, Holdings
 from swarm.extras.libp2p.slots import MAX_SLOTS, ConnectionSlots
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
+from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.guard import Counters
 from swarm.net.membership import dialling
 from swarm.net.records.envelope import (
@@ -146,6 +147,8 @@ RawHandler = Callable[[NetStream], Awaitable[None]]
 class Host:
     """A running host; create it with `open_host`."""
 
+    uses_relays = dials_claims = False
+
     def __init__(self, host: BasicHost, counters: Counters, holdings: Holdings, slots: ConnectionSlots) -> None:
         """Wrap a running host; use `open_host` instead."""
         self._host = host
@@ -186,6 +189,10 @@ class Host:
             for peer, each in connections.items()
             if each and not any(connection.muxed_conn._ping_event.is_set() for connection in each)
         )
+
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`. py-libp2p, as set up here, supports neither QUIC nor relays."""
+        return "/tcp/" in address and CIRCUIT not in address
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""

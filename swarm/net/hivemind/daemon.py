@@ -275,6 +275,20 @@ class Daemon:
         self.gate.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def uses_relays(self) -> bool:
+        """See `Dialler`."""
+        return True
+
+    @property
+    def dials_claims(self) -> bool:
+        """See `Dialler`. A closed gate prevents it."""
+        return self.gate.datagrams or bool(self.gate.problem)
+
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`. `connect` says why it cannot dial an address."""
+        return True
+
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer at any of its addresses. Raises `PeerUnreachable` with the reason for each.
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
-from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.dialling import Dialler, Dialling
 from swarm.net.membership.following import FETCHED_AT_ONCE, GREETED_AT_ONCE, Following
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE, Upkeep
@@ -33,7 +33,7 @@ RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
 """Rates of own records, so that a burst does not displace what followers have not read."""
 
 
-class Network(Protocol):
+class Network(Dialler, Protocol):
     """Operations of the network library. They raise `PeerUnreachable`."""
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
@@ -50,12 +50,12 @@ class Network(Protocol):
 class MemberSession:
     """A node's session on one network."""
 
-    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime, dialling: Dialling) -> None:
+    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime) -> None:
         """Run `member` on a started network."""
         self._member = member
         self._network = network
         self._runtime = runtime
-        self._dialling = dialling
+        self._dialling = Dialling(member, network, runtime)
         self._upkeep = Upkeep(member, self.stream, runtime)
         self._following = Following(member, self.stream, runtime)
         self._run_known = runtime.signal()
