@@ -7,6 +7,7 @@ from nodes.roles.peer import PeerNode
 from nodes.roles.snapshots import open_subscriber
 from swarm.errors import ConfigError, EngineError, SnapshotError
 from swarm.evaluation import evaluate
+from swarm.files import RandomAccessFile
 from swarm.net.snapshots.subscribe import Subscriber
 from swarm.policy.snapshot import most_bytes
 from swarm.policy.weights import read_snapshot, swap_weights, whole_weights
@@ -44,7 +45,7 @@ class HybridNode(PeerNode):
         if found is not None and self._config.follow.adopt_questions:
             self._compare(*found)
 
-    def _compare(self, version: int, snapshot: bytes) -> None:
+    def _compare(self, version: int, snapshot: RandomAccessFile) -> None:
         """Keep the policy that answers more of the same questions; on a tie, the node's own."""
         policy = self._coordinator.policy
         # On the CPU: a GPU may have no room for another copy.

@@ -13,6 +13,7 @@ from nodes.roles.launch import Role
 from nodes.roles.ranks.learner import LearnerRanks
 from nodes.roles.run import terms_of
 from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
+from nodes.roles.snapshots import FOLDER as SNAPSHOTS
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
 from swarm.central.terms import differences
@@ -20,7 +21,7 @@ from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.figures import finite
-from swarm.files import replace_file
+from swarm.files import RandomAccessFile, replace_file
 from swarm.net.records.identity import Identity
 from swarm.net.services.requests import serve_heartbeats
 from swarm.policy.distributed.ranks import Ranks
@@ -262,6 +263,7 @@ class LearnerNode(LearnerObserver):
             exchange=self._shell.exchange,
             publisher=_Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce),
             auditor=auditor,
+            folder=config.out / SNAPSHOTS,
         )
         return Learner(terms, parts, self)
 
@@ -329,7 +331,7 @@ class _Numbered:
         self._file = file
         self._workforce = workforce
 
-    def publish(self, version: int, snapshot: bytes) -> None:
+    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
         """Publish. See `SnapshotPublisher`."""
         replace_file(self._file, json.encode(structs.asdict(Published(version))), durable=True)
         self._workforce.published(version)

@@ -17,14 +17,16 @@ from swarm.types import Completion
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from swarm.files import RandomAccessFile
+
 
 class SnapshotInstaller:
     """Installs snapshots in an engine. Another thread may call `install` while the engine generates."""
 
     def __init__(
-        self, engine: StreamingEngine, feed: SnapshotFeed, read: Callable[[bytes], Mapping[str, Tensor]]
+        self, engine: StreamingEngine, feed: SnapshotFeed, read: Callable[[RandomAccessFile], Mapping[str, Tensor]]
     ) -> None:
-        """No snapshot yet; `read` unpacks one."""
+        """No snapshot yet; `read` opens the weights in one."""
         self.num_installed = 0
         self.num_refused = 0
         """Snapshots that did not fit the policy or could not generate."""
@@ -34,8 +36,8 @@ class SnapshotInstaller:
         self._feed = feed
         self._read = read
         self._lock = threading.Lock()
-        self._installed: tuple[int, bytes] | None = None
-        self._before: tuple[int, bytes] | None = None
+        self._installed: tuple[int, RandomAccessFile] | None = None
+        self._before: tuple[int, RandomAccessFile] | None = None
         """The last snapshot that has generated, until the installed one has."""
         self._proven: int | None = None
         """The last version that has generated."""

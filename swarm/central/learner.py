@@ -14,9 +14,12 @@ Source: arXiv:2602.02192, algorithm 1; streaming: arXiv:2604.11554, section 3.3.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Literal, Self
 
 from msgspec import Struct
@@ -27,6 +30,7 @@ from swarm.central.capacity import publish_every
 from swarm.central.fence import Bounded, Claimed, WorkerCorroboration, WorkerFence
 from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
+from swarm.files import RandomAccessFile
 from swarm.groups.credit import Credit
 from swarm.groups.rollout_figures import rollout_figures
 from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
@@ -42,7 +46,11 @@ from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
 from swarm.types import MAX_COMPLETIONS, GradedGroup, ReceivedGroup, RolloutGroup, UpdateReport
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.02
+RETRY_S = 5.0
+"""Between two tries to write a snapshot to a full disk."""
 
 
 class LearnerSettings(Settings):
@@ -140,6 +148,8 @@ class LearnerParts(Struct, frozen=True, kw_only=True):
     exchange: GroupExchange
     publisher: SnapshotPublisher
     auditor: Auditor
+    folder: Path
+    """Where snapshots are packed, on the disk from which the publisher serves them."""
 
 
 class LearnerObserver:
@@ -181,6 +191,9 @@ class Learner(Selection):
         self._exchange = parts.exchange
         self._publisher = parts.publisher
         self._auditor = parts.auditor
+        self._folder = parts.folder
+        self._publish_at: float | None = None
+        """When to try again to publish what could not be written; None when nothing is due."""
         limits = IntakeLimits(terms.max_pending_per_peer, trusted=terms.trusted)
         self._intake = Intake(parts.exchange, parts.verifier, self.ledger, self, limits, Copies(), observer.keep)
         self._restarted = False
@@ -194,10 +207,23 @@ class Learner(Selection):
         return len(self._intake)
 
     def publish(self) -> None:
-        """Publish the current policy to the workers."""
-        snapshot = self._updater.snapshot()
-        self._auditor.keep(self._updater.version, snapshot)
-        self._publisher.publish(self._updater.version, snapshot)
+        """Publish the current policy to the workers; on a full disk try again later, while the learner waits.
+
+        Raises `SnapshotError`.
+        """
+        version = self._updater.version
+        path = self._folder / f"packed-{version}-{os.getpid()}"
+        try:
+            self._updater.snapshot(path)
+            snapshot = RandomAccessFile(path)
+        except OSError as error:
+            if self._publish_at is None:
+                logger.error("snapshots cannot be written: %s; trying again, free disk space", error)
+            self._publish_at = self._clock() + RETRY_S
+            return
+        self._publish_at = None
+        self._auditor.keep(version, snapshot)
+        self._publisher.publish(version, snapshot)
 
     def run_step(self) -> StepReport:
         """One update on R rollouts; waits for missing ones.
@@ -317,6 +343,8 @@ class Learner(Selection):
             self._publisher.check()
             if self._observer.cancelled():
                 raise Interrupted("stopped while waiting for rollouts")
+            if self._publish_at is not None and self._clock() >= self._publish_at:
+                self.publish()
         except (Interrupted, SnapshotError):
             self._abandon()
             raise

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.errors import OutOfMemory
+from swarm.files import RandomAccessFile
 from swarm.groups.sampled import POWERS, SamplingTest
 from swarm.policy.batching import Padded, by_turn
 from swarm.policy.loading import Policy
@@ -74,13 +75,13 @@ class SnapshotAuditor:
         self._tolerance = tolerance
         self._num_kept = num_kept
         self._random = random.Random(seed)
-        self._snapshots: OrderedDict[int, bytes] = OrderedDict()
+        self._snapshots: OrderedDict[int, RandomAccessFile] = OrderedDict()
         self._tries = tries
         self._truthful: dict[str, bool] = {}
         """The last result for each checked worker."""
         self._sampled = SamplingTest(sampling.max_new_tokens)
 
-    def keep(self, version: int, snapshot: bytes) -> None:
+    def keep(self, version: int, snapshot: RandomAccessFile) -> None:
         """Remember a published snapshot. See `Auditor`."""
         self._snapshots[version] = snapshot
         while len(self._snapshots) > self._num_kept:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, repeat
+from pathlib import Path
 
 from swarm.errors import PolicyError
 from swarm.policy.batching import minibatches
 from swarm.policy.loading import Policy
-from swarm.policy.snapshot import Precision, pack
-from swarm.policy.weights import whole_weights
+from swarm.policy.snapshot import Precision
+from swarm.policy.weights import pack_weights
 from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
@@ -95,7 +96,6 @@ class StreamedUpdater(PolicyUpdater):
         self._groups = []
         self._gradient.clear()
 
-    def snapshot(self) -> bytes:
-        """The current policy, packed; empty on ranks other than the leader."""
-        weights = whole_weights(self._policy)
-        return pack(weights, self._precision) if self.ranks.rank == 0 else b""
+    def snapshot(self, path: Path) -> None:
+        """Write the current policy to a file. Every rank must call it; the leader writes. Raises `OSError`."""
+        pack_weights(self._policy, path, self._precision)

@@ -33,7 +33,9 @@ class Abandon(Struct, frozen=True):
 
 
 class Pack(Struct, frozen=True):
-    """Send this rank's shard of the weights."""
+    """Send this rank's shard of the weights, which the leader writes to a file."""
+
+    path: Path
 
 
 class Rise(Struct, frozen=True):
@@ -92,8 +94,8 @@ class LearnerRanks(Led):
                 self.updater.apply()
             case Abandon():
                 self.updater.abandon()
-            case Pack():
-                self.updater.snapshot()
+            case Pack(path):
+                self.updater.snapshot(path)
             case Rise(version):
                 self.updater.rise_to(version)
             case GoBack(checkpoint):
@@ -127,9 +129,9 @@ class _LedUpdater(StreamedUpdater):
         self._tell(Abandon())
         super().abandon()
 
-    def snapshot(self) -> bytes:
-        self._tell(Pack())
-        return super().snapshot()
+    def snapshot(self, path: Path) -> None:
+        self._tell(Pack(path))
+        super().snapshot(path)
 
     def rise_to(self, version: int) -> None:
         self._tell(Rise(version))

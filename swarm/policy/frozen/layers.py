@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from swarm.errors import PolicyError
 from swarm.policy.config import FrozenDtype
 from swarm.policy.frozen.codes import computed, in_blocks, pairs_of_weights
-from swarm.policy.snapshot import quantise
+from swarm.policy.snapshot import quantize_int8
 
 
 class FrozenLinear(nn.Linear):
@@ -31,7 +31,7 @@ class FrozenLinear(nn.Linear):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.register_parameter("bias", layer.bias)
         self._dtype = layer.weight.dtype
-        codes, scales = in_blocks(layer.weight) if kind == "nf4" else quantise(layer.weight)
+        codes, scales = in_blocks(layer.weight) if kind == "nf4" else quantize_int8(layer.weight)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("pairs", pairs_of_weights(codes.device) if kind == "nf4" else None, persistent=False)
