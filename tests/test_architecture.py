@@ -51,7 +51,7 @@ ALLOWED = {
     "swarm/inherited.py": set(),
     "swarm/machine.py": set(),
     "swarm/torchao.py": set(),
-    "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
+    "swarm/protocols.py": {"swarm.reasons", "swarm.types", "swarm.files"},
     "swarm/evaluation.py": PURE | {"swarm.groups"},
     "swarm/suites": PURE
     | {

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-from swarm.errors import WeightsRefused
 from swarm.policy.gate import WeightGate
 from swarm.policy.loading import Policy
-from swarm.policy.weights import read_weights, swap_weights
+from swarm.policy.weights import swap_weights
 
 
 def test_a_change_waits_for_the_step_and_goes_before_the_next() -> None:
@@ -61,26 +59,12 @@ def test_a_failed_change_opens_the_gate_again() -> None:
         assert gate.changes == 1, "what it may have changed is no longer what was computed with"
 
 
-@pytest.mark.parametrize("shard", ["100GB", "100KB"])
-def test_weights_of_a_saved_policy_can_be_swapped_in(policy: Policy, tmp_path: Path, shard: str) -> None:
+def test_all_weights_of_a_policy_can_be_swapped_in(policy: Policy) -> None:
     saved = {name: value.clone() for name, value in policy.model.state_dict().items()}
-    policy.model.save_pretrained(tmp_path, max_shard_size=shard)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1.0)
-    swap_weights(policy, read_weights(tmp_path), version=5)
+    swap_weights(policy, saved, version=5)
     assert policy.version == 5
     for name, value in policy.model.state_dict().items():
         torch.testing.assert_close(value, saved[name], atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("damage", ["missing", "torn"])
-def test_a_directory_that_lacks_a_file_or_part_of_it_is_named(policy: Policy, tmp_path: Path, damage: str) -> None:
-    policy.model.save_pretrained(tmp_path, max_shard_size="100KB")
-    shard = sorted(tmp_path.glob("*.safetensors"))[1]
-    if damage == "missing":
-        shard.unlink()
-    else:
-        shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(WeightsRefused, match=tmp_path.name):
-        read_weights(tmp_path)
