@@ -14,7 +14,7 @@ from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import apply_delta, delta
 from swarm.policy.snapshot import Precision, SnapshotWeights, pack
 from swarm.protocols import SnapshotFeed
-from swarm.training.streamed import StreamedUpdater
+from swarm.training.updater import StreamedUpdater
 
 _numbers = count()
 

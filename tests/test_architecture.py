@@ -90,10 +90,9 @@ ALLOWED = {
         "swarm.policy",
         "swarm.engines",
         "swarm.training.config",
-        "swarm.training.layers",
-        "swarm.training.memory",
-    }
-    | {"swarm.training.passes"},
+        "swarm.training.forward",
+        "swarm.training.optimizers",
+    },
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
     "swarm/engines/vllm/server.py": {
         "swarm.types",

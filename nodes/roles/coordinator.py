@@ -14,8 +14,8 @@ from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy, sharing_cores
+from swarm.policy.ranks import Ranks
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
 from swarm.training.updater import PolicyUpdater

@@ -11,7 +11,7 @@ from nodes.roles.peer import PeerNode
 from swarm.config import NodeConfig
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import Identity
-from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport, Verifier
 
 

@@ -67,10 +67,9 @@ from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.page.serving import page_of
 from swarm.policy.config import MADE_HERE, SMOLLM2, public_name
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.distributed.torchrun import open_ranks
-from swarm.policy.media.modalities import modalities_of
+from swarm.policy.media.processor import modalities_of
 from swarm.policy.packaged.smollm import check_smollm2
+from swarm.policy.ranks import Ranks, open_ranks
 from swarm.preflight.check import check_policy, check_start
 from swarm.preflight.need import RoleName
 from swarm.protocols import Transport, Verifier

@@ -24,8 +24,8 @@ from swarm.figures import finite
 from swarm.files import RandomAccessFile, replace_file
 from swarm.net.records.identity import Identity
 from swarm.net.services.requests import serve_heartbeats
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
+from swarm.policy.ranks import Ranks
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm, EvaluationWatch, Watch

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from swarm.algorithms.losses import log_ratio
 
-from swarm.algorithms.losses.base import log_ratio
-from swarm.algorithms.names import BehaviourKlEstimatorName, KlEstimatorName
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KlEstimatorName = Literal["k1", "k2", "k3"]
+BehaviourKlEstimatorName = Literal["cppo", "weighted_k3"]
 
 
 def k1(new: Tensor, reference: Tensor) -> Tensor:

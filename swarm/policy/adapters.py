@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import LoraSettings, check_peft
-from swarm.policy.frozen.layers import freeze, thaw
+from swarm.policy.frozen import freeze, thaw
 from swarm.policy.media.encoder import encoder_layers, is_encoder_trained
 
 if TYPE_CHECKING:

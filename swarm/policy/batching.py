@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from swarm.policy.attention import Segments, packed_attention
-from swarm.policy.routing import Piece
+from swarm.policy.experts import Piece
 
 
 class Insert(NamedTuple):

@@ -28,19 +28,18 @@ from swarm.policy.config import (
     local_name,
     origin,
 )
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.experts.casting import cast_experts
-from swarm.policy.gate import WeightGate
+from swarm.policy.experts import Routers, cast_experts
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.media.ids import joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
 from swarm.policy.packaged.smollm import ensure_smollm2
+from swarm.policy.ranks import Ranks
 from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
-from swarm.policy.routing import Routers
-from swarm.policy.scoring.head import give_float32_logits
+from swarm.policy.scoring import give_float32_logits
 from swarm.policy.tiny import ensure_tiny
 from swarm.policy.turns import Conversations
+from swarm.policy.weights import WeightGate
 from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step
 from swarm.types.media import Modality
 
@@ -358,8 +357,8 @@ def _media(
         return None
     revision = None if settings.model in MADE_HERE else settings.revision
     compute = model.dtype if dtype is torch.float32 else dtype
-    from swarm.policy.media.modalities import has_processor
-    from swarm.policy.media.opening import check_reading, read_media
+    from swarm.policy.media.inputs import check_reading, read_media
+    from swarm.policy.media.processor import has_processor
 
     source = find_source(settings.model)
     if not has_processor(source, revision):

@@ -15,10 +15,10 @@ from swarm.errors import PolicyError
 from swarm.policy.attention import sent
 from swarm.policy.batching import Batching, Insert, Layout, Packed, Padded, Tokens
 from swarm.policy.config import BatchingName
+from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.policy.probing import TOLERANCE, small_copy
-from swarm.policy.routing import Routing
-from swarm.policy.scoring.head import HALF, OutputHead
+from swarm.policy.scoring import HALF, OutputHead
 from swarm.types import Sampling
 
 

@@ -3,21 +3,32 @@
 A chat template renders whole conversations, and tokenizing what it renders may split an earlier turn into other tokens
 than were sampled. So of an episode only what follows a turn is taken from the template, once; a turn's own tokens stay
 as they are.
+
+A template is a program of whoever made the model. One process with little memory and time renders those of all policies
+of a node: `template_process.py`. It starts with the first template, and again after one that ended it.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
 from swarm.foreign import clean
+from swarm.policy import template_process
 from swarm.policy.media.ids import Kind, joined
-from swarm.policy.templates.renderer import RENDERER
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
 
@@ -245,3 +256,85 @@ def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     if isinstance(first.content, str):
         return (Message(first.role, f"{system.text}\n\n{first.content}"), *rest)
     return (Message(first.role, (Text(f"{system.text}\n\n"), *first.content)), *rest)
+
+
+SCRIPT = Path(template_process.__file__)
+KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")
+"""Without these some installations of Python do not start."""
+PATIENCE_S = 120.0
+"""By the clock, for a machine that is busy with other things."""
+
+
+class TemplateRenderer:
+    """Any thread may call it. A child of this process by fork starts a process of its own."""
+
+    def __init__(self) -> None:
+        """Nothing runs yet."""
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        """What a template makes of these values. Raises `PolicyError` for whatever it raises, and at the limits."""
+        request = json.dumps({"template": template, "values": dict(values)}).encode()
+        with self._lock:
+            answer = self._ask(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
+        if answer is None:
+            raise PolicyError(
+                f"the model's chat template takes over {template_process.LIMIT_S:.0f} s of processor time, or over "
+                f"{template_process.MAX_MEMORY_BYTES} bytes of memory: choose another model, or repair its template"
+            )
+        found: dict[str, str] = json.loads(answer)
+        if "text" not in found:
+            raise PolicyError(f"the model's chat template cannot be used: {clean(found['error'])}")
+        return found["text"]
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def _ask(self, request: bytes) -> bytes | None:
+        """None if the process ends before it answers."""
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self.close()
+            self._process, self._owner = _start(), os.getpid()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        patience = threading.Timer(PATIENCE_S, self._process.kill)
+        patience.daemon = True
+        patience.start()
+        try:
+            with suppress(OSError):
+                self._process.stdin.write(request)
+                self._process.stdin.flush()
+            length = int.from_bytes(self._process.stdout.read(template_process.LENGTH_BYTES), "big")
+            answer = self._process.stdout.read(length)
+        finally:
+            patience.cancel()
+        if answer and len(answer) == length:
+            return answer
+        self.close()
+        return None
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Raises `PolicyError` when the system has no room for it."""
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"},
+            start_new_session=True,  # the terminal's Ctrl-C goes to the node
+        )
+    except OSError as error:
+        raise PolicyError(f"the process for chat templates cannot be started: {error}") from error
+
+
+RENDERER = TemplateRenderer()
+"""Of this process."""
+atexit.register(RENDERER.close)

@@ -31,7 +31,7 @@ from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import check_hub, read_config
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
-from swarm.training.layers import is_checkpointed, pays
+from swarm.training.forward import is_checkpointed, pays
 
 Verdict = Literal["fits", "smaller", "too large"]
 """`smaller`: with shorter passes than configured, which a node finds by running out of memory."""

@@ -37,13 +37,13 @@ from swarm.errors import PolicyError
 from swarm.policy.adapters import insert
 from swarm.policy.attention import Ranges, packed_attention
 from swarm.policy.config import LoraSettings
-from swarm.policy.experts.casting import cast_experts
-from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
+from swarm.policy.experts import cast_experts
+from swarm.policy.frozen import FrozenLinear, frozen_layers
 from swarm.policy.media.encoder import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
-from swarm.policy.scoring.head import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
+from swarm.policy.scoring import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
 from swarm.preflight.compiled import Code, counted, tracing
-from swarm.training.layers import TrainingLayers
+from swarm.training.forward import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
 """Causal attention without a mask, as real passes have it; transformers would make one for tensors without content."""

@@ -22,7 +22,7 @@ from swarm.policy.logprobs import Continuation, Scorer
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
 from swarm.policy.weights import read_snapshot, swap_weights
 from swarm.reasons import Reason
-from swarm.training.passes import MICRO_BATCH_TOKENS
+from swarm.training.forward import MICRO_BATCH_TOKENS
 from swarm.training.rows import Row, sampled_row
 from swarm.types import GradedGroup, RolloutGroup, Sampling, VersionSpan
 

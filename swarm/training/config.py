@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from swarm.algorithms.losses import Loss
-from swarm.algorithms.losses.grpo import Grpo
-from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
+from swarm.algorithms.importance import ImportanceName
+from swarm.algorithms.kl import BehaviourKlEstimatorName, KlEstimatorName
+from swarm.algorithms.losses import Grpo, Loss
 from swarm.algorithms.own import find_advantage, find_loss
 from swarm.policy.config import BatchingName
 from swarm.settings import Settings

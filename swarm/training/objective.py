@@ -9,17 +9,14 @@ from torch import Tensor
 
 from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, k3
-from swarm.algorithms.losses import LossBatch
-from swarm.algorithms.losses.base import log_ratio, token_means
+from swarm.algorithms.losses import LossBatch, ess, largest, log_ratio, token_mean, token_means
 from swarm.algorithms.own import find_advantage, loss_of
-from swarm.algorithms.reductions import ess, largest, token_mean
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.attention import sent
 from swarm.policy.batching import by_turn
 from swarm.policy.logprobs import Scores
-from swarm.training.behaviour import LOG_MAX_CLAIMED_RATIO
 from swarm.training.config import UpdateSettings
-from swarm.training.rows import Row
+from swarm.training.rows import LOG_MAX_CLAIMED_RATIO, Row
 
 
 class Objective:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from swarm.policy.experts import Piece
 from swarm.policy.loading import Policy
-from swarm.policy.routing import Piece
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import Row
 

@@ -71,8 +71,8 @@ from swarm.page.leaderboard import kinds, leaders
 from swarm.page.node import NodeReader
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
-from swarm.policy.templates.renderer import RENDERER
 from swarm.policy.tiny import tiny_config
+from swarm.policy.turns import RENDERER
 from swarm.policy.weights import check_weights, read_snapshot
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event

@@ -17,7 +17,7 @@ from swarm.preflight.model import measure
 from swarm.preflight.need import Node
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import is_compiled
+from swarm.training.forward import is_compiled
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup
 from tests.example_groups import rollout_group

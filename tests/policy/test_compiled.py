@@ -17,12 +17,11 @@ from swarm.policy.adapters import Adapters
 from swarm.policy.batching import Packed
 from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.loading import Policy
-from swarm.policy.scoring.compiled import compiled
-from swarm.policy.scoring.head import read_at_once, slope_at_once
+from swarm.policy.scoring import compiled, read_at_once, slope_at_once
 from swarm.sapo.mixing import MixSettings
 from swarm.training import layers, passes
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import TrainingLayers, is_compiled, pays
+from swarm.training.forward import TrainingLayers, is_compiled, pays
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup
 from tests.engines.models import make

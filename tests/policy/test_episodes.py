@@ -16,8 +16,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import (
     Completion,
     Earned,

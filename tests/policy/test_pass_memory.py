@@ -12,12 +12,19 @@ from swarm.policy.batching import Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.sapo.mixing import MixSettings
+from swarm.training import forward as pass_memory
 from swarm.training import layers, passes
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import TrainingLayers, is_checkpointed
-from swarm.training.memory import pass_memory
-from swarm.training.memory.pass_memory import COMPILED_SHARE, USED_FRACTION, PassMemory, bytes_for_a_pass, measure
-from swarm.training.passes import Passes
+from swarm.training.forward import (
+    COMPILED_SHARE,
+    USED_FRACTION,
+    Passes,
+    PassMemory,
+    TrainingLayers,
+    bytes_for_a_pass,
+    is_checkpointed,
+    measure,
+)
 from swarm.training.rows import Row
 from swarm.training.sketches import Sketcher
 from swarm.training.updater import PolicyUpdater

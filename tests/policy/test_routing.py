@@ -18,14 +18,13 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.net.records.wire import Limits, group_problems
 from swarm.policy.batching import Batching, Insert, Packed, Padded
+from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
-from swarm.policy.routing import Routing
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, Message, PolicyId, Sampling, UpdateReport
 from tests import readers
 from tests.engines.models import make

@@ -19,8 +19,7 @@ from swarm.policy import tiny
 from swarm.policy.config import TINY_SEES, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.media.ids import FIRST_PLACE
-from swarm.policy.media.modalities import modalities_of
-from swarm.policy.media.processor import as_array
+from swarm.policy.media.processor import as_array, modalities_of
 from swarm.policy.packaged import sees
 from swarm.types import HELD_OUT_STREAMS, Grade, Message, Prompt, Question, Sampling, Text, media_of
 

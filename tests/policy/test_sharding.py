@@ -25,17 +25,15 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.distributed.sharding import ShardedRanks
-from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.loading import Policy, load_policy
+from swarm.policy.ranks import Ranks, open_ranks
+from swarm.policy.sharding import ShardedRanks
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import GradedGroup, Sampling
 from tests import readers
 from tests.engines.stand_in import python_with_vllm

@@ -24,8 +24,7 @@ from swarm.policy.weights import swap_weights
 from swarm.sapo.mixing import MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
 from tests.engines.play import PROMPTS, SHOWN, Play
 from tests.example_groups import rollout_group

@@ -11,10 +11,10 @@ from nodes.roles.ranks.led import GoBack, Led, Snapshot, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
+from swarm.policy.ranks import Ranks
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState, go_back, restore, snapshot
-from swarm.training.streamed import StreamedUpdater
+from swarm.training.updater import StreamedUpdater
 from swarm.types import GradedGroup, UpdateReport
 
 

@@ -18,8 +18,8 @@ from nodes import exits
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted, NonFiniteUpdates, SwarmError
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
+from swarm.policy.ranks import Ranks
 from swarm.protocols import RolloutEngine, Turns
 from swarm.types import Answers, Context, Sampling
 

@@ -21,10 +21,10 @@ from swarm.engines.transformers.recorded import MOST_STEPS, Record, RecordedStep
 from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
+from swarm.policy.experts import Routing, together
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import pad
 from swarm.policy.out_of_memory import free_bytes, keeps_spare
-from swarm.policy.routing import Routing, together
 from swarm.types import Sampling
 
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm.engines.transformers.attention import Group
-from swarm.policy.routing import Routing
+from swarm.policy.experts import Routing
 from swarm.types import Sampling
 
 Places = NDArray[np.int64]

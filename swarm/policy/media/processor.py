@@ -1,4 +1,4 @@
-"""Reads a model's processor: the tokens of a picture or sound, and what the encoder is given of it.
+"""Reads a model's processor: the tokens of an image or sound, the encoder's inputs, and the modalities of a policy.
 
 The processor's parts are used one medium at a time: what a question's other parts are does not change how one is read.
 Clips are read as their frames, each after its time, as models without an encoder for clips are given them. So no video
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,12 +21,13 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.utils import cached_file
 
 from swarm.distribution import how_to_install
 from swarm.errors import PolicyError
+from swarm.policy.config import MADE_HERE, TINY_SEES, PolicySettings
 from swarm.policy.media.ids import Kind, Known, Medium, TokenIds
-from swarm.policy.media.modalities import feature_ids, readable
-from swarm.policy.reading import foreign_files
+from swarm.policy.reading import foreign_files, has_encoder, read_config
 from swarm.types import Shown, Text
 from swarm.types.media import Audio, Image, Modality, Video, media_digest
 
@@ -218,3 +220,49 @@ def _plain(settings: object) -> object:
         left_out = ("name_or_path", "_name_or_path", "transformers_version", "processor_class")
         return {key: _plain(value) for key, value in settings.items() if key not in left_out}
     return settings
+
+
+TOKENS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
+    {"image": ("image_token_id", "image_token_index"), "audio": ("audio_token_id", "audio_token_index")}
+)
+"""Where a model's configuration has the id that stands for a feature."""
+FILES = ("processor_config.json", "preprocessor_config.json")
+"""One of them is in every directory with a processor."""
+SEEING = (TINY_SEES,)
+"""Embedded policies that see."""
+
+
+def feature_ids(config: PreTrainedConfig) -> dict[Kind, int]:
+    """The ids that stand for features, by what they are of."""
+    found = {}
+    for kind, names in TOKENS.items():
+        tokens = [token for name in names if (token := getattr(config, name, None)) is not None]
+        if tokens:
+            found[kind] = int(tokens[0])
+    return found
+
+
+def readable(kinds: Mapping[Kind, object]) -> frozenset[Modality]:
+    """What a model with encoders of these kinds reads; a clip is read as its frames."""
+    found: set[Modality] = set(kinds)
+    return frozenset(found | {"video"} if "image" in found else found)
+
+
+def has_processor(source: str, revision: str | None) -> bool:
+    """Whether a directory, or a repository of the hub, has a processor beside its tokenizer."""
+    if Path(source).is_dir():
+        return any((Path(source) / name).is_file() for name in FILES)
+    return any(
+        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
+        for name in FILES
+    )
+
+
+def modalities_of(settings: PolicySettings) -> frozenset[Modality]:
+    """What a policy reads beside text. Raises `PolicyError` for a model whose configuration cannot be read."""
+    if settings.model in MADE_HERE:
+        return readable({"image": 0} if settings.model in SEEING else {})
+    config = read_config(settings.model, settings.revision, settings.trust_remote_code)
+    if not (has_encoder(config) and has_processor(settings.model, settings.revision)):
+        return frozenset()
+    return readable(feature_ids(config))

@@ -1,9 +1,9 @@
-"""Renders chat templates: a script for `renderer.py` only, which imports nothing of this project.
+"""Renders chat templates: a script for `turns.py` only, which imports nothing of this project.
 
 A template is a program: whoever made the model wrote it. Jinja's sandbox keeps it from Python's objects, but not from
 loops and texts without end; so it runs in this process, which has little memory and little time for each request.
 
-The environment is that of transformers (its module chat_template_utils), without a clock: see `turns.py`.
+The environment is that of transformers (its module chat_template_utils), without a clock.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
-from swarm.policy.distributed.ranks import Ranks, T
 from swarm.policy.media.encoder import encoder_parameters, is_encoder_trained
+from swarm.policy.ranks import Ranks, T
 
 ORDERS_TIMEOUT = timedelta(days=7)
 """Time that a rank waits for the leader, which may itself wait for people or verifiers."""

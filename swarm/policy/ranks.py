@@ -1,12 +1,14 @@
-"""The processes that train one policy together. Here a single one; `sharding.py` has several."""
+"""The processes that train one policy together: a single one, or several (`sharding.py`) if torchrun started them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -67,3 +69,16 @@ class Ranks:
     def cut(self, tensor: Tensor, parameter: Tensor) -> Tensor:
         """This rank's shard of a complete `tensor` that belongs to a parameter."""
         return tensor
+
+
+@contextlib.contextmanager
+def open_ranks() -> Iterator[Ranks]:
+    """The processes that torchrun started, or this one alone."""
+    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+        yield Ranks()
+        return
+    # The import is slow.
+    from swarm.policy.sharding import ShardedRanks
+
+    yield ShardedRanks()
+    dist.destroy_process_group()  # not after a failure: torchrun ends the others, which may be waiting for this one
