@@ -16,8 +16,7 @@ from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
 from nodes.roles.snapshots import FOLDER as SNAPSHOTS
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
-from swarm.central.terms import differences
-from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
+from swarm.central.workforce import FAREWELL_S, Workforce, differences, mean_reward
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.figures import finite

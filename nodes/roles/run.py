@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
-from swarm.central.terms import NO_ADAPTERS, SAMPLED, differences, make_terms
+from swarm.central.workforce import NO_ADAPTERS, SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.answering import TRUSTED_TOOL
 from swarm.environments.config import CODE_FIELDS, DatasetTask, TaskConfig, code_of, own_tool_tasks
@@ -120,7 +120,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         config.policy.system_prompt,
         policy.tokenizer_hash if policy is not None else "",
         policy.tokenizer.chat_template if policy is not None else None,
-        config.policy.lora.rounded,
+        config.policy.lora.quantized,
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
         _adapters(config.policy.lora),
         policy.base if policy is not None else "",

@@ -18,7 +18,7 @@ from nodes.roles.run import terms_of
 from nodes.roles.shell import EndReason, Shell
 from nodes.roles.snapshots import open_subscriber
 from swarm.central.follower import BatchReport, Follower, SamplingPlan, SnapshotInstaller, WorkerGroups
-from swarm.central.terms import differences
+from swarm.central.workforce import differences
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose, look_for_vllm, open_engine
 from swarm.environments.config import own_tool_tasks

@@ -63,20 +63,11 @@ class Worker:
 
 
 def publish_every(max_staleness: int) -> int:
-    """kappa = max(1, S - 1): bounds the staleness by S while `overlaps` holds and broadcast_s <= train_s.
+    """kappa = max(1, S - 1): bounds the staleness by S with at least `required_rate` and broadcast_s <= train_s.
 
     Source: arXiv:2602.02192, section 3.3 and appendix A.4.
     """
     return max(1, max_staleness - 1)
-
-
-def overlaps(demand: Demand, rate: float) -> bool:
-    """Whether generation and dissemination fit into a publication period: the learner never waits.
-
-    Source: arXiv:2602.02192, eq. 1.
-    """
-    required = required_rate(demand)
-    return required is not None and rate >= required * (1 - ROUNDING)
 
 
 def period_s(demand: Demand, rate: float) -> float:
@@ -87,7 +78,8 @@ def period_s(demand: Demand, rate: float) -> float:
 def required_rate(demand: Demand) -> float | None:
     """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone fills the period.
 
-    Source: arXiv:2602.02192, eq. 2.
+    From this rate on, generation and broadcast fit into a publication period, and the learner never waits. Source:
+    arXiv:2602.02192, eq. 1 and 2.
     """
     spare_s = demand.train_s - demand.broadcast_s / demand.publish_every
     return demand.rollouts / spare_s if spare_s > 0 else None
@@ -221,7 +213,7 @@ def staleness_bound(demand: Demand, rate: float) -> int:
 
 
 def tightened_staleness_bound(demand: Demand) -> int:
-    """The same while `overlaps` holds, whatever the rate: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
+    """The same from `required_rate` on: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
 
     Source: arXiv:2602.02192, appendix A.3.
     """

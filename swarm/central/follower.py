@@ -230,7 +230,7 @@ class Follower:
         self._games = None
 
     def _more(self) -> tuple[int, Question] | None:
-        """The next question of the stream, with its place in it, as long as the engine's call may take one."""
+        """The next question of the stream, with its index, as long as the engine's call may take one."""
         plan = self._plan
         if self._num_in_call == plan.num_questions * plan.batches_a_call:
             return None

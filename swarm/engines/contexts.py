@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm.lru import LruDict
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import joined
+from swarm.policy.media.features import joined
 from swarm.reasons import Reason
 from swarm.types import Context, NextTurn, Past, Prompt, Rejection, media_of
 from swarm.types.media import Media, modality

@@ -47,8 +47,8 @@ MAX_EXPORTED_BYTES = 2**20
 
 BatchingName = Literal["auto", "packed", "padded"]
 FrozenDtype = Literal["compute", "float32", "int8", "nf4"]
-ROUNDED: tuple[FrozenDtype, ...] = ("int8", "nf4")
-"""Those of fewer bits than the weights are computed in."""
+QUANTIZED: tuple[FrozenDtype, ...] = ("int8", "nf4")
+"""Types of fewer bits than the forward pass has."""
 
 
 class LoraSettings(Settings):
@@ -71,9 +71,9 @@ class LoraSettings(Settings):
     learner and its workers need the same. Not with several processes (torchrun)."""
 
     @property
-    def rounded(self) -> str:
-        """The type that the frozen weights are rounded to; empty if there are none, or if they are not rounded."""
-        return self.frozen_dtype if self.rank and self.frozen_dtype in ROUNDED else ""
+    def quantized(self) -> str:
+        """The type that the frozen weights are quantized to; empty if there are none, or if they are not quantized."""
+        return self.frozen_dtype if self.rank and self.frozen_dtype in QUANTIZED else ""
 
 
 class PolicySettings(Settings):

@@ -29,8 +29,7 @@ from swarm.policy.config import (
     origin,
 )
 from swarm.policy.experts import Routers, cast_experts
-from swarm.policy.media.encoder import freeze_encoder
-from swarm.policy.media.ids import joined
+from swarm.policy.media.features import freeze_encoder, joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
 from swarm.policy.packaged.smollm import ensure_smollm2
@@ -203,8 +202,8 @@ class Policy:
         return self.media.reader.modalities if self.media is not None else frozenset()
 
     @property
-    def places(self) -> Positions | None:
-        """Positions of a sequence's tokens; None where they count them."""
+    def mrope_positions(self) -> Positions | None:
+        """Positions [3, L] of a sequence's tokens (M-RoPE); None where they are counted."""
         return self.media.positions if self.media is not None and self.media.has_grid else None
 
     def inputs(self, ids: Tensor) -> dict[str, object]:
@@ -302,7 +301,7 @@ def load_policy(
         )
     device = find_device(settings.device)
     ranks = ranks or Ranks()
-    if lora and ranks.size > 1 and settings.lora.rounded:
+    if lora and ranks.size > 1 and settings.lora.quantized:
         raise PolicyError(
             "policy.lora.frozen_dtype must be compute or float32 with several processes, got "
             f"{settings.lora.frozen_dtype}"

@@ -130,15 +130,15 @@ def choose_batching(policy: Policy, name: BatchingName) -> Batching:
     if name == "padded" or (
         name == "auto" and (policy.ranks.size > 1 or not (policy.device.type == "cpu" or in_ranges))
     ):
-        return Padded(policy.places)
+        return Padded(policy.mrope_positions)
     if can_pack(small) if small is not None else policy.ranks.forward(lambda: can_pack(policy.model)):
         if not in_ranges:
-            return Packed(policy.places)
+            return Packed(policy.mrope_positions)
         if small is not None and runs_in_ranges(small.to(policy.device, policy.compute_dtype)):
-            return Packed(policy.places, in_ranges=True)
+            return Packed(policy.mrope_positions, in_ranges=True)
     if name == "packed":
         raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")
-    return Padded(policy.places)
+    return Padded(policy.mrope_positions)
 
 
 def runs_in_ranges(model: PreTrainedModel) -> bool:
@@ -236,7 +236,7 @@ class Continuation:
         targets = torch.tensor(self._completion[self.num_scored : end], device=self._policy.device)
         inputs = torch.tensor([unread], device=self._policy.device)
         given: dict[str, object] = {}
-        if (places := self._policy.places) is not None:
+        if (places := self._policy.mrope_positions) is not None:
             positions = places([*self._prompt, *self._completion[: end - 1]])
             given["position_ids"] = positions[:, None, -len(unread) :].to(inputs.device)
         with self._policy.compute():
@@ -259,8 +259,3 @@ def pad(rows: Sequence[Sequence[int]], value: int, left: bool = False) -> tuple[
         ids[i, where] = torch.tensor(row, dtype=torch.long)
         mask[i, where] = 1
     return ids, mask
-
-
-def position_ids(attention: Tensor) -> Tensor:
-    """Positions [B, T] that count real tokens only, so that left padding has no effect."""
-    return (attention.cumsum(dim=1) - 1).clamp(min=0)

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
-from swarm.policy.media.encoder import encoder_parameters, is_encoder_trained
+from swarm.policy.media.features import encoder_parameters, is_encoder_trained
 from swarm.policy.ranks import Ranks, T
 
 ORDERS_TIMEOUT = timedelta(days=7)

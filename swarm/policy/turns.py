@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from swarm.errors import PolicyError
 from swarm.foreign import clean
 from swarm.policy import template_process
-from swarm.policy.media.ids import Kind, joined
+from swarm.policy.media.features import Kind, joined
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
 

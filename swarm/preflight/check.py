@@ -304,7 +304,7 @@ def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK
-    if node.trains and not policy.lora.rounded and node.num_processes == 1:
+    if node.trains and not policy.lora.quantized and node.num_processes == 1:
         yield ROUNDED_BASE
     if node.trains and node.engine == "vllm":
         yield "generation.engine", "transformers"

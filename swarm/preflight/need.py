@@ -11,7 +11,7 @@ from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
 from swarm.engines.transformers.budget import logit_copies
 from swarm.environments.modalities import modalities
-from swarm.policy.media.encoder import MAX_FEATURE_BYTES
+from swarm.policy.media.features import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.forward import GRADIENT_BYTES, MICRO_BATCH_TOKENS, is_checkpointed
 from swarm.training.optimizers import MOMENT_BYTES

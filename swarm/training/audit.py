@@ -147,7 +147,7 @@ class SnapshotAuditor:
         return self._budget.attempt(lambda max_tokens: self._within(policy, rows, max_tokens), rows)
 
     def _within(self, policy: Policy, rows: Sequence[Row], max_tokens: int) -> list[Reading]:
-        batching = Padded(policy.places)
+        batching = Padded(policy.mrope_positions)
         scorer = Scorer(policy, self._sampling.temperature, batching, self._sampling)
         found: dict[int, Reading] = {}
         for part in batching.cut(rows, max_tokens):

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from swarm.algorithms.importance import ImportanceName
-from swarm.algorithms.kl import BehaviourKlEstimatorName, KlEstimatorName
-from swarm.algorithms.losses import Grpo, Loss
+from swarm.algorithms.losses import BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
 from swarm.algorithms.own import find_advantage, find_loss
 from swarm.policy.config import BatchingName
 from swarm.settings import Settings
@@ -61,7 +60,7 @@ class UpdateSettings(Settings):
     """Estimator of the divergence from the initial model; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
-    """Passes over each mixed batch; clipping has an effect from the second step on."""
+    """ForwardRunner over each mixed batch; clipping has an effect from the second step on."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps per epoch; the batch's groups are divided among them."""
     batching: BatchingName = "auto"

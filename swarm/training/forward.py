@@ -49,7 +49,7 @@ ENOUGH_TOKENS = 4_096
 T = TypeVar("T")
 
 
-class Passes:
+class ForwardRunner:
     """Scores rows with the trained policy or its reference, one micro-batch at a time."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings, temperature: float, sketcher: Sketcher) -> None:
@@ -235,7 +235,7 @@ def pays(model: PreTrainedModel, device: str) -> bool:
 
 
 PROBE_TOKENS = (16, 48)
-"""Passes whose kept bytes are counted: the difference is that of their tokens alone."""
+"""ForwardRunner whose kept bytes are counted: the difference is that of their tokens alone."""
 USED_FRACTION = 0.85
 """Of the free memory; the allocator's rounding needs some."""
 GRADIENT_BYTES = 4

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarm.figures import Figure, Figures, joined
 from swarm.policy.loading import Policy
-from swarm.training.forward import Passes
+from swarm.training.forward import ForwardRunner
 from swarm.training.objective import Objective
 from swarm.training.rows import Row
 from swarm.types import UpdateReport
@@ -28,14 +28,14 @@ class GradientAccumulator:
     def __init__(
         self,
         policy: Policy,
-        passes: Passes,
+        runner: ForwardRunner,
         objective: Objective,
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float,
     ) -> None:
         """An empty gradient for the parameters of `optimizer`, the trained ones of `policy`."""
         self._policy = policy
-        self._passes = passes
+        self._runner = runner
         self._objective = objective
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm
@@ -45,20 +45,15 @@ class GradientAccumulator:
         """Number of leading rows already in the gradient; None when it must be recomputed."""
         self._totals = StepTotals()
 
-    @property
-    def rows(self) -> Sequence[Row]:
-        """The rows added."""
-        return self._rows
-
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows to the gradient; `Passes.training` must be active. Raises `OutOfMemory`."""
+        """Add rows to the gradient; `ForwardRunner.training` must be active. Raises `OutOfMemory`."""
         self._rows += rows
-        self._passes.attempt(self._extend, self._rows)
+        self._runner.attempt(self._extend, self._rows)
 
     def close(self) -> tuple[StepTotals, float]:
         """The figures of all rows, and the gradient's norm before clipping.
 
-        With float16 the loss is scaled down until nothing overflows. `Passes.training` must be active.
+        With float16 the loss is scaled down until nothing overflows. `ForwardRunner.training` must be active.
         """
         while True:
             totals = self._whole(merge(self._policy.ranks.gather(self._totals)))
@@ -68,7 +63,7 @@ class GradientAccumulator:
             if not overflown:
                 return totals, grad_norm
             self._num_done = None
-            self._passes.attempt(self._extend, self._rows)
+            self._runner.attempt(self._extend, self._rows)
 
     def clear(self) -> None:
         """Discard the rows and their gradient."""
@@ -82,7 +77,7 @@ class GradientAccumulator:
             self._num_done, self._totals = 0, StepTotals.of(self._rows)
         fresh, self._num_done = self._rows[self._num_done :], None
         before: tuple[Tensor, Figures] | None = None
-        for micro in self._passes.micro_batches(fresh, max_tokens):
+        for micro in self._runner.micro_batches(fresh, max_tokens):
             done = self._backward(micro)
             self._count(before)  # a GPU has the next pass to compute while it is waited for
             before = done
@@ -91,7 +86,7 @@ class GradientAccumulator:
 
     def _backward(self, rows: list[Row]) -> tuple[Tensor, Figures] | None:
         """Add one micro-batch's gradient; returns its share of the loss, and the figures."""
-        scores = self._passes.scores(rows)
+        scores = self._runner.scores(rows)
         if not rows:
             (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
             return None

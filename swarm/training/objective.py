@@ -8,8 +8,17 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, k3
-from swarm.algorithms.losses import LossBatch, ess, largest, log_ratio, token_mean, token_means
+from swarm.algorithms.losses import (
+    BEHAVIOUR_KL_ESTIMATORS,
+    KL_ESTIMATORS,
+    LossBatch,
+    ess,
+    k3,
+    largest,
+    log_ratio,
+    token_mean,
+    token_means,
+)
 from swarm.algorithms.own import find_advantage, loss_of
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.attention import sent

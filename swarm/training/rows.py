@@ -244,23 +244,23 @@ def needs_receiver(row: Row, decoupled: bool, several_steps: bool, whole_groups:
     return several_steps and (decoupled if row.behaviour is not None else row.wants_receiver)
 
 
-def settle(
+def resolve_old_logprobs(
     rows: Sequence[Row], receiver: Sequence[Sequence[float] | None], decoupled: bool, whole_group: bool
 ) -> list[Row]:
     """The rows of one group with foreign claims bounded and `old` set.
 
     `receiver`: this node's own log-probabilities of each row's tokens before the first step, where computed.
     """
-    settled = [_settled(row, own, decoupled) for row, own in zip(rows, receiver, strict=True)]
+    resolved = [_resolved(row, own, decoupled) for row, own in zip(rows, receiver, strict=True)]
     if not whole_group:
-        return settled
-    expectation = _expectation(settled, receiver)
+        return resolved
+    expectation = _expectation(resolved, receiver)
     # No record carries a variance: without the sampler's log-probabilities it is the receiver's.
-    spread = variance([mean_logprob(row.old or ()) for row in settled])
-    return [replace(row, log_expectation=expectation, variance=spread) for row in settled]
+    spread = variance([mean_logprob(row.old or ()) for row in resolved])
+    return [replace(row, log_expectation=expectation, variance=spread) for row in resolved]
 
 
-def _settled(row: Row, own: Sequence[float] | None, decoupled: bool) -> Row:
+def _resolved(row: Row, own: Sequence[float] | None, decoupled: bool) -> Row:
     behaviour = row.behaviour
     if row.external and behaviour is not None:
         behaviour = _bounded(behaviour, own or [])

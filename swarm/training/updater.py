@@ -26,11 +26,11 @@ from swarm.policy.weights import pack_weights
 from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.forward import Passes
+from swarm.training.forward import ForwardRunner
 from swarm.training.gradient import GradientAccumulator, Step, summarise
 from swarm.training.objective import Objective
 from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
-from swarm.training.rows import Row, RowReader, needs_receiver, settle
+from swarm.training.rows import Row, RowReader, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher
 from swarm.types import GradedGroup, ReadTurn, Sampling, UpdateReport
 
@@ -64,12 +64,12 @@ class PolicyUpdater:
         )
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)
-        self._passes = Passes(policy, settings, temperature, self.sketcher)
+        self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self.optimizer = make_optimizer(policy, settings)
         self._gradient = GradientAccumulator(
-            policy, self._passes, Objective(settings), self.optimizer, settings.max_grad_norm
+            policy, self._runner, Objective(settings), self.optimizer, settings.max_grad_norm
         )
 
     @property
@@ -104,8 +104,8 @@ class PolicyUpdater:
         """Other policies' completions by group, completion and turn, in the tokens that an update would train on, with
         this policy's log-probabilities. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
-        with self._passes.training():
-            found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
+        with self._runner.training():
+            found = iter(self._runner.logprobs([row for each in rows for row in each if row.completion]))
         return [[_turns(row, next(found)) if row.completion else [] for row in each] for each in rows]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -120,8 +120,8 @@ class PolicyUpdater:
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(skipped=True)
-        with self._passes.training():
-            groups = self._settled(groups)
+        with self._runner.training():
+            groups = self._resolved(groups)
             self.sketcher.expect(groups)
             steps = [
                 self._step(rows)
@@ -132,24 +132,24 @@ class PolicyUpdater:
         self.version += not report.skipped
         return report
 
-    def _settled(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
+    def _resolved(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
         """The groups with old, receiver and reference log-probabilities from before the first step."""
         rows = [row for group in groups for row in group]
         decoupled = self._settings.importance != "none"
         several_steps = self._settings.epochs * self._settings.minibatches > 1
         whole_groups = self._settings.loss.needs_group_expectation
         wanted = [needs_receiver(row, decoupled, several_steps, whole_groups) for row in rows]
-        known = iter(self._passes.logprobs(list(compress(rows, wanted))))
+        known = iter(self._runner.logprobs(list(compress(rows, wanted))))
         receiver = [next(known) if needed else None for needed in wanted]
         if self._reference is not None:
             with self._reference.policy() as policy:
-                logprobs = self._passes.reference_logprobs(policy, rows)
+                logprobs = self._runner.reference_logprobs(policy, rows)
             rows = [replace(row, reference=values) for row, values in zip(rows, logprobs, strict=True)]
-        settled, start = [], 0
+        resolved, start = [], 0
         for group in groups:
             part = slice(start, start := start + len(group))
-            settled.append(settle(rows[part], receiver[part], decoupled, whole_groups))
-        return settled
+            resolved.append(resolve_old_logprobs(rows[part], receiver[part], decoupled, whole_groups))
+        return resolved
 
     def _step(self, rows: Sequence[Row]) -> Step:
         """One optimizer step."""
@@ -158,7 +158,7 @@ class PolicyUpdater:
         return self._take_step()
 
     def _take_step(self) -> Step:
-        """Take the optimizer step of the accumulated gradient; `Passes.training` must be active."""
+        """Take the optimizer step of the accumulated gradient; `ForwardRunner.training` must be active."""
         rate = learning_rate(self._settings, self.num_updates)
         set_rate(self.optimizer, rate)
         step = Step(*self._gradient.close(), rate)
@@ -278,9 +278,9 @@ class StreamedUpdater(PolicyUpdater):
         fresh = [rows for group in groups if (rows := self._reader.local(group, self.version, claimed=True))]
         if not fresh:
             return
-        with self._passes.training():
+        with self._runner.training():
             before = len(self._groups)
-            self._groups += self._settled(fresh)
+            self._groups += self._resolved(fresh)
             first = range(0, len(self._groups), self._settings.minibatches)
             added = [row for index in first if index >= before for row in self._groups[index]]
             if added:
@@ -291,7 +291,7 @@ class StreamedUpdater(PolicyUpdater):
         if not self._groups:
             return UpdateReport(skipped=True)
         parts = minibatches(self._groups, self._settings.minibatches)
-        with self._passes.training():
+        with self._runner.training():
             steps = [self._take_step()]
             steps += [self._step(rows) for rows in chain(parts[1:], *repeat(parts, self._settings.epochs - 1))]
         self._groups = []

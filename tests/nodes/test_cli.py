@@ -15,8 +15,7 @@ from nodes.cli.arguments import split_fields
 from nodes.commands.measuring.bench import BENCHMARKS
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.importance import ImportanceName
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KlEstimatorName
-from swarm.algorithms.losses import LOSSES
+from swarm.algorithms.losses import BEHAVIOUR_KL_ESTIMATORS, LOSSES, KlEstimatorName
 from swarm.errors import ConfigError
 
 

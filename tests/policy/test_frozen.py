@@ -17,9 +17,8 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.engines.vllm.handover import make_work_directory, model_files
 from swarm.errors import PolicyError
-from swarm.policy.adapters import Adapters
+from swarm.policy.adapters import BLOCK, NF4, Adapters, FrozenLinear, frozen_layers
 from swarm.policy.config import FrozenDtype, LoraSettings, PolicySettings
-from swarm.policy.frozen import BLOCK, NF4, FrozenLinear, frozen_layers
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.ranks import Ranks
 from swarm.sapo.mixing import MixSettings

@@ -18,7 +18,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.forward import (
     COMPILED_SHARE,
     USED_FRACTION,
-    Passes,
+    ForwardRunner,
     PassMemory,
     TrainingLayers,
     bytes_for_a_pass,
@@ -125,12 +125,12 @@ def test_when_memory_runs_out_layers_are_checkpointed_before_passes_become_short
     assert tried == [(False, 16_384), (True, 16_384), (True, 8_192)]
 
 
-def _choosing(policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int) -> Passes:
-    """Passes that choose their layers and tokens, as with CUDA, for so many bytes."""
+def _choosing(policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int) -> ForwardRunner:
+    """ForwardRunner that choose their layers and tokens, as with CUDA, for so many bytes."""
     monkeypatch.setattr(passes, "LIMITED", ("cpu",))
     monkeypatch.setattr(passes, "MICRO_BATCH_TOKENS", {"cpu": 16_384})
     monkeypatch.setattr(passes, "measure", lambda *args: (MEMORY, MEMORY))
     monkeypatch.setattr(passes, "bytes_for_a_pass", lambda policy, optimizer: room)
     monkeypatch.setattr(layers, "is_checkpointed", lambda chosen, device, possible: chosen is not False)
     settings = UpdateSettings()
-    return Passes(policy, settings, 1.0, Sketcher(policy, settings))
+    return ForwardRunner(policy, settings, 1.0, Sketcher(policy, settings))

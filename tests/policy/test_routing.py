@@ -205,14 +205,14 @@ def test_a_replayed_pass_over_a_picture_gives_what_the_engine_gave(tmp_path: Pat
     answers = engine.generate(questions, 4, Sampling(max_new_tokens=24), seed=1)
     batch = rows(policy, [list(group) for group in answers], questions)
     assert all(row.routing is not None for row in batch)
-    for batching in (Padded(policy.places), Packed(policy.places)):
+    for batching in (Padded(policy.mrope_positions), Packed(policy.mrope_positions)):
         for row, logprobs in zip(batch, scores(policy, batch, batching), strict=True):
             assert logprobs[: len(row.completion)].tolist() == pytest.approx(row.logprobs, abs=1e-4)
     turned = [other_experts(row) for row in batch]
     assert (
         max(
             abs(logprob - recorded)
-            for row, logprobs in zip(turned, scores(policy, turned, Padded(policy.places)), strict=True)
+            for row, logprobs in zip(turned, scores(policy, turned, Padded(policy.mrope_positions)), strict=True)
             for logprob, recorded in zip(logprobs[: len(row.completion)].tolist(), row.logprobs, strict=True)
         )
         > 1e-2

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from swarm.algorithms.importance import ImportanceName
-from swarm.algorithms.kl import BehaviourKlEstimatorName, KlEstimatorName
+from swarm.algorithms.losses import BehaviourKlEstimatorName, KlEstimatorName
 from swarm.errors import PolicyError
 from swarm.groups.expectation import log_expectation
 from swarm.policy.config import LoraSettings, PolicySettings

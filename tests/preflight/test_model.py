@@ -15,10 +15,9 @@ from swarm.engines.transformers.generating import GeneratingModel
 from swarm.errors import PolicyError
 from swarm.policy import attention
 from swarm.policy import scoring as head
-from swarm.policy.adapters import Adapters
+from swarm.policy.adapters import Adapters, frozen_layers
 from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.config import FrozenDtype, LoraSettings
-from swarm.policy.frozen import frozen_layers
 from swarm.policy.loading import Policy
 from swarm.policy.scoring import selected_logprobs
 from swarm.preflight.compiled import counted, tracing

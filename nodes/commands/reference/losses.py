@@ -10,8 +10,7 @@ from rich.text import Text
 
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS
-from swarm.algorithms.losses import LOSSES, Loss
+from swarm.algorithms.losses import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, LOSSES, Loss
 
 CHOICES: tuple[tuple[str, str, ItemsView[str, Callable[..., object]]], ...] = (
     ("update.objective", "the loss", LOSSES.items()),

@@ -188,7 +188,7 @@ class Decoder:
 
     def _placed(self, pasts: Sequence[list[int]], width: int) -> Tensor | None:
         """[D, B, width] positions for the model; None where they count tokens."""
-        if (places := self._policy.places) is None:
+        if (places := self._policy.mrope_positions) is None:
             return None
         return torch.stack([functional.pad(places(past), (0, width - len(past))) for past in pasts], dim=1)
 

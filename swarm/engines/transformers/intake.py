@@ -19,7 +19,7 @@ class Intake:
         """`room` holds them all."""
         self._contexts = Contexts(policy, sampling.max_new_tokens, ("the cache", room.longest))
         self._seed = seed
-        self._places = policy.places
+        self._places = policy.mrope_positions
         self._questions = count(-1, -1)
         """For turns; those of prompts are their indices."""
         self._starts = LruDict[Prompt, int](MOST_RECENT)

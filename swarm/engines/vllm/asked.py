@@ -14,7 +14,7 @@ from swarm.engines.vllm.features import features, has_media, named, placed
 from swarm.engines.vllm.messages import Add, Features, Sampled, Unanswered, Wanted
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import runs
+from swarm.policy.media.features import runs
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
 

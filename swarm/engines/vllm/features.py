@@ -12,7 +12,7 @@ import torch
 
 from swarm.engines.vllm.messages import Features, Placed, Reads
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import TokenIds, runs
+from swarm.policy.media.features import TokenIds, runs
 
 
 def reads_of(policy: Policy) -> Reads | None:

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from swarm.errors import EngineError
-from swarm.policy.frozen import frozen_layers
+from swarm.policy.adapters import frozen_layers
 from swarm.policy.loading import Policy
-from swarm.policy.media.encoder import is_encoder_trained
+from swarm.policy.media.features import is_encoder_trained
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS_FILE = "model.safetensors"

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
-from swarm.policy.media.encoder import Encoder
-from swarm.policy.media.ids import FIRST_PLACE, PLACES, Kind, Medium, is_place, runs
+from swarm.policy.media.features import FIRST_SLOT, NUM_SLOTS, Encoder, Kind, Medium, is_slot, runs
 from swarm.policy.media.processor import Reader, read_processor
 from swarm.policy.probing import TOLERANCE
 from swarm.types.media import Audio, Image
@@ -38,45 +37,43 @@ class MediaInputs:
         return MediaInputs(self.reader, encoder, self.has_grid)
 
     def given(self, model: PreTrainedModel, ids: Tensor, changes: int = 0) -> dict[str, object]:
-        """What the model is called with for ids [B, L]: `input_ids`, if there are no places among them.
+        """What the model is called with for ids [B, L]: `input_ids`, if there are no slots among them.
 
         `changes` counts those of the policy's weights.
         """
-        is_place = ids >= FIRST_PLACE
-        if not bool(is_place.any()):
+        is_slot = ids >= FIRST_SLOT
+        if not bool(is_slot.any()):
             return {"input_ids": ids}
-        features = self._features(ids[is_place], changes)
+        features = self._features(ids[is_slot], changes)
         if features.shape[1] > 1:
-            return self._with_deeper(model, ids, is_place, features)
-        embeddings = model.get_input_embeddings()(ids.masked_fill(is_place, 0))
-        placed = is_place.flatten().nonzero()[:, 0]
+            return self._with_deeper(model, ids, is_slot, features)
+        embeddings = model.get_input_embeddings()(ids.masked_fill(is_slot, 0))
+        placed = is_slot.flatten().nonzero()[:, 0]
         spread = embeddings.flatten(0, -2).index_put((placed,), features[:, 0].to(embeddings))
         return {"inputs_embeds": spread.view_as(embeddings)}
 
-    def _features(self, places: Tensor, changes: int) -> Tensor:
-        """[places, D, H] their features."""
-        offsets = places - FIRST_PLACE
-        numbers = offsets // PLACES
+    def _features(self, slots: Tensor, changes: int) -> Tensor:
+        """[slots, D, H] their features."""
+        offsets = slots - FIRST_SLOT
+        numbers = offsets // NUM_SLOTS
         order, parts = [], []
         for number in set(numbers.tolist()):
             chosen = (numbers == number).nonzero()[:, 0]
             order.append(chosen)
-            parts.append(self.encoder.features(self.reader[number], changes)[offsets[chosen] % PLACES])
+            parts.append(self.encoder.features(self.reader[number], changes)[offsets[chosen] % NUM_SLOTS])
         return torch.cat(parts)[torch.cat(order).argsort()]
 
-    def _with_deeper(
-        self, model: PreTrainedModel, ids: Tensor, is_place: Tensor, features: Tensor
-    ) -> dict[str, object]:
+    def _with_deeper(self, model: PreTrainedModel, ids: Tensor, is_slot: Tensor, features: Tensor) -> dict[str, object]:
         """For a model that takes features of its encoder in several layers: they go where their token is.
 
         A policy may have sampled this token: its embedding, and nothing in deeper layers, is its feature.
         """
         token = self.reader.feature_id("image")
-        named = ids.masked_fill(is_place, token)
-        of_medium = is_place[named == token]
+        named = ids.masked_fill(is_slot, token)
+        of_medium = is_slot[named == token]
         spread = features.new_zeros(len(of_medium), *features.shape[1:])
         spread[of_medium] = features
-        spread[~of_medium, 0] = model.get_input_embeddings()(ids[~is_place & (ids == token)]).to(features)
+        spread[~of_medium, 0] = model.get_input_embeddings()(ids[~is_slot & (ids == token)]).to(features)
         layers = [(each,) for each in spread.unbind(dim=1)]
         output = SimpleNamespace(pooler_output=layers[0], deepstack_features=layers[1:])
         return {"input_ids": named, "mm_encoder_outputs": {"image": output}}
@@ -170,7 +167,7 @@ def _noise(kind: Kind) -> Image | Audio:
 def _own_inputs(model: PreTrainedModel, reader: Reader, medium: Medium, sequence: Sequence[int]) -> dict[str, Tensor]:
     """What the processor would give the model of a sequence with one medium."""
     token = reader.feature_id(medium.kind)
-    ids = torch.tensor([[token if is_place(each) else each for each in sequence]])
+    ids = torch.tensor([[token if is_slot(each) else each for each in sequence]])
     kinds = (ids == token).int()
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **medium.inputs}
     taken = inspect.signature(type(model).forward).parameters

@@ -26,7 +26,7 @@ from transformers.utils import cached_file
 from swarm.distribution import how_to_install
 from swarm.errors import PolicyError
 from swarm.policy.config import MADE_HERE, TINY_SEES, PolicySettings
-from swarm.policy.media.ids import Kind, Known, Medium, TokenIds
+from swarm.policy.media.features import Kind, Known, Medium, TokenIds
 from swarm.policy.reading import foreign_files, has_encoder, read_config
 from swarm.types import Shown, Text
 from swarm.types.media import Audio, Image, Modality, Video, media_digest
