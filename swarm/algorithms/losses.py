@@ -236,7 +236,7 @@ class Gspo(ClippedLoss):
 
 
 MAX_VARIANCE = 0.25
-"""Of any values in [0, 1], such as probabilities. Source: Popoviciu 1935."""
+"""Largest variance of values in [0, 1], such as probabilities. Source: Popoviciu 1935."""
 
 
 class Gepo(ClippedLoss):

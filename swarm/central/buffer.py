@@ -39,7 +39,7 @@ class ReplayBuffer:
 
     No worker gives more of an update than its fair part, R divided by the authors, while others have groups. All
     newcomers together are one author, and never give more while a worker that is not one delivers: the update then
-    waits for its groups. Other workers fill the places that nobody else has groups for.
+    waits for its groups. Other workers fill slots that would stay empty.
     """
 
     def __init__(self, max_staleness: int, max_groups: int) -> None:

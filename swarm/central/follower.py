@@ -79,10 +79,10 @@ class BatchReport(Struct, frozen=True):
 
 
 class SamplingPlan(Struct, frozen=True):
-    """What a worker samples."""
+    """A worker's questions, completions and slots."""
 
     seed: int
-    """Of its stream of questions and of their completions."""
+    """Seed of its stream of questions and of their completions."""
     num_questions: int
     """Per batch."""
     group_size: int
@@ -126,14 +126,14 @@ class Follower:
         self._pause = pause
         self._position = plan.first
         self._drawn: deque[tuple[int, Question]] = deque()
-        """Questions that were not asked yet, by place in the stream."""
+        """Questions not asked yet, with their index in the stream."""
         self._asked: dict[int, Question] = {}
-        """Those whose episodes are not over."""
+        """Questions with open episodes."""
         self._num_in_call = 0
         """Questions asked since the engine's call began."""
         self._flow = self._new_flow()
         self._games: Generator[tuple[int, FinishedGroup | Rejection]] | None = None
-        """Of the engine's call that is open."""
+        """Flow of the engine's open call."""
         self._last_orders: Orders | None = None
         """They hold while the learner is away."""
 
@@ -152,7 +152,7 @@ class Follower:
     def run_batch(self) -> BatchReport:
         """Answer as many questions of its stream as a batch has, until it lags or is no longer wanted.
 
-        What is under way at the end goes on in the next batch, and is given up when there is an early end.
+        Open episodes at the end continue in the next batch, and are abandoned at an early end.
         """
         groups = self.groups
         began, completions, reward = time.perf_counter(), groups.num_completions, groups.reward
@@ -320,7 +320,7 @@ class SnapshotInstaller:
     def roll_back(self, failed: int | None) -> bool:
         """Reinstall the last snapshot that has generated because the version `failed` cannot; without one, have none.
 
-        A snapshot that was installed in the meantime stays. Returns whether to go on, with it or with the next one:
+        A snapshot that was installed in the meantime stays. Returns whether to continue, with it or with the next one:
         not if `failed` has generated before, and the engine itself is broken.
         """
         with self._lock:

@@ -127,9 +127,9 @@ class StepReport(Struct, frozen=True):
     timings: dict[str, float]
     """Seconds: `wait` for admissible rollouts, `update`, `publish`, `receive`."""
     figures: dict[str, float] = {}
-    """Of the groups trained on, by conventional name."""
+    """Figures of the groups trained on, by conventional name."""
     senders: tuple[str, ...] = ()
-    """Of the groups trained on."""
+    """Senders of the groups trained on."""
 
 
 class LearnerTerms(Struct, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ class LearnerTerms(Struct, frozen=True, kw_only=True):
     plausibility: PlausibilitySettings = PlausibilitySettings()
     corroboration: CorroborationSettings = CorroborationSettings()
     credit: Credit = "episode"
-    """That of the updates."""
+    """Credit assignment of the updates."""
     max_group_size: int = MAX_COMPLETIONS
     """Most completions of a group."""
     max_pending_per_peer: int
@@ -149,7 +149,7 @@ class LearnerTerms(Struct, frozen=True, kw_only=True):
 
 
 class LearnerParts(Struct, frozen=True, kw_only=True):
-    """What a learner is made of."""
+    """The parts of a learner."""
 
     updater: StreamingUpdater
     verifier: Verifier
@@ -157,7 +157,7 @@ class LearnerParts(Struct, frozen=True, kw_only=True):
     publisher: SnapshotPublisher
     auditor: Auditor
     folder: Path
-    """Where snapshots are packed, on the disk from which the publisher serves them."""
+    """Folder in which snapshots are packed, on the disk from which the publisher serves them."""
 
 
 class LearnerObserver:
@@ -381,7 +381,7 @@ class WorkerFence:
         self._settings = settings
         self._of: OrderedDict[str, Plausibility] = OrderedDict()
         self._fences: dict[str, float] = {}
-        """Of each, as of one of its last groups."""
+        """Fence of each worker, as of one of its last groups."""
         self._num_learned: dict[str, int] = {}
 
     def learn(self, graded: GradedGroup) -> None:
@@ -409,7 +409,7 @@ class Bounded:
     """The part of `Plausibility` that screens one worker's group."""
 
     def __init__(self, bound: float) -> None:
-        """As `WorkerFence.bound` gives it."""
+        """See `WorkerFence.bound`."""
         self._bound = bound
 
     def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
@@ -421,11 +421,11 @@ class Claimed:
     """An updater's advantages, with the log-probabilities that workers claim: nothing is recomputed."""
 
     def __init__(self, updater: Updater) -> None:
-        """Of the policy that is trained."""
+        """`updater` is that of the trained policy."""
         self.advantages = updater.advantages
 
     def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
-        """By group, completion and turn."""
+        """Claimed turns by group, completion and turn."""
         return [own_reading(graded) for graded in groups]
 
 
@@ -436,7 +436,7 @@ class WorkerCorroboration:
         """Every push counts until others are known. Fair parts already bound new workers."""
         self._settings = settings.model_copy(update={"full_after": 1})
         self._of: OrderedDict[str, Corroboration] = OrderedDict()
-        """Of each worker that counts as an author, with the others instead of own groups."""
+        """Corroboration of each worker that counts as an author, by the others' groups instead of own ones."""
 
     def credited(self, graded: GradedGroup, group: ReadGroup, author: str) -> GradedGroup:
         """The group with factors of its token advantages, by what the others' groups bear out; `author` is what its

@@ -33,7 +33,7 @@ LATE = 3.0
 WINDOW_S = 60.0
 """Window for rates and availability. That for rates is as many of the learner's steps as take this long."""
 WINDOW_STEPS = 3
-"""But at least so many, once there are."""
+"""Least steps of that window, once there are as many."""
 MIN_WINDOW_S = 5.0
 """Least time to measure a rate."""
 NUM_STEPS = 5
@@ -47,7 +47,7 @@ TRIES_MARGIN = 1.5
 TRIES_OF_OTHERS = 4.0
 """A worker may sample so many times as many as the others for each one delivered: it may have fewer tasks."""
 FAREWELL_S = 10.0
-"""At the end the learner waits this long for workers with a heartbeat within this time, to tell them so."""
+"""At the end the learner waits this long for workers with a heartbeat within this time, to notify them."""
 
 
 class WorkerState(Struct):
@@ -69,7 +69,7 @@ class WorkerState(Struct):
     """(time at the end, rollouts, seconds of presence) of the learner's steps in the window, in which it was active;
     the window begins at the end of the first."""
     num_completions: int = 0
-    """By its heartbeats, as `rewards`; neither is in a mean of rewards yet."""
+    """Completions by its heartbeats; like `rewards` in no mean of rewards yet."""
     rewards: float = 0.0
     """Sum over these completions."""
     num_admitted: int = 0
@@ -110,7 +110,7 @@ class Workforce:
         terms: Terms | None = None,
         established: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """Start without workers. `terms` are told to them. `established` are those that have been useful for long
+        """Start without workers. `terms` are sent to them. `established` are those that have been useful for long
         enough to be relied on, by default all."""
         self._established = established
         self._settings = settings
@@ -159,14 +159,14 @@ class Workforce:
             self._resting = True
 
     def go_on(self) -> None:
-        """Order the active workers to sample again, and measure their rates anew."""
+        """Order the active workers to sample again, and measure their rates again."""
         with self._lock:
             self._resting = False
             for state in self._workers.values():
                 _measure_anew(state)
 
     def finish(self) -> None:
-        """Tell every worker that the learner has finished."""
+        """Notify every worker that the learner has finished."""
         with self._lock:
             self._finished = True
 
@@ -327,7 +327,7 @@ class Workforce:
         """Activate the cheapest set of proven workers that reaches the target rate, or all workers.
 
         Anybody may name a price, and boast of a rate: both count once a worker's groups have been used for a while. A
-        newcomer works beside the others until then, and replaces nobody.
+        newcomer works beside the others until then, and replaces no one.
         """
         proven = self._proven()
         candidates = [_candidate(name, state, now) for name, state in proven.items()]
@@ -374,7 +374,7 @@ def _tries(state: WorkerState) -> float | None:
 
 
 def _mean_reward(state: WorkerState) -> float:
-    """As it reported it, but no task's reward is outside of [0, 1]."""
+    """The self-reported mean, within [0, 1] like every task's reward."""
     return min(1.0, max(0.0, state.rewards / state.num_completions))
 
 
@@ -403,7 +403,7 @@ def _candidate(name: str, state: WorkerState, now: float) -> Worker:
 
 
 SAMPLED = ("temperature", "top_p", "top_k", "min_p")
-"""What changes the distribution of a token."""
+"""Settings that change the distribution of a token."""
 LOCAL = "local:"
 """Begins the public name of a model in a directory, which may be the same as one of the hub."""
 UNROUNDED = "compute"
@@ -424,7 +424,7 @@ def make_terms(
     base: str = "",
 ) -> Terms:
     """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty. `processor` is the
-    digest of what makes a model's inputs of pictures and sounds, `base` that of the weights beneath `adapters`."""
+    digest of what makes a model's inputs of images and sounds, `base` that of the weights beneath `adapters`."""
     return Terms(
         model=model,
         temperature=sampling.temperature,
@@ -442,7 +442,7 @@ def make_terms(
 
 
 def differences(worker: Terms, learner: Terms) -> Iterator[str]:
-    """What a worker must change to work for the learner, a line for each."""
+    """Changes that let a worker work for the learner, a line for each."""
     ours, theirs = asdict(worker), asdict(learner)
     by_name = not (worker.model.startswith(LOCAL) or learner.model.startswith(LOCAL))
     if by_name and worker.model != learner.model:
@@ -479,5 +479,5 @@ def _other_adapters(own: str, wanted: str) -> str:
 
 
 def _digest(text: str | None) -> str:
-    """Of a text, or of its absence."""
+    """Digest of a text, or of its absence."""
     return hashlib.blake2b(b"" if text is None else b"=" + text.encode(), digest_size=8).hexdigest()

@@ -101,13 +101,13 @@ class Routers:
             self._experts = None
             return
         experts = np.full((sum(p.num_tokens + p.padding for p in pieces), *known.shape[1:]), -1, dtype=np.int64)
-        place = 0
+        start = 0
         for piece in pieces:
             record = records[piece.row]
             if record is not None:
                 part = record[piece.start : piece.start + piece.num_tokens]
-                experts[place : place + len(part)] = part
-            place += piece.num_tokens + piece.padding
+                experts[start : start + len(part)] = part
+            start += piece.num_tokens + piece.padding
         self._experts = torch.from_numpy(experts).to(device)
 
     def read(self, stored: bytes, num_tokens: int) -> Routing | None:

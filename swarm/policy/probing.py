@@ -21,7 +21,7 @@ WINDOW = 8
 """Tokens of a small copy's windows."""
 VOCABULARY = 512
 WIDTH = 64
-"""Of a small copy's feed-forward layers."""
+"""Width of a small copy's feed-forward layers."""
 EXPERTS = 16
 MAX_LAYERS = 6
 MAX_PARAMETERS = 50_000_000
@@ -80,7 +80,7 @@ def _integers(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
 
 
 def _keep_layers(config: PretrainedConfig) -> None:
-    """Keep the first layer of each kind, as far as lists with one entry per layer tell; at least two layers."""
+    """Keep the first layer of each kind, as far as lists with one entry per layer show; at least two layers."""
     number = getattr(config, "num_hidden_layers", None)
     if not isinstance(number, int):
         return

@@ -144,8 +144,8 @@ class OutputHead:
         filters: Sampling | None,
         powers: Sequence[float],
     ) -> tuple[Tensor, ...]:
-        """As `logprobs`, and then, for each of the positive `powers` a, log sum p^a over the distribution p of each
-        token, [N]; without entropies and without gradient."""
+        """Log-probabilities as of `logprobs`, and for each of the positive `powers` a, log sum p^a over the
+        distribution p of each token, [N]; without entropies and without gradient."""
         size = tokens_of_chunk(hidden.device.type, self._model.config.get_text_config().vocab_size)
         parts = []
         for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
@@ -431,7 +431,7 @@ def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def keep_likely_and(tokens: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
-    """As `keep_likely`, but `tokens` [B], one in each row, always stay.
+    """`keep_likely`, but `tokens` [B], one in each row, always stay.
 
     A token that was sampled at the edge of what a filter leaves may be beyond it when rounding differs.
     """

@@ -61,7 +61,7 @@ class Conversations:
         self._reader = reader
 
     def prompt(self, messages: tuple[Message, ...]) -> list[int]:
-        """Token ids of a question. System text that the template has no place for begins the user's first text."""
+        """Token ids of a question. System text that the template cannot take begins the user's first text."""
         if self._tokenizer.chat_template:
             messages = messages if self._has_system_role else without_system(messages)
             return self._with_media(self._rendered(messages), messages, is_whole=True)
@@ -74,7 +74,7 @@ class Conversations:
     def observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
         """Token ids of an observation between a turn with the ids `after` and the next one.
 
-        Text that spells a special token stays text: an environment may repeat what a stranger said. Raises
+        Text that spells a special token stays text: an environment may repeat text of untrusted peers. Raises
         `PolicyError` for a template without such conversations.
         """
         before, behind = self._around
@@ -100,7 +100,7 @@ class Conversations:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _with_media(self, text: str, messages: Sequence[Message], is_whole: bool) -> list[int]:
-        """Tokens of a text, with those of the messages' media at their places; `is_whole`: with special tokens."""
+        """Tokens of a text, with those of the messages' media in their slots; `is_whole`: with special tokens."""
         ids = list(self._tokenizer.encode(text, add_special_tokens=not is_whole))
         if self._reader is None:
             return ids
@@ -120,7 +120,7 @@ class Conversations:
         return self._by_template([{"role": each.role, "content": self._content(each)} for each in messages])
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
-        """What a message says, as the template takes it."""
+        """The content of a message in the template's format."""
         if self._takes_parts:
             return self._as_parts(message.parts)
         text = message.text if self._reader is None else self._inline(message.parts)
@@ -142,7 +142,7 @@ class Conversations:
     def _template(self) -> str:
         """The tokenizer's template, in which it is always the same day.
 
-        transformers gives templates a clock and lets nobody replace it, but a template's own macro comes first.
+        transformers gives templates a clock that cannot be replaced, but a template's own macro comes first.
         """
         try:
             template: str = self._tokenizer.get_chat_template()
@@ -226,9 +226,13 @@ class Conversations:
         return self._plain(before), self._plain(behind)
 
     def _read_template(self) -> tuple[str, str]:
-        asked, answered, told = Message("user", QUESTION), Message("assistant", ANSWER), Message("user", OBSERVATION)
+        turns = [
+            Message("user", QUESTION),
+            Message("assistant", ANSWER),
+            Message("user", OBSERVATION),
+        ]
         try:
-            text = self._rendered([asked, answered, told])
+            text = self._rendered(turns)
         except PolicyError as error:
             raise PolicyError(f"the chat template refuses an episode of two turns: {error}") from error
         before, mark, behind = text.partition(ANSWER)[2].partition(OBSERVATION)
@@ -237,7 +241,7 @@ class Conversations:
         return before, behind
 
     def _around_media(self, kind: Kind) -> tuple[str, str]:
-        """What the template puts before and behind a medium within a message."""
+        """The template's text before and after a medium within a message."""
         assert self._reader is not None
         if not (self._tokenizer.chat_template and self._takes_parts):
             return WITHOUT_TEMPLATE, WITHOUT_TEMPLATE
@@ -260,9 +264,9 @@ def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 SCRIPT = Path(template_process.__file__)
 KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")
-"""Without these some installations of Python do not start."""
+"""Variables without which some installations of Python do not start."""
 PATIENCE_S = 120.0
-"""By the clock, for a machine that is busy with other things."""
+"""Wall-clock limit, for a machine that is busy with other things."""
 
 
 class TemplateRenderer:
@@ -275,7 +279,7 @@ class TemplateRenderer:
         self._owner = 0
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
-        """What a template makes of these values. Raises `PolicyError` for whatever it raises, and at the limits."""
+        """A template rendered with these values. Raises `PolicyError` for whatever it raises, and at the limits."""
         request = json.dumps({"template": template, "values": dict(values)}).encode()
         with self._lock:
             answer = self._ask(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
@@ -336,5 +340,5 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 RENDERER = TemplateRenderer()
-"""Of this process."""
+"""The renderer of this process."""
 atexit.register(RENDERER.close)

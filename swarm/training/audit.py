@@ -153,7 +153,7 @@ class SnapshotAuditor:
         for part in batching.cut(rows, max_tokens):
             values, _ = scorer.spreads(part, POWERS)
             read = torch.stack(values, dim=1).double().cpu().numpy()  # [R, 1 + powers, T]
-            found |= {id(row): read[place, :, : len(row.completion)] for place, row in enumerate(part)}
+            found |= {id(row): read[index, :, : len(row.completion)] for index, row in enumerate(part)}
         return [found[id(row)] for row in rows]
 
     def _at(self, version: int) -> Policy:
@@ -175,7 +175,7 @@ class _Turn:
     begin: int
     """Tokens of the completion in earlier turns."""
     parts: dict[int, list[slice]]
-    """By policy version, where the completion's tokens are that it sampled in this turn."""
+    """Slices of the completion's tokens in this turn, by the policy version that sampled them."""
     continuation: Continuation | None = None
 
     def kept(self, policy: Policy, part: slice, sampling: Sampling) -> Reading | None:
@@ -199,7 +199,7 @@ def _turns(row: Row, spans: Sequence[VersionSpan]) -> Iterator[_Turn]:
 
 
 def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list[slice]]:
-    """Where the tokens from `begin` to `end` are that each version sampled."""
+    """Slices of the tokens from `begin` to `end`, by the version that sampled them."""
     parts: dict[int, list[slice]] = {}
     start = 0
     for span in spans:

@@ -237,7 +237,7 @@ def pays(model: PreTrainedModel, device: str) -> bool:
 PROBE_TOKENS = (16, 48)
 """ForwardRunner whose kept bytes are counted: the difference is that of their tokens alone."""
 USED_FRACTION = 0.85
-"""Of the free memory; the allocator's rounding needs some."""
+"""Usable fraction of the free memory; the allocator's rounding needs some."""
 GRADIENT_BYTES = 4
 """Per trained weight, float32 as the weight itself."""
 COMPILED_SHARE = 0.7
@@ -254,7 +254,7 @@ class PassMemory:
     """Memory of one forward and backward pass."""
 
     fixed_bytes: int
-    """Whatever its size, for example weights cast for it."""
+    """Bytes of a pass of any size, for example weights cast for it."""
     token_bytes: int
     head_token_bytes: int
     """Logits of a token, while there are less than `most_head_bytes`."""
@@ -288,7 +288,7 @@ def measure(policy: Policy, scorer: Scorer, compiled: bool = False) -> tuple[Pas
 
 
 def bytes_for_a_pass(policy: Policy, optimizer: OptimizerName) -> int:
-    """What is free on the policy's device beyond what the step itself will take."""
+    """Free bytes on the policy's device beyond what the step itself will take."""
     each = GRADIENT_BYTES + MOMENT_BYTES[optimizer]
     pending = sum(p.numel() * each for p in policy.trained if p.grad is None)
     return int(USED_FRACTION * max(0, free_bytes(policy.device) - pending))

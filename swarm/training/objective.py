@@ -113,15 +113,15 @@ def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[
     known."""
     known = _column([row.behaviour is not None for row in rows], mask)
     own = mask * _column([not row.external for row in rows], mask)
-    told = mask * known
+    claimed = mask * known
     ratios = log_ratio(current, behaviour).exp()
     sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()
     return {
         # Over sampled tokens: this direction has the smaller variance.
-        "sampling/behaviour_kl": token_mean(k3(behaviour, current), told),
+        "sampling/behaviour_kl": token_mean(k3(behaviour, current), claimed),
         "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
-        "sampling/importance_sampling_ratio/max": largest(ratios * told),
-        "sampling/ess": ess(ratios, told),
+        "sampling/importance_sampling_ratio/max": largest(ratios * claimed),
+        "sampling/ess": ess(ratios, claimed),
         "sampling/sequence_ess": ess(sequence_ratios, known[:, 0]),
     }
 

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 FUSED = ("cpu", "cuda")
 """Devices with a fused optimizer kernel."""
 MOMENT_BYTES: dict[OptimizerName, int] = {"adamw": 8, "adamw_8bit": 2, "adamw_offloaded": 0}
-"""Of a GPU's memory for each trained weight, both moments together."""
+"""Bytes of a GPU's memory for each trained weight, both moments together."""
 
 
 def make_optimizer(policy: Policy, settings: UpdateSettings) -> torch.optim.Optimizer:
@@ -39,7 +39,7 @@ def make_optimizer(policy: Policy, settings: UpdateSettings) -> torch.optim.Opti
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use this learning rate from the next step on."""
-    # torchao compiles its step, and takes the rate as a tensor so as not to compile it anew.
+    # torchao compiles its step, and takes the rate as a tensor so as not to compile it again.
     value = rate if isinstance(optimizer, torch.optim.AdamW) else torch.tensor(rate)
     for group in optimizer.param_groups:
         group["lr"] = value

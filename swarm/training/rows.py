@@ -32,7 +32,7 @@ class Row:
     completion: Sequence[int]
     """The policy's own tokens; `inserts` are between them."""
     advantage: float
-    """Of all its tokens, unless `turn_advantages` has one for each turn."""
+    """Advantage of all its tokens, unless `turn_advantages` has one for each turn."""
     behaviour: Sequence[float] | None
     """The sampler's log-probabilities; None when unknown."""
     _: KW_ONLY
@@ -40,7 +40,7 @@ class Row:
     """The environment's tokens between the policy's turns."""
     turn_advantages: Sequence[float] = ()
     token_factors: Sequence[float] = ()
-    """Of each token's advantage; empty: all 1."""
+    """Factor of each token's advantage; empty: all 1."""
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
@@ -165,7 +165,7 @@ class RowReader:
         policy, completions = self._policy, group.group.completions
         prompt = policy.encode_prompt(group.prompt)
         room = policy.max_positions - len(prompt)
-        # Count characters first: foreign text is tokenized only if that is inconclusive.
+        # Count characters first: another peer's text is tokenized only if that is inconclusive.
         if any(max(len(c.token_ids), len(c.text) // policy.longest_token_chars) > room for c in completions):
             return False
         everything = range(len(completions))
@@ -247,7 +247,7 @@ def needs_receiver(row: Row, decoupled: bool, several_steps: bool, whole_groups:
 def resolve_old_logprobs(
     rows: Sequence[Row], receiver: Sequence[Sequence[float] | None], decoupled: bool, whole_group: bool
 ) -> list[Row]:
-    """The rows of one group with foreign claims bounded and `old` set.
+    """The rows of one group with other nodes' claims bounded and `old` set.
 
     `receiver`: this node's own log-probabilities of each row's tokens before the first step, where computed.
     """

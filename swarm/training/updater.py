@@ -218,7 +218,7 @@ class Reference:
 
     @contextlib.contextmanager
     def _other_features(self) -> Iterator[None]:
-        """Within the block and after it, features of media are computed anew, if adapters decide them."""
+        """Within the block and after it, features of media are computed again, if adapters decide them."""
         media = self._trained.media
         if media is None or not media.encoder.is_trained:
             yield
@@ -244,7 +244,7 @@ class StreamedUpdater(PolicyUpdater):
         reference: Policy | None = None,
         precision: Precision = "native",
     ) -> None:
-        """As `PolicyUpdater`; `sampling` is that of every worker, `precision` that of `snapshot`.
+        """See `PolicyUpdater`; `sampling` is that of every worker, `precision` that of `snapshot`.
 
         Raises `PolicyError`.
         """
@@ -257,7 +257,7 @@ class StreamedUpdater(PolicyUpdater):
         self._sampling = sampling
         self._precision = precision
         self._groups: list[list[Row]] = []
-        """Of the open update, in the order of their arrival."""
+        """Groups of the open update, in order of arrival."""
 
     def refusal(self, group: GradedGroup) -> Reason | None:
         """Why this policy cannot have sampled the group as claimed. See `StreamingUpdater`."""

@@ -26,8 +26,7 @@ from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.ranks import Ranks, open_ranks
-from swarm.policy.sharding import ShardedRanks
+from swarm.policy.ranks import Ranks, ShardedRanks, open_ranks
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger

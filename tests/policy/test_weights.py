@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from swarm.policy.loading import Policy
-from swarm.policy.weights import WeightGate, swap_weights
+from swarm.policy.loading import Policy, WeightGate
+from swarm.policy.weights import swap_weights
 
 
 def test_a_change_waits_for_the_step_and_goes_before_the_next() -> None:

@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 from swarm.errors import PolicyError
 
 MAX_FEATURE_BYTES = 2**29
-"""Of the features kept; those that were used longest ago go first, and are computed anew when they are needed."""
+"""Most bytes of features kept; the least recently used go first, and are computed again when needed."""
 METHODS: Mapping[Kind, str] = MappingProxyType({"image": "get_image_features", "audio": "get_audio_features"})
-"""Of a model, by what they encode."""
+"""A model's encoding methods, by kind of medium."""
 
 
 class Encoder:
@@ -35,13 +35,12 @@ class Encoder:
         self.num_computed = 0
         """Media encoded so far."""
         self.num_layers = 1
-        """That features enter; known once one has been computed."""
+        """Layers that features enter; known once one has been computed."""
         self.is_trained = is_encoder_trained(model)
         self._model = model
         self.dtype = dtype
-        """Of the features."""
         self._changes = 0
-        """Of the weights that computed the features kept."""
+        """Number of weight changes when the kept features were computed."""
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.RLock()  # a medium may end at any time, also while this thread holds it
@@ -119,7 +118,7 @@ def freeze_encoder(model: PreTrainedModel) -> None:
 
 
 def encoder_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
-    """Those outside the part that reads and writes text; none for a model that reads text only."""
+    """Parameters outside the part that reads and writes text; none for a model that reads text only."""
     if not _has_encoder(model):
         return []
     language = {id(parameter) for parameter in model.get_decoder().parameters()}
@@ -150,11 +149,11 @@ FIRST_SLOT = 2**40
 NUM_SLOTS = 2**20
 """Slots of one medium, at most."""
 Kind = Literal["image", "audio"]
-"""What an encoder reads; a clip is read as its frames."""
+"""Kinds of encoder input; a clip is read as its frames."""
 
 
 class Medium:
-    """What a policy reads of one picture, sound or frame; equal content is one medium as long as anybody holds it."""
+    """The tokens and features of one image, sound or frame; equal content is one medium while it is referenced."""
 
     def __init__(
         self, number: int, kind: Kind, ids: Sequence[int], inputs: Mapping[str, Tensor], grid: Tensor | None
@@ -164,7 +163,7 @@ class Medium:
         self.kind = kind
         self.ids = ids
         self.inputs = inputs
-        """What the encoder reads."""
+        """The encoder's inputs."""
         self.grid = grid
         """[3, features] temporal, vertical and horizontal position of each feature, from 0; None where positions are
         plain."""

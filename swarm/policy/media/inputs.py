@@ -1,4 +1,4 @@
-"""What a model is given of sequences with media: embeddings instead of ids, and positions; both are checked."""
+"""Inputs of a model for sequences with media: embeddings instead of ids, and positions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MediaInputs:
         return MediaInputs(self.reader, encoder, self.has_grid)
 
     def given(self, model: PreTrainedModel, ids: Tensor, changes: int = 0) -> dict[str, object]:
-        """What the model is called with for ids [B, L]: `input_ids`, if there are no slots among them.
+        """The model's inputs for ids [B, L]: `input_ids`, if there are no slots among them.
 
         `changes` counts those of the policy's weights.
         """
@@ -135,7 +135,7 @@ def read_media(
 def check_reading(model: PreTrainedModel, media: MediaInputs) -> None:
     """Compare what follows a medium with the model's own way from processor to logits, on noise.
 
-    Families that read media otherwise, such as those that look ahead within a picture, would be sampled wrongly without
+    Families that read media otherwise, such as those that look ahead within an image, would be sampled wrongly without
     a word. Raises `PolicyError`.
     """
     for kind in media.reader.kinds:
@@ -165,7 +165,7 @@ def _noise(kind: Kind) -> Image | Audio:
 
 
 def _own_inputs(model: PreTrainedModel, reader: Reader, medium: Medium, sequence: Sequence[int]) -> dict[str, Tensor]:
-    """What the processor would give the model of a sequence with one medium."""
+    """The processor's own inputs for a sequence with one medium."""
     token = reader.feature_id(medium.kind)
     ids = torch.tensor([[token if is_slot(each) else each for each in sequence]])
     kinds = (ids == token).int()

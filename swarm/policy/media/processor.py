@@ -2,7 +2,7 @@
 
 The processor's parts are used one medium at a time: what a question's other parts are does not change how one is read.
 Clips are read as their frames, each after its time, as models without an encoder for clips are given them. So no video
-processor is needed; those of transformers need torchvision. Pictures are always resized by Pillow: torchvision would
+processor is needed; those of transformers need torchvision. Images are always resized by Pillow: torchvision would
 give other pixels, and a policy would not be the same on two machines.
 """
 
@@ -59,7 +59,7 @@ class Reader:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What it can read."""
+        """The modalities of the model."""
         return readable(self._feature_ids)
 
     @property
@@ -70,13 +70,13 @@ class Reader:
 
     @property
     def digest(self) -> str:
-        """Of all settings: those who sample and those who train must read pictures alike."""
+        """Digest of all settings: samplers and trainers must preprocess images alike."""
         settings = json.dumps(_plain(self._processor.to_dict()), sort_keys=True, default=str)
         return hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What the model has encoders for."""
+        """Kinds of media that the model has encoders for."""
         return tuple(self._feature_ids)
 
     def feature_id(self, kind: Kind) -> int:
@@ -88,17 +88,17 @@ class Reader:
         return str(getattr(self._processor, f"{kind}_token"))
 
     def tokens(self) -> list[str]:
-        """Those of all kinds."""
+        """Tokens of all kinds."""
         return [self.token(kind) for kind in self._feature_ids]
 
     def escaped(self, text: str) -> str:
-        """A text that spells no such token: a question may repeat what a stranger wrote."""
+        """A text that spells no such token: a question may repeat text of untrusted peers."""
         for token in self.tokens():
             text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
 
     def ids(self, part: Image | Audio) -> TokenIds:
-        """The tokens of a picture or sound."""
+        """The tokens of an image or sound."""
         medium = self.medium(part)
         return TokenIds(medium.ids, [medium])
 
@@ -115,7 +115,7 @@ class Reader:
         self._processor.save_pretrained(directory)
 
     def medium(self, part: Image | Audio) -> Medium:
-        """A picture or sound, made once while somebody holds it."""
+        """The medium of an image or sound; one object for equal content."""
         digest = media_digest([part])
         known = self._known.get(digest)
         return known if known is not None else self._read(part, digest)
@@ -149,8 +149,8 @@ class Reader:
         row = torch.tensor([ids])
         kinds = (row == feature).int()
         positions, _ = self._rope(row, kinds, image_grid_thw=inputs["image_grid_thw"])
-        places = positions[:, 0][:, kinds[0].bool()]
-        return places - places.min()
+        found = positions[:, 0][:, kinds[0].bool()]
+        return found - found.min()
 
 
 def frames(clip: Video) -> Iterator[Text | Image]:
@@ -205,8 +205,8 @@ def without_videos(processor: type[ProcessorMixin]) -> type[ProcessorMixin]:
             return [name for name in attributes if name != VIDEOS]
 
         @classmethod
-        def _get_arguments_from_pretrained(cls, *place: object, **options: object) -> list[object]:
-            parts: list[object] = super()._get_arguments_from_pretrained(*place, **options)
+        def _get_arguments_from_pretrained(cls, *path: object, **options: object) -> list[object]:
+            parts: list[object] = super()._get_arguments_from_pretrained(*path, **options)
             parts.insert(attributes.index(VIDEOS), None)
             return parts
 
@@ -215,7 +215,7 @@ def without_videos(processor: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _plain(settings: object) -> object:
-    """Settings without places on this machine and versions of libraries."""
+    """Settings without paths of this machine and versions of libraries."""
     if isinstance(settings, dict):
         left_out = ("name_or_path", "_name_or_path", "transformers_version", "processor_class")
         return {key: _plain(value) for key, value in settings.items() if key not in left_out}
@@ -225,7 +225,7 @@ def _plain(settings: object) -> object:
 TOKENS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
     {"image": ("image_token_id", "image_token_index"), "audio": ("audio_token_id", "audio_token_index")}
 )
-"""Where a model's configuration has the id that stands for a feature."""
+"""Fields of a model's configuration with the id that stands for a feature."""
 FILES = ("processor_config.json", "preprocessor_config.json")
 """One of them is in every directory with a processor."""
 SEEING = (TINY_SEES,)
@@ -243,7 +243,7 @@ def feature_ids(config: PreTrainedConfig) -> dict[Kind, int]:
 
 
 def readable(kinds: Mapping[Kind, object]) -> frozenset[Modality]:
-    """What a model with encoders of these kinds reads; a clip is read as its frames."""
+    """The modalities of a model with encoders of these kinds; a clip is read as its frames."""
     found: set[Modality] = set(kinds)
     return frozenset(found | {"video"} if "image" in found else found)
 
@@ -259,7 +259,7 @@ def has_processor(source: str, revision: str | None) -> bool:
 
 
 def modalities_of(settings: PolicySettings) -> frozenset[Modality]:
-    """What a policy reads beside text. Raises `PolicyError` for a model whose configuration cannot be read."""
+    """The modalities of a policy beside text. Raises `PolicyError` for a model whose configuration cannot be read."""
     if settings.model in MADE_HERE:
         return readable({"image": 0} if settings.model in SEEING else {})
     config = read_config(settings.model, settings.revision, settings.trust_remote_code)
