@@ -273,7 +273,8 @@ class Workforce:
             return
         version, since = self._published
         asked = [state for state in self._workers.values() if state.active and _present(state, now)]
-        reached = sum(_has(state, version) for state in asked)
+        installed = (state.heartbeat.version for state in asked)
+        reached = sum(each is not None and each >= version for each in installed)
         if asked and reached >= self._settings.reached_fraction * len(asked):
             self._broadcasts.append(now - since)
             self._published = None
@@ -376,10 +377,6 @@ def _tries(state: WorkerState) -> float | None:
 def _mean_reward(state: WorkerState) -> float:
     """The self-reported mean, within [0, 1] like every task's reward."""
     return min(1.0, max(0.0, state.rewards / state.num_completions))
-
-
-def _has(state: WorkerState, version: int) -> bool:
-    return state.heartbeat.version is not None and state.heartbeat.version >= version
 
 
 def _present(state: WorkerState, now: float) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from math import gcd
 
 import torch
@@ -56,7 +55,7 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
             setattr(config, name, _small(part))
     _keep_layers(config)
     _narrow(config)
-    for name, size in list(_integers(config)):
+    for name, size in [(name, value) for name, value in vars(config).items() if type(value) is int]:
         if name.startswith("vocab_size"):
             setattr(config, name, min(size, VOCABULARY))
         elif name in SIZES:
@@ -73,10 +72,6 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
 def _is_window(name: str) -> bool:
     """`sliding_window`, `window_size`, `attention_chunk_size`; not `max_window_layers`."""
     return name == "attention_chunk_size" or ("window" in name and "layer" not in name and "pattern" not in name)
-
-
-def _integers(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
-    return ((name, value) for name, value in vars(config).items() if type(value) is int)
 
 
 def _keep_layers(config: PretrainedConfig) -> None:

@@ -135,7 +135,8 @@ class SnapshotAuditor:
                         read = [recomputed[i][:, part]]
                         if (kept := turn.kept(policy, part, self._sampling)) is not None:
                             read.append(kept)
-                        distances = [_distance(each[0], completion.logprobs[part]) for each in read]
+                        claims = completion.logprobs[part]
+                        distances = [float(np.abs(each[0][: len(claims)] - claims).sum()) for each in read]
                         off[i] += min(distances)
                         readings[i][:, part] = read[int(np.argmin(distances))]
         return max(total / len(row.completion) for total, row in zip(off, rows, strict=True)), readings
@@ -208,11 +209,6 @@ def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list
             parts.setdefault(span.version, []).append(slice(max(start, begin), min(stop, end)))
         start = stop
     return parts
-
-
-def _distance(own: Reading, claimed: Sequence[float]) -> float:
-    """Sum of the differences; of too few claims, of those."""
-    return float(np.abs(own[: len(claimed)] - claimed).sum())
 
 
 def _spans(group: RolloutGroup) -> list[tuple[VersionSpan, ...]]:

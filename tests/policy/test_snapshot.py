@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
 import math
+import os
 import resource
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -10,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import SnapshotError, WeightsRefused
+from swarm.files import RandomAccessFile
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import DTYPES, SCALE, Precision, SnapshotWeights, quantize_int8
-from swarm.policy.weights import read_snapshot, swap_weights, whole_weights
+from swarm.policy.weights import pack_weights, read_snapshot, swap_weights, whole_weights
 from tests.snapshot_files import applied, delta_of, held, packed, unpacked
 
 from .hostile_snapshots import HOSTILE
@@ -162,3 +166,28 @@ def test_a_snapshot_of_this_model_is_read_and_one_that_is_not_finite_refused(
     with pytest.raises(WeightsRefused, match="finite"):
         swap_weights(policy, read_snapshot(policy, held(packed(own, precision))), 2)
     assert policy.version == 1
+
+
+def test_a_full_disk_leaves_no_file_and_no_rank_waiting(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[torch.Tensor] = []
+    monkeypatch.setattr(policy.ranks, "whole", lambda tensor: gathered.append(tensor) or tensor, raising=False)
+    write = RandomAccessFile.write
+
+    def full(file: RandomAccessFile, start: int, content: bytes) -> None:
+        if start > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, start, content)
+
+    monkeypatch.setattr(RandomAccessFile, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        pack_weights(policy, tmp_path / "snapshot", "bfloat16")
+    assert not list(tmp_path.iterdir()) and len(gathered) == len(policy.weights), "every rank gives all of its shards"
+
+
+def test_weights_are_read_from_a_deleted_file_as_long_as_they_are_used(policy: Policy, tmp_path: Path) -> None:
+    pack_weights(policy, tmp_path / "snapshot", "native")
+    read = read_snapshot(policy, RandomAccessFile(tmp_path / "snapshot"))
+    (tmp_path / "snapshot").unlink()
+    assert all(torch.equal(read[name], value) for name, value in policy.weights.items())

@@ -3,6 +3,7 @@
     FOLDER/VERSION/manifest    as the learner signed it
     FOLDER/VERSION/whole       verified chunks from the first one on
     FOLDER/VERSION/change      the same for the delta, if it was fetched or is passed on
+    FOLDER/packed-*            a snapshot that its learner is writing; it becomes a version's `whole`
 
 Of older versions only the deltas are kept, as long as they take fewer bytes than the whole: with them a node whose
 download was overtaken catches up.
