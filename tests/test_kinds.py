@@ -27,7 +27,7 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 PLUGIN = '''
-from swarm.algorithms.losses.grpo import Grpo
+from swarm.algorithms.losses import Grpo
 from swarm.environments.rewards import NamedReward
 from swarm.environments.sources.generated import GeneratedTask, Made
 from swarm.environments.tools.base import Tool
