@@ -106,7 +106,7 @@ def user_path(python: Path | None = None) -> list[str]:
 
 
 class Child:
-    """A process that runs a module, with one end of each of some socket pairs.
+    """A process that runs a module, connected to the node by a socket pair.
 
     It leads its own session: the terminal's Ctrl-C reaches the node only, which then ends the child. Its standard error
     goes to a file, not to the terminal, because untrusted text may be in it.
@@ -123,7 +123,7 @@ class Child:
     ) -> None:
         """Start `python -m MODULE FD ...` with the descriptors of its socket and of `descriptors`.
 
-        All that it prints goes to `log`; by default what it prints is dropped, and its errors go to a temporary file.
+        Its output and errors go to `log`; by default its output is dropped, and its errors go to a temporary file.
         Raises `OSError`.
         """
         # not multiprocessing: a plain child neither imports the parent's __main__ nor inherits its memory
@@ -255,8 +255,6 @@ class Channel:
 class Waker:
     """Ends a `wait` from another thread."""
 
-    blocked = False
-
     def __init__(self) -> None:
         """Open a socket pair."""
         self._reader, self._writer = socket.socketpair()
@@ -363,7 +361,7 @@ class Backoff:
     def __init__(self, first_s: float, longest_s: float = math.inf) -> None:
         """No failure yet."""
         self.failures = 0
-        """In a row."""
+        """Failures in a row."""
         self.until = -math.inf
         """Earliest time of the next start."""
         self._first_s = first_s

@@ -157,6 +157,8 @@ ALLOWED = {
 }
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},
+    "swarm/extras/direct": {"torch", "transformers"},
+    "swarm/extras/libp2p": {"torch", "transformers"},
     "swarm/engines": {"swarm.net", "swarm.training"},
     "swarm/policy": {"swarm.net", "swarm.training"},
     "swarm/training": {"swarm.net", "swarm.engines"},
@@ -286,7 +288,8 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
-        "import nodes.commands.watching, swarm.extras.page.server",
+        "import nodes.commands.watching",
+        "import swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

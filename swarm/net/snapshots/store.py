@@ -44,6 +44,11 @@ MAX_DELTAS = 16
 """Versions of which only the delta is kept; each has two open files."""
 MAX_READ_BYTES = 2**30
 """Per read; the system returns at most twice that."""
+NUM_CHUNKS = 256
+"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
+LEVEL = 3
+PLANES = 4
+"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
 
 
 class Part:
@@ -299,10 +304,6 @@ class SnapshotStore:
         return self._folder / str(version)
 
 
-NUM_CHUNKS = 256
-"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
-
-
 def chunk_bytes_for(num_bytes: int) -> int:
     """Chunk size for a snapshot of this size."""
     return min(max(-(-num_bytes // NUM_CHUNKS), MIN_SNAPSHOT_CHUNK_BYTES), MAX_SNAPSHOT_CHUNK_BYTES)
@@ -347,11 +348,6 @@ def describe(
         parent=parent[0] if parent is not None and change is not None else None,
         change=cut(change, chunk_bytes) if change is not None else None,
     ), change
-
-
-LEVEL = 3
-PLANES = 4
-"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
 
 
 def delta(new: bytes, parent: bytes) -> bytes | None:

@@ -204,11 +204,6 @@ class PeerBook:
         self.precheck(peer_id, 0)
         self._of(peer_id).allowances[0].spend(num, self._clock())
 
-    def is_quarantined(self, peer_id: str) -> bool:
-        """Whether records of this peer are refused now."""
-        stats = self._peers.get(peer_id)
-        return stats is not None and self._is_quarantined(stats, self._clock())
-
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Book the outcome of a group, or a complaint of the network.
 
