@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.worth.found import rewards_ratio
 from msgspec.structs import replace
 
 from swarm.telemetry.benefit.verdict import Verdict, by_estimate, missing, standing_of

@@ -64,7 +64,28 @@ from swarm.net.records.envelope import (
 from swarm.net.services.streams import Gatekeeper, Stream, Unlimited, answer_stream
 from swarm.protocols import StreamHandler
 
+logger = logging.getLogger(__name__)
+
 LOOK_UP_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 2 * MAX_SLOTS
+"""Incoming ones and those that this node dials, which are fewer."""
+UPGRADE_TIMEOUT_S = 10.0
+"""For encryption and multiplexing of a new connection."""
+MAX_NAME_BYTES = 1_024
+"""Length of a protocol's name, or a list of names, in negotiations."""
+LINGER_S = 10.0
+"""Time in which the other side has to close a stream that has been served."""
+MAX_OPEN_STREAMS_PER_PEER = 128
+"""Streams with any protocol or with none yet."""
+MAX_BYTES = 2**30
+DIAL_TIMEOUT_S = 10.0
+"""For one address."""
+DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
+"""For all addresses of a peer, so that each has had its turn when the dial ends."""
+CLOSE_TIMEOUT_S = 1.0
+ANYWHERE = ("0.0.0.0", "::")
+RawHandler = Callable[[NetStream], Awaitable[None]]
+InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
 class TrioSignal:
@@ -119,29 +140,6 @@ class TrioRuntime:
         except (OSError, ValueError, trio.TooSlowError):
             return []
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-logger = logging.getLogger(__name__)
-
-MAX_CONNECTIONS = 2 * MAX_SLOTS
-"""Incoming ones and those that this node dials, which are fewer."""
-UPGRADE_TIMEOUT_S = 10.0
-"""For encryption and multiplexing of a new connection."""
-MAX_NAME_BYTES = 1_024
-"""Length of a protocol's name, or a list of names, in negotiations."""
-LINGER_S = 10.0
-"""Time in which the other side has to close a stream that has been served."""
-MAX_OPEN_STREAMS_PER_PEER = 128
-"""Streams with any protocol or with none yet."""
-MAX_BYTES = 2**30
-DIAL_TIMEOUT_S = 10.0
-"""For one address."""
-DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
-"""For all addresses of a peer, so that each has had its turn when the dial ends."""
-CLOSE_TIMEOUT_S = 1.0
-ANYWHERE = ("0.0.0.0", "::")
-
-RawHandler = Callable[[NetStream], Awaitable[None]]
 
 
 class Host:
@@ -400,9 +398,6 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     host.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL_ID)
     host.set_stream_handler(PING_PROTOCOL_ID, handle_ping)
     return host
-
-
-InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
 def _let_in(network: Swarm, slots: ConnectionSlots, counters: Counters) -> InboundHandler:

@@ -35,6 +35,18 @@ logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
 EXIT_REASON_S = 1.0
+ROUND_PAUSE_S = 1.0
+FIRST_LOOK_PAUSE_S = 4.0
+"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
+APART = (0.7, 1.3)
+"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
+FIRST_RESTART_PAUSE_S = 0.5
+MAX_RESTART_PAUSE_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A process that ran for this time resets the restart pause."""
+RENEWALS = 333
+"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
+them, and it always has about a thousand entries."""
 
 
 class Session(MemberSession):
@@ -176,20 +188,6 @@ class Session(MemberSession):
                     self._reservations.granted(relay, time.monotonic())
                 await self.refresh()
             await asyncio.sleep(OBSERVE_EVERY_S)
-
-
-ROUND_PAUSE_S = 1.0
-FIRST_LOOK_PAUSE_S = 4.0
-"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
-APART = (0.7, 1.3)
-"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
-FIRST_RESTART_PAUSE_S = 0.5
-MAX_RESTART_PAUSE_S = 30.0
-STEADY_AFTER_S = 60.0
-"""A process that ran for this time resets the restart pause."""
-RENEWALS = 333
-"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
-them, and it always has about a thousand entries."""
 
 
 class Discovery:

@@ -43,6 +43,16 @@ AGAIN_PER_S, AGAIN_AT_ONCE = 1 / 60, 3.0
 """Rate of repeated dials, in a public run, of peers that only untrusted peers reported. It applies to a go daemon
 without a closed gate, which also dials every address that the peer claimed while it was connected."""
 MAX_MET = 4_096
+ENOUGH_HOSTS = 8
+"""A node does without a bootstrap while it is connected with members at this many hosts that it has dialled itself.
+Incoming connections, and the number of peers on one machine, are an attacker's choice."""
+KEPT_S = 600.0
+"""A bootstrap that ends an older connection has restarted rather than made room, and is dialled at once."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 300.0, 1_800.0
+"""The pause doubles with every connection that is closed early. It is bounded, so that a node whose members all turn
+out to be an attacker's still meets its bootstraps."""
+APART = (0.5, 1.0)
+"""Factor of a node's pauses: a bootstrap hangs up on hundreds of nodes at once, which must not return together."""
 
 
 class Dialler(Protocol):
@@ -286,18 +296,6 @@ class Dialling:
 
 def _peers(connected: Collection[str]) -> str:
     return "1 peer" if len(connected) == 1 else f"{len(connected)} peers"
-
-
-ENOUGH_HOSTS = 8
-"""A node does without a bootstrap while it is connected with members at this many hosts that it has dialled itself.
-Incoming connections, and the number of peers on one machine, are an attacker's choice."""
-KEPT_S = 600.0
-"""A bootstrap that ends an older connection has restarted rather than made room, and is dialled at once."""
-FIRST_PAUSE_S, MAX_PAUSE_S = 300.0, 1_800.0
-"""The pause doubles with every connection that is closed early. It is bounded, so that a node whose members all turn
-out to be an attacker's still meets its bootstraps."""
-APART = (0.5, 1.0)
-"""Factor of a node's pauses: a bootstrap hangs up on hundreds of nodes at once, which must not return together."""
 
 
 class CrowdedBootstraps:

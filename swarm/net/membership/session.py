@@ -27,6 +27,8 @@ from swarm.net.runtime import AsyncRuntime
 from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.net.services.streams import StreamAdmission
 
+logger = logging.getLogger(__name__)
+
 ASK_AGAIN_AFTER_S = 1.0
 MANIFEST_TIMEOUT_S = 5.0
 RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
@@ -170,6 +172,3 @@ class MemberSession:
                 await self._outgoing.wait_for(math.inf)
                 continue
             await self._runtime.sleep(max(1 / RECORDS_PER_S, num_bytes / BYTES_PER_S))
-
-
-logger = logging.getLogger(__name__)
