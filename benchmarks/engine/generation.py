@@ -21,9 +21,9 @@ from benchmarks.common.children import ROOT, Child
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.vllm.arguments import CPU_BLOCK
-from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.service import VllmService
+from swarm.extras.vllm.arguments import CPU_BLOCK
+from swarm.extras.vllm.engine import VllmEngine
+from swarm.extras.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.protocols import RolloutEngine

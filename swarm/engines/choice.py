@@ -16,6 +16,7 @@ from swarm.children import inherited, user_path
 from swarm.distribution import how_to_install
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
+from swarm.kinds import extra, has_extra
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
@@ -123,6 +124,8 @@ def _choose(
 def look_for_vllm(python: Path | None) -> Vllm:
     """Search for vLLM and its version in a Python; default: the running one."""
     path = python or Path(sys.executable)
+    if not has_extra("vllm"):
+        return Vllm(path, problem="this installation of swarm lacks swarm.extras.vllm")
     command = [str(path), "-P", "-c", LOOK_FOR_VLLM]  # -P: otherwise a directory of that name would count as vLLM
     try:
         asked = subprocess.run(
@@ -161,18 +164,10 @@ def open_engine(
         from swarm.engines.transformers.engine import TransformersEngine
 
         return TransformersEngine(policy, settings, cancelled)
-    from swarm.engines.vllm.engine import VllmEngine
-    from swarm.engines.vllm.service import VllmService
-
-    service = VllmService(policy, settings, policy_settings.trust_remote_code, device)
-    try:
-        with policy.ranks.gathered():  # each rank has a vLLM of its own, with all weights
-            service.running(cancelled)
-    except BaseException:
-        service.close()
-        raise
-    service.rest()
-    return VllmEngine(policy, settings, service, cancelled)
+    engine: StreamingEngine = extra("vllm.engine").open_engine(
+        policy, settings, policy_settings.trust_remote_code, device, cancelled
+    )
+    return engine
 
 
 def _why_not_vllm(model: str, device: str, num_processes: int) -> str:

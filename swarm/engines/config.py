@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, NonNegativeInt, field_validator
 
-from swarm.engines.vllm import arguments
+from swarm.kinds import extra
 from swarm.settings import Settings
 from swarm.types import MAX_NAME_CHARS, MAX_STOPS, MAX_TEMPERATURE, Sampling
 
@@ -65,7 +65,8 @@ class VllmSettings(Settings):
     @field_validator("arguments")
     @classmethod
     def _not_the_nodes(cls, given: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        arguments.check(given)
+        if given:
+            extra("vllm.arguments").check(given)
         return given
 
     @field_validator("gpus")

@@ -16,9 +16,9 @@ import torch
 from swarm.engines.choice import EngineChoice, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.service import VllmService
 from swarm.errors import Interrupted, SamplingError, WeightsRefused
+from swarm.extras.vllm.engine import VllmEngine
+from swarm.extras.vllm.service import VllmService
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy

@@ -12,8 +12,8 @@ import torch
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.service import VllmService
+from swarm.extras.vllm.engine import VllmEngine
+from swarm.extras.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine

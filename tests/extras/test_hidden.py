@@ -27,6 +27,7 @@ ASKED = {
     "poker": ("tasks", "[{kind: holdem}]"),
     "textarena": ("tasks", "[{kind: textarena, name: a, game: b}]"),
     "verifiers": ("tasks", "[{kind: verifiers, name: a, target: b:C}]"),
+    "vllm": ("generation", "{vllm: {arguments: {quantization: fp8}}}"),
     "wasm": ("tasks", "[{kind: reasoning_gym, name: gcd, tool: python}]"),
 }
 """What a user may ask of an extra: a field with its value."""

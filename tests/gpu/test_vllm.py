@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.common.report import Report, row
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import delivery
-from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.service import VllmService
+from swarm.extras.vllm import delivery
+from swarm.extras.vllm.engine import VllmEngine
+from swarm.extras.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings

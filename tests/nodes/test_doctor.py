@@ -39,7 +39,7 @@ from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.preflight.check import Memory, Preflight, Verdict
 from swarm.preflight.need import Need, Part, RoleName
-from tests.engines.stand_in import python_with_vllm
+from tests.extras.vllm.stand_in import python_with_vllm
 from tests.net.records import fast_settings, make_identity, make_manifest, sealed_manifest
 
 GIB = 2**30

@@ -19,7 +19,7 @@ from swarm.net.records.identity import Identity
 from swarm.telemetry.records import METRICS_FILE
 from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Grade, Rejection, TaskRef
-from tests.engines.stand_in import python_with_vllm, script_for_vllm
+from tests.extras.vllm.stand_in import python_with_vllm, script_for_vllm
 from tests.nodes.processes import command_of
 from tests.sapo.test_round import FakeVerifier
 
@@ -72,7 +72,7 @@ def _events(out: Path, kind: str) -> list[dict]:
 
 def _servers() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "swarm.engines.vllm.server" in command_of(child)]
+    return [child for child in children if "swarm.extras.vllm.server" in command_of(child)]
 
 
 def test_the_last_evaluation_is_of_the_last_weights_and_the_process_is_gone_after_it(

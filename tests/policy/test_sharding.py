@@ -35,8 +35,8 @@ from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import GradedGroup, Sampling
 from tests import readers
-from tests.engines.stand_in import python_with_vllm
 from tests.example_groups import rollout_group
+from tests.extras.vllm.stand_in import python_with_vllm
 from tests.policy.completions import completion_logprobs
 from tests.snapshot_files import unpacked
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.engines.vllm import service
+from swarm.extras.vllm import service
 
 FAKE = Path(__file__).parent / "fake_vllm"
 

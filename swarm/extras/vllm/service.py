@@ -18,9 +18,10 @@ import torch
 
 from swarm.children import Backoff, Child, Duplex, inherited, user_path
 from swarm.engines.config import GenerationSettings
-from swarm.engines.vllm import delivery
-from swarm.engines.vllm.delivery import State, make_work_directory, model_files, state_of
-from swarm.engines.vllm.messages import (
+from swarm.errors import EngineCrashed, EngineError, Interrupted
+from swarm.extras.vllm import delivery
+from swarm.extras.vllm.delivery import State, make_work_directory, model_files, state_of
+from swarm.extras.vllm.messages import (
     Answer,
     Beat,
     Broken,
@@ -35,12 +36,11 @@ from swarm.engines.vllm.messages import (
     decode_reply,
     encode,
 )
-from swarm.engines.vllm.requests import reads_of
-from swarm.errors import EngineCrashed, EngineError, Interrupted
+from swarm.extras.vllm.requests import reads_of
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import release_unused
 
-MODULE = "swarm.engines.vllm.server"
+MODULE = "swarm.extras.vllm.server"
 LOG = "log.txt"
 POLL_S = 0.1
 STOP_S = 10.0

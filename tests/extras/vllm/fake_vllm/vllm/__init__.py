@@ -1,4 +1,4 @@
-"""What `swarm/engines/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
+"""What `swarm/extras/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
 A file in the directory VLLM_FAKE makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
 `refuse-load`, `cannot-map` the GPU's memory; with `compiles` it says that it compiles. While there is `hold`, a number,

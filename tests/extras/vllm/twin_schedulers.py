@@ -139,8 +139,8 @@ def main() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request, RequestStatus
 
-    from swarm.engines.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler
-    from swarm.engines.vllm.server import KNOWN
+    from swarm.extras.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler
+    from swarm.extras.vllm.server import KNOWN
 
     assert __version__.startswith(KNOWN)
     (_engine, given), ahead = parts(), sys.argv[2] == "1"

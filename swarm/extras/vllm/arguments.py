@@ -11,8 +11,8 @@ import json
 import os
 from collections.abc import Collection, Mapping
 
-from swarm.engines.vllm import reading
-from swarm.engines.vllm.messages import Start
+from swarm.extras.vllm import reading
+from swarm.extras.vllm.messages import Start
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM supports."""

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from swarm.engines.vllm import delivery
-from swarm.engines.vllm.messages import Packed
+from swarm.extras.vllm import delivery
+from swarm.extras.vllm.messages import Packed
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy

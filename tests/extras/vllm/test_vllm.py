@@ -23,23 +23,23 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import delivery, requests
-from swarm.engines.vllm import service as service_module
-from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
-from swarm.engines.vllm.service import Call, VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
+from swarm.extras.vllm import delivery, requests
+from swarm.extras.vllm import service as service_module
+from swarm.extras.vllm.engine import VllmEngine
+from swarm.extras.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
+from swarm.extras.vllm.service import Call, VllmService
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Rejection, Sampling, VersionSpan
 from tests.engines.models import make, random_policy
-from tests.engines.stand_in import FAKE, python_with_vllm, script_for_vllm
+from tests.extras.vllm.stand_in import FAKE, python_with_vllm, script_for_vllm
 
 SAMPLING = Sampling(max_new_tokens=12)
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VLLM_PYTHON = os.environ.get("SWARM_TEST_VLLM_PYTHON")
 
 
@@ -203,7 +203,7 @@ def test_it_ends_with_the_node_even_by_a_kill(script: Path, python: Path) -> Non
         "import sys, time\n"
         "from pathlib import Path\n"
         "from swarm.engines.config import GenerationSettings, VllmSettings\n"
-        "from swarm.engines.vllm.service import VllmService\n"
+        "from swarm.extras.vllm.service import VllmService\n"
         "from tests.engines.models import random_policy\n"
         "settings = GenerationSettings(vllm=VllmSettings(python=Path(sys.argv[1])))\n"
         "service = VllmService(random_policy(), settings)\n"
@@ -408,8 +408,8 @@ import os, sys
 import msgspec
 from vllm import EngineArgs
 from vllm.compilation.caching import aot_compile_hash_factors
-from swarm.engines.vllm.arguments import engine_arguments
-from swarm.engines.vllm.messages import Start
+from swarm.extras.vllm.arguments import engine_arguments
+from swarm.extras.vllm.messages import Start
 
 start = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Start)
 os.chdir(start.work)
@@ -568,7 +568,7 @@ IN_64_MIB = """
 import sys, tempfile
 from pathlib import Path
 from benchmarks.engine.generation import random_policy
-from swarm.engines.vllm import delivery
+from swarm.extras.vllm import delivery
 from swarm.errors import EngineError
 delivery.SHARED_MEMORY = shared = Path(sys.argv[1])
 policy = random_policy("25 M")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.engines.vllm.messages import Features, Packed, Placed, Reads
+from swarm.extras.vllm.messages import Features, Packed, Placed, Reads
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput

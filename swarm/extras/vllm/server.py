@@ -1,4 +1,4 @@
-"""The sampling process: `PYTHON -m swarm.engines.vllm.server FD`, started by `service.py` only, in vLLM's Python.
+"""The sampling process: `PYTHON -m swarm.extras.vllm.server FD`, started by `service.py` only, in vLLM's Python.
 
 requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a step ──▶ completions, each when complete
                  weights change here, between two steps ──▲
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, ValidationError
 
-from swarm.engines.vllm import reading
-from swarm.engines.vllm.arguments import check_names, engine_arguments
-from swarm.engines.vllm.messages import (
+from swarm.extras.vllm import reading
+from swarm.extras.vllm.arguments import check_names, engine_arguments
+from swarm.extras.vllm.messages import (
     Add,
     Beat,
     Broken,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    from swarm.engines.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler, Kept
+    from swarm.extras.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler, Kept
 
 BEAT_S = 2.0
 ADAPTERS_ID = 1
@@ -340,7 +340,7 @@ def warm_up_for(sampling: Sampling) -> None:
 
 def scheduler(ahead: bool) -> type[KeepingScheduler | KeepingAsyncScheduler]:
     """The class for asynchronous (`ahead`) or synchronous steps."""
-    from swarm.engines.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler
+    from swarm.extras.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler
 
     return KeepingAsyncScheduler if ahead else KeepingScheduler
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from swarm.engines.base import PolicyEngine, Stops
 from swarm.engines.config import GenerationSettings
-from swarm.engines.vllm.messages import End, Generate, Refused, Request, Sampled, Unanswered
-from swarm.engines.vllm.requests import PendingRequests
-from swarm.engines.vllm.service import POLL_S, VllmProcess, VllmService
 from swarm.errors import EngineCrashed, EngineError, Interrupted
+from swarm.extras.vllm.messages import End, Generate, Refused, Request, Sampled, Unanswered
+from swarm.extras.vllm.requests import PendingRequests
+from swarm.extras.vllm.service import POLL_S, VllmProcess, VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import Turns
@@ -25,6 +26,25 @@ from swarm.types import Answers, Context, Sampling
 
 TURNS_POLL_S = 0.01
 """Between two looks for turns that have become ready."""
+
+
+def open_engine(
+    policy: Policy,
+    settings: GenerationSettings,
+    trust_remote_code: bool,
+    device: torch.device | None,
+    cancelled: Callable[[], bool],
+) -> VllmEngine:
+    """An engine whose process is ready, on `device`, by default the policy's. Raises `EngineError`, `Interrupted`."""
+    service = VllmService(policy, settings, trust_remote_code, device)
+    try:
+        with policy.ranks.gathered():  # each rank has a separate vLLM with all weights
+            service.running(cancelled)
+    except BaseException:
+        service.close()
+        raise
+    service.rest()
+    return VllmEngine(policy, settings, service, cancelled)
 
 
 class VllmEngine(PolicyEngine):

@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import delivery
-from swarm.engines.vllm import service as service_module
-from swarm.engines.vllm.engine import VllmEngine
-from swarm.engines.vllm.messages import Packed, Shared, encode
-from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineError
+from swarm.extras.vllm import delivery
+from swarm.extras.vllm import service as service_module
+from swarm.extras.vllm.engine import VllmEngine
+from swarm.extras.vllm.messages import Packed, Shared, encode
+from swarm.extras.vllm.service import VllmService
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.types import Rejection, Sampling
 from tests.engines.models import make_published, random_policy
-from tests.engines.stand_in import python_with_vllm, script_for_vllm
 from tests.engines.test_contract import VLLM_PYTHON
+from tests.extras.vllm.stand_in import python_with_vllm, script_for_vllm
 
 SAMPLING = Sampling(max_new_tokens=4)
 
@@ -174,8 +174,8 @@ import msgspec, torch
 from torch.multiprocessing import reductions
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
-from swarm.engines.vllm.messages import Packed
-from swarm.engines.vllm import reading
+from swarm.extras.vllm.messages import Packed
+from swarm.extras.vllm import reading
 
 content = torch.arange(6, dtype=torch.bfloat16).view(torch.uint8)
 signature = inspect.signature(reductions.rebuild_cuda_tensor)
@@ -209,7 +209,7 @@ def test_a_real_vllm_takes_pieces() -> None:
         [VLLM_PYTHON, "-c", TAKE, encode(piece).hex()],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "VLLM_LOGGING_LEVEL": "ERROR"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "VLLM_LOGGING_LEVEL": "ERROR"},
     )
     assert ran.returncode == 0, ran.stderr
     assert literal_eval(ran.stdout.splitlines()[-1]) == [

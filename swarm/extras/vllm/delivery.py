@@ -22,8 +22,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from swarm.engines.config import VllmSettings
-from swarm.engines.vllm.messages import Load, Packed, Piece, Request, Shared
 from swarm.errors import EngineCrashed, EngineError
+from swarm.extras.vllm.messages import Load, Packed, Piece, Request, Shared
 from swarm.policy.adapters import frozen_layers
 from swarm.policy.loading import Policy
 from swarm.policy.media.features import is_encoder_trained

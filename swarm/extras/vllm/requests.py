@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from swarm.engines.base import Contexts, Stops
 from swarm.engines.sampling import completion_seed
-from swarm.engines.vllm.messages import Add, Features, Placed, Reads, Sampled, Unanswered, Wanted
 from swarm.errors import EngineError
+from swarm.extras.vllm.messages import Add, Features, Placed, Reads, Sampled, Unanswered, Wanted
 from swarm.policy.loading import Policy
 from swarm.policy.media.features import TokenIds, runs
 from swarm.reasons import Reason

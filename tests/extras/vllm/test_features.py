@@ -10,10 +10,10 @@ import torch
 
 from swarm.engines.base import Stops
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm.messages import Add, Features, decode_request, encode
-from swarm.engines.vllm.requests import PendingRequests, features, has_media, named, placed, reads_of
-from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineError
+from swarm.extras.vllm.messages import Add, Features, decode_request, encode
+from swarm.extras.vllm.requests import PendingRequests, features, has_media, named, placed, reads_of
+from swarm.extras.vllm.service import VllmService
 from swarm.policy.loading import Policy
 from swarm.policy.media.features import FIRST_SLOT, runs
 from swarm.types import Message, Sampling, Text
