@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from nodes.simulation.members import Member
 
 from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
