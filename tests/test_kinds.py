@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from nodes.simulation.members import Member
 
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
+from nodes.simulation.members import Member
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TASK_LIST, TASKS, VerificationSettings

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.worth.found import rewards_ratio
 from msgspec.structs import replace
 
+from benchmarks.worth.found import rewards_ratio
 from swarm.telemetry.benefit.verdict import Verdict, by_estimate, missing, standing_of
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line
