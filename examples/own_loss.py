@@ -9,9 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from swarm.algorithms.losses import Loss, LossBatch, LossOutput
-from swarm.algorithms.losses.base import log_ratio, per_token, token_shares
-from swarm.algorithms.reductions import token_mean
+from swarm.algorithms.losses import Loss, LossBatch, LossOutput, log_ratio, per_token, token_mean, token_shares
 
 
 class Topr(Loss):

@@ -22,8 +22,8 @@ from nodes.roles.ranks import CustomParts
 from nodes.roles.runtime import EndReason
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, SwarmError
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy
+from swarm.policy.ranks import Ranks
 from swarm.protocols import RolloutEngine, Updater
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent

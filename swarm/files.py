@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
+from weakref import finalize
 
 NUM_SAMPLES, SAMPLE_BYTES = 16, 2**16
+COPY_BYTES = 2**24
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 OF_OTHERS = 0o077
@@ -108,3 +112,72 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class RandomAccessFile:
+    """An open file. Any thread may read it as long as it is referenced, even after the file has been deleted.
+
+    The last reference closes it, which also frees the disk space of a deleted file.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """The file at `path`, created if missing; `fresh`: a new one, in place of an earlier one. Raises `OSError`."""
+        self.path = path
+        if fresh:
+            path.unlink(missing_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        finalize(self, os.close, self._descriptor)
+
+    @classmethod
+    def scratch(cls, folder: Path) -> RandomAccessFile:
+        """An empty file on the disk of `folder`, without a name: a killed process leaves nothing. Raises `OSError`."""
+        descriptor, name = tempfile.mkstemp(dir=folder)
+        os.close(descriptor)
+        file = cls(Path(name))
+        file.path.unlink()
+        return file
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """The bytes from `start` on: fewer at the end of the file. Raises `OSError`."""
+        content = os.pread(self._descriptor, num_bytes, start)
+        if 0 < len(content) < num_bytes:  # one call has a limit
+            return content + self.read(start + len(content), num_bytes - len(content))
+        return content
+
+    def read_into(self, start: int, buffer: memoryview) -> int:
+        """Fill a buffer with the bytes from `start` on; how many there were. Raises `OSError`."""
+        filled = 0
+        while filled < len(buffer) and (count := os.preadv(self._descriptor, [buffer[filled:]], start + filled)):
+            filled += count
+        return filled
+
+    def write(self, start: int, content: bytes | memoryview) -> None:
+        """Write all of `content` at `start`. Raises `OSError`."""
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(self._descriptor, rest, start)
+            start, rest = start + written, rest[written:]
+
+    def pieces(self, num_bytes: int) -> Iterator[bytes]:
+        """The content, `num_bytes` at a time."""
+        for start in range(0, self.size, num_bytes):
+            yield self.read(start, num_bytes)
+
+    def mapped(self) -> memoryview:
+        """The content in memory that the system can reclaim; the file must not be empty. Raises `OSError`."""
+        return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+
+    def move(self, path: Path) -> None:
+        """Give the file another path of the same disk, in place of the file there. Raises `OSError`."""
+        try:
+            self.path.replace(path)
+        except FileNotFoundError:  # deleted meanwhile
+            copy = RandomAccessFile(path, fresh=True)
+            for number, piece in enumerate(self.pieces(COPY_BYTES)):
+                copy.write(number * COPY_BYTES, piece)
+        self.path = path

@@ -34,9 +34,13 @@ from swarm.types import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
     from torch import Tensor
+
+    from swarm.files import RandomAccessFile
 
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
@@ -339,15 +343,15 @@ class StreamingUpdater(Updater, Protocol):
         """Discard the open update."""
         ...
 
-    def snapshot(self) -> bytes:
-        """The current policy, packed."""
+    def snapshot(self, path: Path) -> None:
+        """Write the current policy to a file, packed. Raises `OSError`; nothing stays then."""
         ...
 
 
 class Auditor(Protocol):
     """Checks groups against the snapshots that they name."""
 
-    def keep(self, version: int, snapshot: bytes) -> None:
+    def keep(self, version: int, snapshot: RandomAccessFile) -> None:
         """Remember a published snapshot, and forget those that no admissible group can still name."""
         ...
 
@@ -576,10 +580,11 @@ class GroupExchange(Protocol):
 class SnapshotPublisher(Protocol):
     """Takes a learner's weights and distributes them."""
 
-    def publish(self, version: int, snapshot: bytes) -> None:
+    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
         """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once.
 
-        One that is superseded before it was announced may be left out.
+        The file is moved to where it is served, or deleted: one that is superseded before it was announced may be left
+        out.
 
         Raises `SnapshotError` unless the version is above every earlier one, those before a restart included, and its
         size can be published.
@@ -594,8 +599,8 @@ class SnapshotPublisher(Protocol):
 class SnapshotFeed(Protocol):
     """Gives a worker its learner's weights."""
 
-    def newest(self) -> tuple[int, bytes] | None:
-        """Version and packed bytes of the newest complete, verified snapshot; never blocks.
+    def newest(self) -> tuple[int, RandomAccessFile] | None:
+        """Version and file of the newest complete, verified snapshot, only to be read; never blocks.
 
         None when none is newer than the last one returned.
         """

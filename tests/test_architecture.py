@@ -53,7 +53,7 @@ ALLOWED = {
     "swarm/children.py": set(),
     "swarm/machine.py": set(),
     "swarm/torchao.py": set(),
-    "swarm/protocols.py": {"swarm.reasons", "swarm.types"},
+    "swarm/protocols.py": {"swarm.reasons", "swarm.types", "swarm.files"},
     "swarm/evaluation.py": PURE | {"swarm.groups"},
     "swarm/suites": PURE
     | {
@@ -86,7 +86,7 @@ ALLOWED = {
     | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/extras/preflight": PURE
-    | {"swarm.extras.preflight", "swarm.config", "swarm.policy", "swarm.preflight", "swarm.training.layers"},
+    | {"swarm.extras.preflight", "swarm.config", "swarm.policy", "swarm.preflight", "swarm.training.forward"},
     "swarm/preflight": PURE
     | {
         "swarm.preflight",
@@ -94,10 +94,9 @@ ALLOWED = {
         "swarm.policy",
         "swarm.engines",
         "swarm.training.config",
-        "swarm.training.layers",
-        "swarm.training.memory",
-    }
-    | {"swarm.training.passes"},
+        "swarm.training.forward",
+        "swarm.training.optimizers",
+    },
     # What runs in vLLM's Python, which has nothing of this project's dependencies but msgspec.
     "swarm/engines/vllm/server.py": {
         "swarm.types",
@@ -157,6 +156,8 @@ ALLOWED = {
 }
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},
+    "swarm/extras/direct": {"torch", "transformers"},
+    "swarm/extras/libp2p": {"torch", "transformers"},
     "swarm/engines": {"swarm.net", "swarm.training"},
     "swarm/policy": {"swarm.net", "swarm.training"},
     "swarm/training": {"swarm.net", "swarm.engines"},
@@ -286,7 +287,8 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
-        "import nodes.commands.watching, swarm.extras.page.server",
+        "import nodes.commands.watching",
+        "import swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",
     ],
 )

@@ -132,6 +132,7 @@ def test_a_judge_has_its_key_and_no_other(settings: JudgeSettings, expected: set
 
 
 def test_the_page_has_no_secret(tmp_path: Path) -> None:
+    pytest.importorskip("swarm.extras.page")
     before = set(psutil.Process().children())
     with page_of(tmp_path, None, lambda line: None):
         (page,) = set(psutil.Process().children()) - before

@@ -17,7 +17,6 @@ from nodes.commands.doctor import line_of as finding_line
 from nodes.commands.peers import Listing, render
 from nodes.console import warn
 from swarm.errors import Refusal
-from swarm.extras.page.report import frozen
 from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.net.roster import PeerRow, Roster
 from swarm.net.services.diagnosis import DialBackReply
@@ -103,7 +102,7 @@ def test_warnings_are_harmless(text: str) -> None:
 
 @settings(max_examples=15)
 @given(words)
-def test_the_live_view_and_the_report_are_harmless(text: str) -> None:
+def test_the_live_view_is_harmless(text: str) -> None:
     note = text.encode(errors="replace").decode()  # a metrics file is UTF-8
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "metrics.jsonl"
@@ -114,10 +113,6 @@ def test_the_live_view_and_the_report_are_harmless(text: str) -> None:
         file.write_bytes(b"".join(map(encode, events)))
         history = PeerHistory.read(file)
     assert harmless(printed(LiveView([history], clock=lambda: 3.0)))
-    text_of_page = frozen([history], start.config, {note: note}).decode()
-    assert harmless(text_of_page)
-    if note == HOSTILE[7]:
-        assert "<script>" not in text_of_page
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
-from nodes.simulation.members import Member
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TASK_LIST, TASKS, VerificationSettings
@@ -27,7 +27,7 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 
 PLUGIN = '''
-from swarm.algorithms.losses.grpo import Grpo
+from swarm.algorithms.losses import Grpo
 from swarm.environments.rewards import NamedReward
 from swarm.environments.sources.generated import GeneratedTask, Made
 from swarm.environments.tools.base import Tool

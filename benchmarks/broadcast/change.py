@@ -15,7 +15,8 @@ from typing import get_args
 
 from benchmarks.common.children import emit
 from benchmarks.updater.workload import MODEL, Workload, read_batch, write
-from swarm.net.snapshots.store import apply_delta, delta
+from swarm.files import RandomAccessFile
+from swarm.net.snapshots.store import BLOCK_BYTES, apply_delta, delta
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.policy.snapshot import Precision, pack
@@ -34,16 +35,23 @@ def main(folder: Path, model: str, num_updates: int) -> None:
     for _ in range(num_updates - 1):
         updater.update(groups, [])
     precisions: tuple[Precision, ...] = get_args(Precision)
-    before = {precision: pack(policy.weights, precision) for precision in precisions}
+
+    def packed(name: str, precision: Precision) -> RandomAccessFile:
+        pack(path := folder / f"{name}-{precision}", policy.weights, policy.weights.items(), precision)
+        return RandomAccessFile(path)
+
+    before = {precision: packed("before", precision) for precision in precisions}
     report = updater.update(groups, [])
     assert not report.skipped
     for precision in precisions:
-        after = pack(policy.weights, precision)
+        after = packed("after", precision)
         began = time.perf_counter()
         change = delta(after, before[precision])
         seconds = time.perf_counter() - began
-        assert change is not None and apply_delta(change, before[precision]) == after
-        sizes = {"weights": policy.model.num_parameters(), "full": len(after), "change": len(change)}
+        assert change is not None
+        restored = apply_delta(change, before[precision], BLOCK_BYTES)
+        assert all(map(bytes.__eq__, restored, after.pieces(BLOCK_BYTES)))
+        sizes = {"weights": policy.model.num_parameters(), "full": after.size, "change": change.size}
         emit("changed", precision=precision, **sizes, seconds=seconds)
 
 

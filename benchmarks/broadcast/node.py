@@ -24,13 +24,14 @@ from pathlib import Path
 import swarm.net.snapshots.plan as placement_module
 from benchmarks.common.children import Json, commands, emit
 from benchmarks.common.groups import benchmark_manifest
+from swarm.files import RandomAccessFile
 from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.snapshots.plan import LinkLimits, RelayPlan, Slot
 from swarm.net.snapshots.publish import Publisher
-from swarm.net.snapshots.store import digest
+from swarm.net.snapshots.store import cut
 from swarm.net.snapshots.subscribe import Subscriber
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
@@ -134,8 +135,9 @@ class Node:
     def publish(self, version: int, num_bytes: int) -> None:
         """As the learner."""
         assert self._publisher is not None
-        snapshot = random.Random(version).randbytes(num_bytes)
-        emit("published", version=version, at=time.time(), digest=digest(snapshot).hex())
+        snapshot = RandomAccessFile(self._folder / "snapshots" / f"packed-{version}", fresh=True)
+        snapshot.write(0, random.Random(version).randbytes(num_bytes))
+        emit("published", version=version, at=time.time(), digest=cut(snapshot, None)[1].hex())
         self._publisher.publish(version, snapshot)
 
     def look(self) -> None:
@@ -143,7 +145,7 @@ class Node:
         if self._subscriber is not None and (found := self._subscriber.newest()) is not None:
             at = time.time()
             version, snapshot = found
-            emit("installed", version=version, at=at, digest=digest(snapshot).hex())
+            emit("installed", version=version, at=at, digest=cut(snapshot, None)[1].hex())
 
     def status(self) -> None:
         """Report the status."""

@@ -24,7 +24,7 @@ from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.groups.building import Member
 from swarm.groups.flow import BATCHES_A_CALL
-from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.ranks import Ranks
 from swarm.protocols import RolloutEngine, Turns
 from swarm.reasons import Outcome, Reason
 from swarm.sapo.ahead import RolloutPlan

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import heapq
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from swarm.central.capacity import Demand
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerSettings, LearnerTerms, StepReport
+from swarm.files import RandomAccessFile
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Actions,
@@ -102,7 +105,15 @@ class Virtual:
             buffer_groups=100_000,
         )
         # As much of updater and verifier as a step of the learner calls.
-        parts = LearnerParts(updater=self, verifier=self, exchange=self, publisher=self, auditor=self)  # type: ignore[arg-type]
+        folder = Path(tempfile.gettempdir())
+        parts = LearnerParts(
+            updater=self,  # type: ignore[arg-type]
+            verifier=self,  # type: ignore[arg-type]
+            exchange=self,
+            publisher=self,
+            auditor=self,
+            folder=folder,
+        )
         terms = LearnerTerms(learner=settings, max_pending_per_peer=10**9)
         self.learner = Learner(terms, parts, LearnerObserver(), clock=lambda: self.now)
         for worker in self._workers:
@@ -269,19 +280,19 @@ class Virtual:
     def abandon(self) -> None:
         """Nothing to discard."""
 
-    def snapshot(self) -> bytes:
-        """Its bytes do not matter."""
-        return b""
+    def snapshot(self, path: Path) -> None:
+        """Nothing to write: `publish` does not read it."""
 
-    def keep(self, version: int, snapshot: bytes) -> None:
+    def keep(self, version: int, snapshot: RandomAccessFile) -> None:
         """Nothing is checked."""
 
     def verdict(self, group: GradedGroup) -> Reason | None:
         """All claims are true."""
         return None
 
-    def publish(self, version: int, snapshot: bytes) -> None:
+    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
         """Send it to all live workers."""
+        snapshot.path.unlink()
         self._announced = version
         for worker in self._workers:
             if not worker.away:

@@ -42,7 +42,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import MADE_HERE, public_name
-from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 

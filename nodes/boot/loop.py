@@ -25,8 +25,7 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.foreign import clean_lines
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.distributed.torchrun import open_ranks
+from swarm.policy.ranks import Ranks, open_ranks
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent

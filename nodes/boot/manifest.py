@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 from pydantic import JsonValue
 
-from swarm.central.terms import NO_ADAPTERS, SAMPLED, differences, make_terms
+from swarm.central.workforce import NO_ADAPTERS, SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.sources.dataset import DatasetTask
@@ -111,7 +111,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         config.policy.system_prompt,
         policy.tokenizer_hash if policy is not None else "",
         policy.tokenizer.chat_template if policy is not None else None,
-        config.policy.lora.rounded,
+        config.policy.lora.quantized,
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
         _adapters(config.policy.lora),
         policy.base if policy is not None else "",

@@ -20,8 +20,7 @@ from rich.text import Text
 
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS
-from swarm.algorithms.losses import LOSSES, Loss
+from swarm.algorithms.losses import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, LOSSES, Loss
 from swarm.config import NodeConfig
 from swarm.documents import found, names, section, title
 from swarm.environments.config import TASKS

@@ -13,18 +13,18 @@ from nodes.boot.directory import CHECKPOINTS
 from nodes.boot.manifest import terms_of
 from nodes.roles.ranks import LearnerRanks
 from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
+from nodes.roles.snapshots import FOLDER as SNAPSHOTS
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
-from swarm.central.terms import differences
-from swarm.central.workforce import FAREWELL_S, Workforce, mean_reward
+from swarm.central.workforce import FAREWELL_S, Workforce, differences, mean_reward
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.figures import finite
-from swarm.files import replace_file
+from swarm.files import RandomAccessFile, replace_file
 from swarm.net.records.identity import Identity
 from swarm.net.services.requests import serve_heartbeats
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
+from swarm.policy.ranks import Ranks
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm, EvaluationWatch, Watch
@@ -223,6 +223,7 @@ class LearnerNode(RoleNode, LearnerObserver):
             exchange=self._runtime.exchange,
             publisher=_Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce),
             auditor=auditor,
+            folder=config.out / SNAPSHOTS,
         )
         return Learner(terms, parts, self)
 
@@ -281,7 +282,7 @@ class _Numbered:
         self._file = file
         self._workforce = workforce
 
-    def publish(self, version: int, snapshot: bytes) -> None:
+    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
         """Publish. See `SnapshotPublisher`."""
         replace_file(self._file, json.encode(structs.asdict(Published(version))), durable=True)
         self._workforce.published(version)

@@ -22,7 +22,7 @@ from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
 from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
-from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport, Verifier
 from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings

@@ -22,13 +22,12 @@ from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy, sharing_cores
+from swarm.policy.ranks import Ranks
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training import checkpoint as checkpoints
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Answers, Context, GradedGroup, ReadTurn, Sampling, UpdateReport
 
 TRAINER_AND_ENGINE = 2
@@ -91,7 +90,9 @@ class Abandon(Struct, frozen=True):
 
 
 class Pack(Struct, frozen=True):
-    """Send this rank's shard of the weights."""
+    """Send this rank's shard of the weights, which the leader writes to a file."""
+
+    path: Path
 
 
 class Rise(Struct, frozen=True):
@@ -360,8 +361,8 @@ class LearnerRanks(RankGroup):
                 self.updater.apply()
             case Abandon():
                 self.updater.abandon()
-            case Pack():
-                self.updater.snapshot()
+            case Pack(path):
+                self.updater.snapshot(path)
             case Rise(version):
                 self.updater.rise_to(version)
             case _:
@@ -392,9 +393,9 @@ class _BroadcastingUpdater(StreamedUpdater):
         self._broadcast(Abandon())
         super().abandon()
 
-    def snapshot(self) -> bytes:
-        self._broadcast(Pack())
-        return super().snapshot()
+    def snapshot(self, path: Path) -> None:
+        self._broadcast(Pack(path))
+        super().snapshot(path)
 
     def rise_to(self, version: int) -> None:
         self._broadcast(Rise(version))

@@ -14,6 +14,7 @@ from nodes.roles.runtime import RoleRuntime
 from swarm.config import NodeConfig
 from swarm.errors import EngineError, SnapshotError
 from swarm.evaluation import evaluate
+from swarm.files import RandomAccessFile
 from swarm.net.records.identity import Identity
 from swarm.net.roster import Progress, write_progress
 from swarm.net.snapshots.publish import Publisher
@@ -124,7 +125,7 @@ class SnapshotAdoption:
         """Fetch no more snapshots."""
         self._open.close()
 
-    def _compare(self, version: int, snapshot: bytes) -> None:
+    def _compare(self, version: int, snapshot: RandomAccessFile) -> None:
         """Keep the policy that answers more of the same questions; on a tie, the node's own."""
         policy = self._policy
         # On the CPU: a GPU may have no room for another copy.

@@ -18,10 +18,8 @@ from msgspec import Struct
 from nodes.boot.manifest import terms_of
 from nodes.roles.runtime import EndReason, Role, RoleNode, RoleRuntime
 from nodes.roles.snapshots import open_subscriber
-from swarm.central.follower import BatchReport, Follower, SamplingPlan
-from swarm.central.installer import SnapshotInstaller
-from swarm.central.terms import differences
-from swarm.central.worker_groups import WorkerGroups
+from swarm.central.follower import BatchReport, Follower, SamplingPlan, SnapshotInstaller, WorkerGroups
+from swarm.central.workforce import differences
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose, look_for_vllm, open_engine
 from swarm.environments.config import custom_tool_tasks
@@ -33,8 +31,8 @@ from swarm.groups.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
 from swarm.net.services.requests import Heartbeats
 from swarm.policy.config import public_name
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, find_device, load_policy
+from swarm.policy.ranks import Ranks
 from swarm.policy.snapshot import most_bytes
 from swarm.policy.weights import read_snapshot
 from swarm.protocols import StreamingEngine, Transport, Verifier

@@ -13,12 +13,12 @@ trainer ignores tokens that are much more likely under its policy than under the
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from swarm.algorithms.names import ImportanceName
+ImportanceName = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
 class ImportanceWeights(NamedTuple):
@@ -40,7 +40,8 @@ class Treatment(Protocol):
 
 def none(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
     """1: the objective's own ratio, against the behaviour policy, is the only correction."""
-    return ImportanceWeights(torch.ones_like(behaviour), torch.zeros_like(behaviour, dtype=torch.bool))
+    weights = behaviour.new_ones(behaviour.shape)
+    return ImportanceWeights(weights, weights < 0)
 
 
 def token_truncate(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:

@@ -39,7 +39,7 @@ class ReplayBuffer:
 
     No worker gives more of an update than its fair part, R divided by the authors, while others have groups. All
     newcomers together are one author, and never give more while a worker that is not one delivers: the update then
-    waits for its groups. Other workers fill the places that nobody else has groups for.
+    waits for its groups. Other workers fill slots that would stay empty.
     """
 
     def __init__(self, max_staleness: int, max_groups: int) -> None:
@@ -96,7 +96,9 @@ class ReplayBuffer:
 
     def ready(self, version: int, num_rollouts: int, now: float = 0.0, author_of: AuthorOf = itself) -> list[str]:
         """Content ids of what `take` gives."""
-        expected = self._delivering(now)
+        expected = [
+            peer_id for peer_id, flow in self._flows.items() if now - flow.at <= max(SHORTEST_LATE_S, LATE * flow.gap_s)
+        ]
         keys = authors_of({*expected, *_senders(self._held), *_senders(self._taken)}, author_of)
         fair = fair_part(num_rollouts + self.num_taken, len({*keys.values()}))
         given = Counter[str]()
@@ -181,12 +183,6 @@ class ReplayBuffer:
         self._flows.move_to_end(peer_id)
         if len(self._flows) > MAX_SENDERS:
             self._flows.popitem(last=False)
-
-    def _delivering(self, now: float) -> list[str]:
-        """Workers of which more groups are to be expected."""
-        return [
-            peer_id for peer_id, flow in self._flows.items() if now - flow.at <= max(SHORTEST_LATE_S, LATE * flow.gap_s)
-        ]
 
 
 def _senders(groups: Mapping[str, ReceivedGroup]) -> set[str]:

@@ -78,7 +78,8 @@ def period_s(demand: Demand, rate: float) -> float:
 def required_rate(demand: Demand) -> float | None:
     """mu_min = R / (train_s - broadcast_s / kappa); None when the broadcast alone fills the period.
 
-    Source: arXiv:2602.02192, eq. 2.
+    From this rate on, generation and broadcast fit into a publication period, and the learner never waits. Source:
+    arXiv:2602.02192, eq. 1 and 2.
     """
     spare_s = demand.train_s - demand.broadcast_s / demand.publish_every
     return demand.rollouts / spare_s if spare_s > 0 else None

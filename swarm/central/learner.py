@@ -10,39 +10,55 @@ when R rollouts have arrived, from any worker. The queues:
   intake    received groups being regraded, bounded by the verification settings
   buffer    admissible groups, bounded by `learner.buffer_groups`; a new version discards the stale ones
 Source: arXiv:2602.02192, algorithm 1; streaming: arXiv:2604.11554, section 3.3.
+
+The fence compares workers with one another. All sample the same policy, so their log-probabilities compare. A worker is
+no part of its own reference before it is established, and afterwards only in its favour: nobody excludes an honest
+worker with very likely texts.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from statistics import median_low
 from typing import Literal, Self
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from swarm.central.buffer import ReplayBuffer
 from swarm.central.capacity import publish_every
-from swarm.central.fence import Bounded, Claimed, WorkerCorroboration, WorkerFence
 from swarm.errors import Interrupted, SnapshotError
 from swarm.figures import values
+from swarm.files import RandomAccessFile
 from swarm.groups.credit import Credit
 from swarm.groups.rollout_figures import rollout_figures
-from swarm.protocols import Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Verifier
+from swarm.protocols import NEWCOMERS, Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Updater, Verifier
 from swarm.reasons import FRAUDS, Fate, Reason
 from swarm.received.authors import author_of
 from swarm.received.copies import Copies
-from swarm.received.corroboration import CorroborationSettings
+from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
 from swarm.received.intake import Intake, IntakeLimits, Selection, cannot_fit
-from swarm.received.plausibility import PlausibilitySettings
-from swarm.received.screening import CandidateScorer, own_reading, read_group
+from swarm.received.plausibility import Plausibility, PlausibilitySettings, least_probable
+from swarm.received.screening import CandidateScorer, Reading, own_reading, read_group
 from swarm.settings import Settings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
 from swarm.types import MAX_COMPLETIONS, GradedGroup, ReceivedGroup, RolloutGroup, UpdateReport
 
+logger = logging.getLogger(__name__)
+
+
 POLL_S = 0.02
+RETRY_S = 5.0
+"""Between two tries to write a snapshot to a full disk."""
 
 
 class LearnerSettings(Settings):
@@ -111,9 +127,9 @@ class StepReport(Struct, frozen=True):
     timings: dict[str, float]
     """Seconds: `wait` for admissible rollouts, `update`, `publish`, `receive`."""
     figures: dict[str, float] = {}
-    """Of the groups trained on, by conventional name."""
+    """Figures of the groups trained on, by conventional name."""
     senders: tuple[str, ...] = ()
-    """Of the groups trained on."""
+    """Senders of the groups trained on."""
 
 
 class LearnerTerms(Struct, frozen=True, kw_only=True):
@@ -123,7 +139,7 @@ class LearnerTerms(Struct, frozen=True, kw_only=True):
     plausibility: PlausibilitySettings = PlausibilitySettings()
     corroboration: CorroborationSettings = CorroborationSettings()
     credit: Credit = "episode"
-    """That of the updates."""
+    """Credit assignment of the updates."""
     max_group_size: int = MAX_COMPLETIONS
     """Most completions of a group."""
     max_pending_per_peer: int
@@ -133,13 +149,15 @@ class LearnerTerms(Struct, frozen=True, kw_only=True):
 
 
 class LearnerParts(Struct, frozen=True, kw_only=True):
-    """What a learner is made of."""
+    """The parts of a learner."""
 
     updater: StreamingUpdater
     verifier: Verifier
     exchange: GroupExchange
     publisher: SnapshotPublisher
     auditor: Auditor
+    folder: Path
+    """Folder in which snapshots are packed, on the disk from which the publisher serves them."""
 
 
 class LearnerObserver:
@@ -181,6 +199,9 @@ class Learner(Selection):
         self._exchange = parts.exchange
         self._publisher = parts.publisher
         self._auditor = parts.auditor
+        self._folder = parts.folder
+        self._publish_at: float | None = None
+        """When to try again to publish what could not be written; None when nothing is due."""
         limits = IntakeLimits(terms.max_pending_per_peer, trusted=terms.trusted)
         self._intake = Intake(parts.exchange, parts.verifier, self.ledger, self, limits, Copies(), observer.keep)
         self._restarted = False
@@ -194,10 +215,23 @@ class Learner(Selection):
         return len(self._intake)
 
     def publish(self) -> None:
-        """Publish the current policy to the workers."""
-        snapshot = self._updater.snapshot()
-        self._auditor.keep(self._updater.version, snapshot)
-        self._publisher.publish(self._updater.version, snapshot)
+        """Publish the current policy to the workers; on a full disk try again later, while the learner waits.
+
+        Raises `SnapshotError`.
+        """
+        version = self._updater.version
+        path = self._folder / f"packed-{version}-{os.getpid()}"
+        try:
+            self._updater.snapshot(path)
+            snapshot = RandomAccessFile(path)
+        except OSError as error:
+            if self._publish_at is None:
+                logger.error("snapshots cannot be written: %s; trying again, free disk space", error)
+            self._publish_at = self._clock() + RETRY_S
+            return
+        self._publish_at = None
+        self._auditor.keep(version, snapshot)
+        self._publisher.publish(version, snapshot)
 
     def run_step(self) -> StepReport:
         """One update on R rollouts; waits for missing ones.
@@ -317,6 +351,8 @@ class Learner(Selection):
             self._publisher.check()
             if self._observer.cancelled():
                 raise Interrupted("stopped while waiting for rollouts")
+            if self._publish_at is not None and self._clock() >= self._publish_at:
+                self.publish()
         except (Interrupted, SnapshotError):
             self._abandon()
             raise
@@ -329,3 +365,91 @@ class Learner(Selection):
         for reason, count in self.buffer.advance(self._updater.version).items():
             self.ledger.dropped(reason, count)
         return groups
+
+
+RENEW_AFTER = 8
+"""Groups of a worker after which its fence is computed again."""
+MAX_AUTHORS = 64
+"""Workers whose completions are remembered."""
+
+
+class WorkerFence:
+    """The plausible log-probabilities of rewarded completions, by worker; all by the workers' checked claims."""
+
+    def __init__(self, settings: PlausibilitySettings) -> None:
+        """Everything is plausible until enough is known of other workers."""
+        self._settings = settings
+        self._of: OrderedDict[str, Plausibility] = OrderedDict()
+        self._fences: dict[str, float] = {}
+        """Fence of each worker, as of one of its last groups."""
+        self._num_learned: dict[str, int] = {}
+
+    def learn(self, graded: GradedGroup) -> None:
+        """Add a group that was admitted."""
+        author = graded.group.peer_id
+        known = self._of.setdefault(author, Plausibility(self._settings))
+        known.learn([completion.logprobs for completion in graded.group.completions], graded.rewards)
+        self._num_learned[author] = self._num_learned.get(author, 0) + 1
+        if self._num_learned[author] % RENEW_AFTER <= 1:
+            self._fences[author] = known.fence
+        self._of.move_to_end(author)
+        if len(self._of) > MAX_AUTHORS:
+            forgotten, _ = self._of.popitem(last=False)
+            del self._fences[forgotten], self._num_learned[forgotten]
+
+    def bound(self, author: str, established: Collection[str]) -> float:
+        """Nats per token below which a rewarded completion of `author` is left out: the median of the established
+        others' fences."""
+        others = [fence for name, fence in self._fences.items() if name != author and name in established]
+        fence = median_low(others) if others else -np.inf
+        return min(fence, self._fences.get(author, np.inf)) if author in established else fence
+
+
+class Bounded:
+    """The part of `Plausibility` that screens one worker's group."""
+
+    def __init__(self, bound: float) -> None:
+        """See `WorkerFence.bound`."""
+        self._bound = bound
+
+    def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
+        """See `Plausibility`."""
+        return [not logprobs or least_probable(logprobs) >= self._bound for logprobs in raised]
+
+
+class Claimed:
+    """An updater's advantages, with the log-probabilities that workers claim: nothing is recomputed."""
+
+    def __init__(self, updater: Updater) -> None:
+        """`updater` is that of the trained policy."""
+        self.advantages = updater.advantages
+
+    def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
+        """Claimed turns by group, completion and turn."""
+        return [own_reading(graded) for graded in groups]
+
+
+class WorkerCorroboration:
+    """Compares what a worker's groups push with what the established others' do; see `Corroboration`."""
+
+    def __init__(self, settings: CorroborationSettings) -> None:
+        """Every push counts until others are known. Fair parts already bound new workers."""
+        self._settings = settings.model_copy(update={"full_after": 1})
+        self._of: OrderedDict[str, Corroboration] = OrderedDict()
+        """Corroboration of each worker that counts as an author, by the others' groups instead of own ones."""
+
+    def credited(self, graded: GradedGroup, group: ReadGroup, author: str) -> GradedGroup:
+        """The group with factors of its token advantages, by what the others' groups bear out; `author` is what its
+        worker counts as."""
+        if not self._settings.enabled:
+            return graded
+        known = self._of.setdefault(author, Corroboration(self._settings))
+        self._of.move_to_end(author)
+        if len(self._of) > MAX_AUTHORS:
+            self._of.popitem(last=False)
+        if author != NEWCOMERS:
+            for name, other in self._of.items():
+                if name != author:
+                    other.learn(group, 0.0)
+        known.observe([author], group)
+        return replace(graded, factors=known.factors([author], group))

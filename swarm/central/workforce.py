@@ -1,25 +1,31 @@
-"""A learner's workers: their measured rates, which of them are active, and the overlap model's prediction.
+"""A learner's workers: their measured rates, which of them are active, the overlap model's prediction, and their terms.
 
     heartbeat ──▶ installed version, availability, reward        ┐
     delivery  ──▶ rollouts per second, by worker                 ├──▶ demand, rate ──▶ who is active
     step      ──▶ seconds of training and of waiting             ┘
-Source: arXiv:2602.02192, sections 3.4, 3.5, 4.3 and appendix B.2.1.
+
+The terms are what a worker must share with its learner, which drops all that it samples otherwise. The learner names
+its own in the manifest of the run that it founds and in its answers to heartbeats, a worker in heartbeats; each side
+says what differs. Source: arXiv:2602.02192, sections 3.4, 3.5, 4.3 and appendix B.2.1.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from swarm.central.capacity import Demand, Worker, bubble_ratio, cheapest, pool_rate, required_rate
 from swarm.central.learner import LearnerSettings
-from swarm.types import Heartbeat, Orders, Terms
+from swarm.foreign import clean
+from swarm.types import Heartbeat, Orders, Sampling, Terms
 
 HEARTBEAT_S = 1.0
 LATE = 3.0
@@ -27,7 +33,7 @@ LATE = 3.0
 WINDOW_S = 60.0
 """Window for rates and availability. That for rates is as many of the learner's steps as take this long."""
 WINDOW_STEPS = 3
-"""But at least so many, once there are."""
+"""Least steps of that window, once there are as many."""
 MIN_WINDOW_S = 5.0
 """Least time to measure a rate."""
 NUM_STEPS = 5
@@ -41,7 +47,7 @@ TRIES_MARGIN = 1.5
 TRIES_OF_OTHERS = 4.0
 """A worker may sample so many times as many as the others for each one delivered: it may have fewer tasks."""
 FAREWELL_S = 10.0
-"""At the end the learner waits this long for workers with a heartbeat within this time, to tell them so."""
+"""At the end the learner waits this long for workers with a heartbeat within this time, to notify them."""
 
 
 class WorkerState(Struct):
@@ -63,7 +69,7 @@ class WorkerState(Struct):
     """(time at the end, rollouts, seconds of presence) of the learner's steps in the window, in which it was active;
     the window begins at the end of the first."""
     num_completions: int = 0
-    """By its heartbeats, as `rewards`; neither is in a mean of rewards yet."""
+    """Completions by its heartbeats; like `rewards` in no mean of rewards yet."""
     rewards: float = 0.0
     """Sum over these completions."""
     num_admitted: int = 0
@@ -104,7 +110,7 @@ class Workforce:
         terms: Terms | None = None,
         established: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """Start without workers. `terms` are told to them. `established` are those that have been useful for long
+        """Start without workers. `terms` are sent to them. `established` are those that have been useful for long
         enough to be relied on, by default all."""
         self._established = established
         self._settings = settings
@@ -153,14 +159,14 @@ class Workforce:
             self._resting = True
 
     def go_on(self) -> None:
-        """Order the active workers to sample again, and measure their rates anew."""
+        """Order the active workers to sample again, and measure their rates again."""
         with self._lock:
             self._resting = False
             for state in self._workers.values():
                 _measure_anew(state)
 
     def finish(self) -> None:
-        """Tell every worker that the learner has finished."""
+        """Notify every worker that the learner has finished."""
         with self._lock:
             self._finished = True
 
@@ -267,7 +273,8 @@ class Workforce:
             return
         version, since = self._published
         asked = [state for state in self._workers.values() if state.active and _present(state, now)]
-        reached = sum(_has(state, version) for state in asked)
+        installed = (state.heartbeat.version for state in asked)
+        reached = sum(each is not None and each >= version for each in installed)
         if asked and reached >= self._settings.reached_fraction * len(asked):
             self._broadcasts.append(now - since)
             self._published = None
@@ -321,7 +328,7 @@ class Workforce:
         """Activate the cheapest set of proven workers that reaches the target rate, or all workers.
 
         Anybody may name a price, and boast of a rate: both count once a worker's groups have been used for a while. A
-        newcomer works beside the others until then, and replaces nobody.
+        newcomer works beside the others until then, and replaces no one.
         """
         proven = self._proven()
         candidates = [_candidate(name, state, now) for name, state in proven.items()]
@@ -368,12 +375,8 @@ def _tries(state: WorkerState) -> float | None:
 
 
 def _mean_reward(state: WorkerState) -> float:
-    """As it reported it, but no task's reward is outside of [0, 1]."""
+    """The self-reported mean, within [0, 1] like every task's reward."""
     return min(1.0, max(0.0, state.rewards / state.num_completions))
-
-
-def _has(state: WorkerState, version: int) -> bool:
-    return state.heartbeat.version is not None and state.heartbeat.version >= version
 
 
 def _present(state: WorkerState, now: float) -> bool:
@@ -394,3 +397,84 @@ def _availability(state: WorkerState, now: float) -> float:
 
 def _candidate(name: str, state: WorkerState, now: float) -> Worker:
     return Worker(name, state.rate or 0.0, state.heartbeat.price, _availability(state, now))
+
+
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")
+"""Settings that change the distribution of a token."""
+LOCAL = "local:"
+"""Begins the public name of a model in a directory, which may be the same as one of the hub."""
+UNROUNDED = "compute"
+"""The default of the setting, and like `float32` the model's own weights."""
+NO_ADAPTERS = "none"
+MAX_SHOWN_CHARS = 100
+
+
+def make_terms(
+    model: str,
+    sampling: Sampling,
+    system_prompt: str | None,
+    tokenizer_hash: str,
+    chat_template: object,
+    rounded: str = "",
+    processor: str = "",
+    adapters: str = NO_ADAPTERS,
+    base: str = "",
+) -> Terms:
+    """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty. `processor` is the
+    digest of what makes a model's inputs of images and sounds, `base` that of the weights beneath `adapters`."""
+    return Terms(
+        model=model,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        system_prompt=_digest(system_prompt),
+        tokenizer_hash=tokenizer_hash,
+        template=_digest(None if chat_template is None else str(chat_template)) if tokenizer_hash else "",
+        rounded=rounded,
+        processor=processor,
+        adapters=adapters,
+        base=base,
+    )
+
+
+def differences(worker: Terms, learner: Terms) -> Iterator[str]:
+    """Changes that let a worker work for the learner, a line for each."""
+    ours, theirs = asdict(worker), asdict(learner)
+    by_name = not (worker.model.startswith(LOCAL) or learner.model.startswith(LOCAL))
+    if by_name and worker.model != learner.model:
+        model = clean(learner.model, MAX_SHOWN_CHARS)
+        yield f"the learner trains {model}, not {clean(worker.model, MAX_SHOWN_CHARS)}: set --policy.model {model}"
+    elif worker.tokenizer_hash and learner.tokenizer_hash and worker.tokenizer_hash != learner.tokenizer_hash:
+        yield "the learner's tokenizer is another: get the same files of the model (policy.revision)"
+    for name in SAMPLED:
+        if (own := ours[name]) != (wanted := theirs[name]):
+            yield f"the learner samples with {name} {wanted}, not {own}: set --generation.{name} {wanted}"
+    if worker.adapters and learner.adapters and worker.adapters != learner.adapters:
+        yield _other_adapters(worker.adapters, learner.adapters)
+    elif worker.base and learner.base and worker.base != learner.base:
+        yield "the learner's frozen weights are another model's: get the same files of the model (policy.revision)"
+    if worker.rounded != learner.rounded:
+        own, wanted = (clean(each, MAX_SHOWN_CHARS) or UNROUNDED for each in (worker.rounded, learner.rounded))
+        yield f"the learner's frozen weights are {wanted}, not {own}: set --policy.lora.frozen_dtype {wanted}"
+    if worker.system_prompt != learner.system_prompt:
+        yield "the learner's system prompt is another: set the same policy.system_prompt"
+    if worker.template and learner.template and worker.template != learner.template:
+        yield "the learner's chat template is another: get the same files of the model (policy.revision)"
+    if worker.processor and learner.processor and worker.processor != learner.processor:
+        yield "the learner's processor reads pictures or sounds otherwise: get the same files of the model"
+
+
+def _other_adapters(own: str, wanted: str) -> str:
+    if wanted == NO_ADAPTERS:
+        return "the learner trains all weights, without adapters: set --policy.lora.rank 0"
+    own, wanted = clean(own, MAX_SHOWN_CHARS), clean(wanted, MAX_SHOWN_CHARS)
+    return (
+        f"the learner's adapters are {wanted}, not {own}: set --policy.lora.rank, --policy.lora.alpha and "
+        "--policy.lora.targets as it does"
+    )
+
+
+def _digest(text: str | None) -> str:
+    """Digest of a text, or of its absence."""
+    return hashlib.blake2b(b"" if text is None else b"=" + text.encode(), digest_size=8).hexdigest()

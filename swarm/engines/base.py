@@ -9,7 +9,7 @@ from swarm.engines.sampling import check_sampling
 from swarm.errors import SamplingError
 from swarm.lru import LruDict
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import joined
+from swarm.policy.media.features import joined
 from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import Answers, Context, FinishReason, NextTurn, Past, Prompt, Rejection, Sampling, media_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm.errors import SamplingError
-from swarm.policy.scoring.filters import keep_likely
+from swarm.policy.scoring import keep_likely
 from swarm.types import Sampling
 
 # SplitMix64, as in Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014. Its unsigned

@@ -19,6 +19,10 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
 ORDINARY = (LookupError, OSError)
 """Errors that an honest request may cause: something is not held here, or cannot be read."""
+MAX_PEERS = 1_024
+"""Peers with complaints that have not been taken yet."""
+MAX_OF_ONE = 256
+"""Complaints about one peer that have not been taken yet: far more than it takes to quarantine it."""
 
 
 class Guard:
@@ -85,12 +89,6 @@ class Counters:
         """A copy of all counts."""
         with self._lock:
             return dict(self._counts)
-
-
-MAX_PEERS = 1_024
-"""Peers with complaints that have not been taken yet."""
-MAX_OF_ONE = 256
-"""Complaints about one peer that have not been taken yet: far more than it takes to quarantine it."""
 
 
 class Complaints:

@@ -22,6 +22,8 @@ ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
 MAX_ROW_CHARS = 1_024
 """Length of the names of a peer's tasks: peers choose them, and all rows together must stay below the limit."""
+PROGRESS_FILE = "snapshot.json"
+MAX_BYTES = 2**16
 
 
 class PeerRow(Struct, frozen=True):
@@ -143,10 +145,6 @@ def read_roster(out: Path) -> Roster:
         return decode_roster(encoded)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-PROGRESS_FILE = "snapshot.json"
-MAX_BYTES = 2**16
 
 
 class Progress(Struct, frozen=True):

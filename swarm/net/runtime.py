@@ -9,6 +9,8 @@ from typing import Protocol
 
 from swarm.protocols import Wakeup
 
+LOOK_UP_TIMEOUT_S = 5.0
+
 
 class Signal(Protocol):
     """A reusable event that wakes a waiting loop."""
@@ -54,9 +56,6 @@ async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None
         await signal.wait_for(timeout_s)
     finally:
         wakeup.unwatch(signal.set)
-
-
-LOOK_UP_TIMEOUT_S = 5.0
 
 
 class AsyncioSignal(asyncio.Event):

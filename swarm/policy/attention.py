@@ -48,7 +48,7 @@ class Segments:
     lengths: Sequence[int]
     """Tokens of each."""
     prefixes: Sequence[int | None]
-    """The segment that each one continues, which has no prefix itself; None for one that starts anew."""
+    """The segment that each one continues, which has no prefix itself; None for one that starts a row."""
     in_ranges: bool = False
     """Whether all attend in one call, by `Ranges`, or each in its own, by `Parts`."""
 
@@ -69,28 +69,28 @@ class Ranges:
     """[segments + 1] where each segment begins and the last one ends, int32."""
     keys: Tensor
     """[segments + 1] likewise of the keys that each one sees: those of its prefix, and its own."""
-    places: Tensor
+    indices: Tensor
     """[keys] where they are in the sequence."""
     longest: tuple[int, int]
     """At least the most queries and keys of a segment: powers of two, of which there are few."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], prefixes: Sequence[int | None], device: torch.device) -> Ranges:
-        """Those of segments, as in `Segments`."""
+        """The ranges of segments, see `Segments`."""
         own = torch.tensor(lengths)
         seen = torch.tensor([0 if prefix is None else lengths[prefix] for prefix in prefixes])
         starts = own.cumsum(0) - own
         first = starts[[index if prefix is None else prefix for index, prefix in enumerate(prefixes)]]
         pieces = torch.stack([seen, own], dim=1).flatten()  # a prefix, then what continues it
         begins = torch.stack([first, starts], dim=1).flatten()
-        places = torch.arange(int(pieces.sum())) + (begins - pieces.cumsum(0) + pieces).repeat_interleave(pieces)
+        indices = torch.arange(int(pieces.sum())) + (begins - pieces.cumsum(0) + pieces).repeat_interleave(pieces)
         longest = (power_of_two(int(own.max())), power_of_two(int((seen + own).max())))
-        return cls(sent(_bounds(own), device), sent(_bounds(seen + own), device), sent(places, device), longest)
+        return cls(sent(_bounds(own), device), sent(_bounds(seen + own), device), sent(indices, device), longest)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """As `Packing`; in half precision."""
+        """See `Packing`; in half precision."""
         queries, keys, values = (each[0].transpose(0, 1).to(value.dtype) for each in (query, key, value))
-        keys, values = keys.index_select(0, self.places), values.index_select(0, self.places)
+        keys, values = keys.index_select(0, self.indices), values.index_select(0, self.indices)
         return in_ranges(queries.contiguous(), keys, values, self.queries, self.keys, self.longest, scaling)[None]
 
 
@@ -130,7 +130,7 @@ class Parts:
     lengths: list[int]
     """Tokens of each part."""
     prefixes: list[int | None]
-    """The part that each one continues, which has no prefix itself; None for a part that starts anew."""
+    """The part that each one continues, which has no prefix itself; None for a part that starts a row."""
     masks: list[Tensor | None]
     """[tokens, tokens of prefix and part] of each part, true where a token attends; None for plain causal attention."""
 
@@ -142,11 +142,11 @@ class Parts:
         for segment, prefix in enumerate(prefixes):
             followers.setdefault(prefix, []).append(segment)
         parts: list[list[int]] = []
-        place: dict[int | None, int | None] = {None: None}
+        index: dict[int | None, int | None] = {None: None}
         first = 0
         while first < len(segments):
             family = [first, *followers.get(first, [])]
-            place[first] = len(parts)
+            index[first] = len(parts)
             parts.append(family if _attend_together(family, segments) else [first])
             first += len(parts[-1])
         lengths = [[segments[segment] for segment in part] for part in parts]
@@ -156,12 +156,12 @@ class Parts:
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         return cls(
             lengths=[sum(part) for part in lengths],
-            prefixes=[place[prefix] for prefix in before],
+            prefixes=[index[prefix] for prefix in before],
             masks=[_mask(part, start, causal) for part, start in zip(lengths, seen, strict=True)],
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """As `Packing`."""
+        """See `Packing`."""
         repeats = query.shape[1] // key.shape[1]
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from swarm.policy.attention import Segments, packed_attention
-from swarm.policy.routing import Piece
+from swarm.policy.experts import Piece
 
 
 class Insert(NamedTuple):
@@ -223,7 +223,7 @@ def _length(row: Tokens) -> int:
 
 
 def by_turn(row: Tokens) -> Iterator[tuple[slice, Sequence[int]]]:
-    """Where each turn's tokens are in the completion, and the environment's tokens after them."""
+    """Each turn's slice of the completion, and the environment's tokens after it."""
     begin = 0
     for insert in (*row.inserts, Insert(len(row.completion), ())):
         yield slice(begin, insert.after), insert.ids

@@ -20,11 +20,11 @@ from swarm.settings import Settings
 
 TINY = "tiny"
 TINY_SPARSE = "tiny-sparse"
-"""As `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
+"""Like `TINY`, but it answers in the right form so rarely that most of its groups have no signal at first."""
 TINY_TOOL = "tiny-tool"
 """It knows how to multiply with a calculator, but hardly ever takes it."""
 TINY_SEES = "tiny-sees"
-"""It sees, and answers questions about pictures in the right form as rarely as `TINY_SPARSE` does its own."""
+"""It sees, and answers questions about images in the right form as rarely as `TINY_SPARSE` does its own."""
 EMBEDDED = (TINY, TINY_SPARSE, TINY_TOOL, TINY_SEES)
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct from a package."""
@@ -47,8 +47,8 @@ MAX_EXPORTED_BYTES = 2**20
 
 BatchingName = Literal["auto", "packed", "padded"]
 FrozenDtype = Literal["compute", "float32", "int8", "nf4"]
-ROUNDED: tuple[FrozenDtype, ...] = ("int8", "nf4")
-"""Those of fewer bits than the weights are computed in."""
+QUANTIZED: tuple[FrozenDtype, ...] = ("int8", "nf4")
+"""Types of fewer bits than the forward pass has."""
 
 
 class LoraSettings(Settings):
@@ -66,14 +66,14 @@ class LoraSettings(Settings):
     """Suffixes of the names of adapted layers, such as `q_proj`; default: every linear layer except the output head."""
     frozen_dtype: FrozenDtype = "compute"
     """Type of the frozen weights: `compute` follows `policy.dtype`, which halves memory with bfloat16. `int8` and `nf4`
-    keep the matrices of linear layers, except the output head, in 8 and 4.5 bits a weight, and compute each anew in
-    every pass (QLoRA, arXiv:2305.14314). The policy is then the rounded model with its adapters, for generation too: a
+    keep the matrices of linear layers, except the output head, in 8 and 4.5 bits a weight, dequantized on the fly
+    (QLoRA, arXiv:2305.14314). The policy is then the quantized model with its adapters, for generation too: a
     learner and its workers need the same. Not with several processes (torchrun)."""
 
     @property
-    def rounded(self) -> str:
-        """The type that the frozen weights are rounded to; empty if there are none, or if they are not rounded."""
-        return self.frozen_dtype if self.rank and self.frozen_dtype in ROUNDED else ""
+    def quantized(self) -> str:
+        """The type that the frozen weights are quantized to; empty if there are none, or if they are not quantized."""
+        return self.frozen_dtype if self.rank and self.frozen_dtype in QUANTIZED else ""
 
 
 class PolicySettings(Settings):
@@ -81,7 +81,7 @@ class PolicySettings(Settings):
 
     model: str = TINY
     """A hub id, a local directory in Hugging Face format, an embedded policy (`tiny`; `tiny-sparse`, which starts with
-    hardly any reward; `tiny-tool`, which can call a calculator; `tiny-sees`, which sees pictures), or `smollm2`:
+    hardly any reward; `tiny-tool`, which can call a calculator; `tiny-sees`, which sees images), or `smollm2`:
     SmolLM2-135M-Instruct, which needs the extra `smollm` but no hub."""
     revision: str | None = None
     """Hub revision of the model."""
@@ -105,9 +105,9 @@ class PolicySettings(Settings):
     """For mixture-of-experts models: train every token with the experts that routed it at generation. Reduces the
     difference between engine and trainer (`sampling/sampling_logp_difference/mean`). Source: arXiv:2510.11370."""
     encoder: Literal["frozen", "trained"] = "frozen"
-    """What reads pictures or sounds in a model that does. `frozen`: features are computed once a question; adapters are
-    in the language part alone. `trained`: with it, and with adapters there, too; features are computed anew in every
-    pass of an update, and after it."""
+    """The encoder of a model that reads images or sounds. `frozen`: features are computed once a question, adapters are
+    in the language part only. `trained`: so is the encoder, or its adapters; features are computed again in every pass
+    of an update, and after it."""
     lora: LoraSettings = LoraSettings()
 
 
@@ -116,7 +116,7 @@ MAX_HUB_ID_CHARS = 96
 HUB_ID_IN_WORDS = f"OWNER/NAME, such as Qwen/Qwen2.5-0.5B-Instruct; without a hub there are {', '.join(MADE_HERE)}"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 UNIMPORTANT = ("transformers_version", "_name_or_path")
-"""Of a `config.json`: who wrote it, and where the model was."""
+"""Fields of a `config.json` that do not describe the model: who wrote it, and where."""
 
 
 def is_on_hub(model: str) -> bool:
@@ -140,7 +140,7 @@ def local_name(model: str) -> str:
 
 @cache
 def origin(model: str, revision: str | None) -> str:
-    """What a model is before it is trained, for checkpoints: its hub id and revision, or, for a directory wherever it
+    """Identity of a model before training, for checkpoints: its hub id and revision, or, for a directory wherever it
     is, a digest of its configuration and of its weights' names, sizes and samples of their content."""
     if model in MADE_HERE or is_on_hub(model):
         return model if revision is None else f"{model}@{revision}"
@@ -178,7 +178,7 @@ def exported_prompt(model: str) -> str | None:
 
 
 def read_exported(model: str) -> dict[str, object] | None:
-    """What `swarm export` wrote beside a model; None without it. Raises `ConfigError`."""
+    """The file that `swarm export` wrote beside a model; None without it. Raises `ConfigError`."""
     file = Path(model) / EXPORTED
     if not file.is_file():
         return None
@@ -195,7 +195,7 @@ def read_exported(model: str) -> dict[str, object] | None:
 
 
 def write_exported(directory: Path, prompt: str | None, trained: Mapping[str, object]) -> None:
-    """Write beside a model what `from_pretrained` does not keep: `trained` is the rest of it, as JSON values."""
+    """Write beside a model what `from_pretrained` does not keep: the prompt, and `trained` as JSON values."""
     known = {"format": EXPORT_FORMAT, "system_prompt": prompt or "", **trained}
     (directory / EXPORTED).write_text(json.dumps(known, indent=1) + "\n")
 

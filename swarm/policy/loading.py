@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,17 +30,14 @@ from swarm.policy.config import (
     local_name,
     origin,
 )
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.experts.casting import cast_experts
-from swarm.policy.gate import WeightGate
-from swarm.policy.media.encoder import freeze_encoder
-from swarm.policy.media.ids import joined
+from swarm.policy.experts import Routers, cast_experts
+from swarm.policy.media.features import freeze_encoder, joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.packaged.cache import Progress
 from swarm.policy.packaged.smollm import ensure_smollm2
+from swarm.policy.ranks import Ranks
 from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
-from swarm.policy.routing import Routers
-from swarm.policy.scoring.head import give_float32_logits
+from swarm.policy.scoring import give_float32_logits
 from swarm.policy.tiny import ensure_tiny
 from swarm.policy.turns import Conversations
 from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step
@@ -56,6 +54,57 @@ BFLOAT16_ON_CPU = ("avx512_bf16", "amx_bf16")
 BFLOAT16_PARAMETERS = 20_000_000
 """Least parameters for bfloat16 on such a CPU. A round in float32 took 1.8 times as long with 25 M parameters, 1.6
 times with 135 M, and 0.7 times with 0.13 M. `swarm bench engine --only dtypes` measures it."""
+
+
+class WeightGate:
+    """Lets one thread change the weights between two decode steps of another, without waiting for its completions.
+
+    Changes take precedence, because generation reacquires the lock at every step. Not reentrant.
+    """
+
+    def __init__(self) -> None:
+        """An unlocked gate."""
+        self.changes = 0
+        """Number of changes so far; results computed at another count used other weights."""
+        self._free = threading.Condition()
+        self._taken = False
+        self._changers = 0
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Hold the weights constant within the block."""
+        with self._free:
+            self._free.wait_for(lambda: not self._taken and not self._changers)
+            self._taken = True
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """Exclude readers within the block; keep it short."""
+        with self._free:
+            self._changers += 1
+            try:
+                self._free.wait_for(lambda: not self._taken)
+            finally:
+                self._changers -= 1
+            self._taken = True
+        try:
+            yield
+        finally:
+            self.changes += 1
+            self._leave()
+
+    def __deepcopy__(self, memo: object) -> WeightGate:
+        """A copied policy has its own weights and an unlocked gate."""
+        return WeightGate()
+
+    def _leave(self) -> None:
+        with self._free:
+            self._taken = False
+            self._free.notify_all()
 
 
 class Policy:
@@ -87,7 +136,7 @@ class Policy:
             )
         self.name = name
         self.origin = ""
-        """What it was before it was trained, as `swarm.policy.config.origin`."""
+        """Its identity before training, see `swarm.policy.config.origin`."""
         self.model = model.eval()  # dropout would make sampled and trained log-probabilities differ
         give_float32_logits(self.model)
         cast_experts(self.model)
@@ -108,7 +157,7 @@ class Policy:
         """Upper bound on the characters that one token decodes to, except for those that a tokenizer drops."""
         self.stop_ids = _stop_ids(model, tokenizer)
         self.media = media
-        """How pictures and sounds enter forward passes; None for a policy that reads text only."""
+        """How images and sounds enter forward passes; None for a policy that reads text only."""
         self._conversations = Conversations(tokenizer, self.stop_ids, media.reader if media else None)
         self._unshown = frozenset(tokenizer.all_special_ids)
         self._num_tokens = len(tokenizer)
@@ -163,7 +212,7 @@ class Policy:
     def encode(self, context: Context) -> list[int]:
         """Token ids of a question or of an episode in progress, whose past is not tokenized again.
 
-        Raises `PolicyError` when the chat template cannot go on with an episode.
+        Raises `PolicyError` when the chat template cannot continue an episode.
         """
         if not isinstance(context, Past):
             return self.encode_prompt(context)
@@ -188,7 +237,7 @@ class Policy:
         """Token ids of a question, with the tokenizer's chat template if it has one.
 
         The system prompt precedes it, unless a conversation begins with its own. A policy that reads text only gets
-        pictures and sounds by name.
+        images and sounds by name.
         """
         messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
         if self.system_prompt and messages[0].role != "system":
@@ -201,24 +250,24 @@ class Policy:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What it can read beside text."""
+        """Modalities that it reads beside text."""
         return self.media.reader.modalities if self.media is not None else frozenset()
 
     @property
-    def places(self) -> Positions | None:
-        """Positions of a sequence's tokens; None where they count them."""
+    def mrope_positions(self) -> Positions | None:
+        """Positions [3, L] of a sequence's tokens (M-RoPE); None where they are counted."""
         return self.media.positions if self.media is not None and self.media.has_grid else None
 
     def inputs(self, ids: Tensor) -> dict[str, object]:
-        """What the model is called with for ids [B, L]."""
+        """The model's inputs for ids [B, L]."""
         return {"input_ids": ids} if self.media is None else self.media.given(self.model, ids, self.gate.changes)
 
     def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
         """Token ids of other policies' completions under this tokenizer.
 
         A call of the tokenizer takes longer than reading a short text, hence several at once. Text that spells a
-        special token stays text: a foreign completion must not end a turn early. One that ended itself ends as this
-        policy's turns do by its chat template, which may be another token than ends a text.
+        special token stays text: another peer's completion must not end a turn early. One that ended itself ends as
+        this policy's turns do by its chat template, which may be another token than ends a text.
         """
         if not completions:
             return []
@@ -304,7 +353,7 @@ def load_policy(
         )
     device = find_device(settings.device)
     ranks = ranks or Ranks()
-    if lora and ranks.size > 1 and settings.lora.rounded:
+    if lora and ranks.size > 1 and settings.lora.quantized:
         raise PolicyError(
             "policy.lora.frozen_dtype must be compute or float32 with several processes, got "
             f"{settings.lora.frozen_dtype}"
@@ -359,8 +408,8 @@ def _media(
         return None
     revision = None if settings.model in MADE_HERE else settings.revision
     compute = model.dtype if dtype is torch.float32 else dtype
-    from swarm.policy.media.modalities import has_processor
-    from swarm.policy.media.opening import check_reading, read_media
+    from swarm.policy.media.inputs import check_reading, read_media
+    from swarm.policy.media.processor import has_processor
 
     source = find_source(settings.model)
     if not has_processor(source, revision):
@@ -371,7 +420,7 @@ def _media(
 
 
 def find_source(model: str, progress: Progress | None = None) -> str:
-    """What transformers loads: the directory of a policy that is made here, made now if missing; else `model` itself.
+    """What transformers loads: a directory for a policy that is made here, made now if missing; else `model`.
 
     Raises `PolicyError`.
     """

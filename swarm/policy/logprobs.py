@@ -15,10 +15,10 @@ from swarm.errors import PolicyError
 from swarm.policy.attention import sent
 from swarm.policy.batching import Batching, Insert, Layout, Packed, Padded, Tokens
 from swarm.policy.config import BatchingName
+from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.policy.probing import TOLERANCE, small_copy
-from swarm.policy.routing import Routing
-from swarm.policy.scoring.head import HALF, OutputHead
+from swarm.policy.scoring import HALF, OutputHead
 from swarm.types import Sampling
 
 
@@ -51,14 +51,14 @@ HALF_TOLERANCE = 0.05
 """`TOLERANCE` in half precision."""
 
 Given = Callable[[Tensor], Mapping[str, object]]
-"""What a model is given of ids [B, L]."""
+"""A model's inputs for ids [B, L]."""
 
 
 class Scorer:
     """Log-probabilities at the sampling temperature; the softmax is at least float32."""
 
     def __init__(self, policy: Policy, temperature: float, batching: Batching, filters: Sampling | None = None) -> None:
-        """Of the whole distribution, or of what `filters` leave of it.
+        """Scores under the whole distribution, or under what `filters` leave of it.
 
         Raises `PolicyError` for a model without a known output head.
         """
@@ -85,7 +85,7 @@ class Scorer:
     def _read(
         self, rows: Sequence[Routed], read: Callable[..., tuple[Tensor, ...]]
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """What the output head reads at the completions' tokens, each [R, T], and the mask [R, T]."""
+        """The output head's inputs at the completions' tokens, each [R, T], and the mask [R, T]."""
         layout = self._batching.lay_out(rows)
         device = self._policy.device
         if self._policy.routers is not None:
@@ -102,8 +102,8 @@ class Scorer:
             )
         width = int(layout.lengths.max())
         mask = torch.arange(width) < layout.lengths[:, None]  # [R, T]
-        places = sent(mask.flatten().nonzero()[:, 0], device)
-        found = (values.new_zeros(mask.numel()).index_copy(0, places, values).view(mask.shape) for values in flat)
+        indices = sent(mask.flatten().nonzero()[:, 0], device)
+        found = (values.new_zeros(mask.numel()).index_copy(0, indices, values).view(mask.shape) for values in flat)
         return tuple(found), sent(mask, device)
 
 
@@ -130,15 +130,15 @@ def choose_batching(policy: Policy, name: BatchingName) -> Batching:
     if name == "padded" or (
         name == "auto" and (policy.ranks.size > 1 or not (policy.device.type == "cpu" or in_ranges))
     ):
-        return Padded(policy.places)
+        return Padded(policy.mrope_positions)
     if can_pack(small) if small is not None else policy.ranks.forward(lambda: can_pack(policy.model)):
         if not in_ranges:
-            return Packed(policy.places)
+            return Packed(policy.mrope_positions)
         if small is not None and runs_in_ranges(small.to(policy.device, policy.compute_dtype)):
-            return Packed(policy.places, in_ranges=True)
+            return Packed(policy.mrope_positions, in_ranges=True)
     if name == "packed":
         raise PolicyError(f"{policy.name} cannot be trained on packed rows; set update.batching to padded")
-    return Padded(policy.places)
+    return Padded(policy.mrope_positions)
 
 
 def runs_in_ranges(model: PreTrainedModel) -> bool:
@@ -186,10 +186,10 @@ class _Pair(NamedTuple):
 def logprobs_by_row(
     rows: Sequence[R], parts: Iterable[list[R]], score: Callable[[list[R]], Scores]
 ) -> list[tuple[int, list[float]]]:
-    """(place among `rows`, its completion's log-probabilities) of each row in `parts`, which are scored one by one."""
-    places = {id(row): place for place, row in enumerate(rows)}
+    """(index in `rows`, its completion's log-probabilities) of each row in `parts`, which are scored one by one."""
+    indices = {id(row): index for index, row in enumerate(rows)}
     return [
-        (places[id(row)], values[: len(row.completion)])
+        (indices[id(row)], values[: len(row.completion)])
         for part in parts
         for row, values in zip(part, score(part).logprobs[: len(part)].tolist(), strict=True)
     ]
@@ -226,8 +226,8 @@ class Continuation:
 
     @torch.no_grad()
     def next(self, num_tokens: int) -> Tensor:
-        """Those of the next `num_tokens` tokens under the policy's present weights, and log sum p^a of their
-        distributions for each power, [1 + powers, num_tokens]."""
+        """Log-probabilities of the next `num_tokens` tokens under the policy's present weights, and log sum p^a of
+        their distributions for each power, [1 + powers, num_tokens]."""
         end = self.num_scored + num_tokens
         if self.num_scored:
             unread = self._completion[self.num_scored - 1 : end - 1]
@@ -236,8 +236,8 @@ class Continuation:
         targets = torch.tensor(self._completion[self.num_scored : end], device=self._policy.device)
         inputs = torch.tensor([unread], device=self._policy.device)
         given: dict[str, object] = {}
-        if (places := self._policy.places) is not None:
-            positions = places([*self._prompt, *self._completion[: end - 1]])
+        if (mrope := self._policy.mrope_positions) is not None:
+            positions = mrope([*self._prompt, *self._completion[: end - 1]])
             given["position_ids"] = positions[:, None, -len(unread) :].to(inputs.device)
         with self._policy.compute():
             given |= self._policy.inputs(inputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from math import gcd
 
 import torch
@@ -21,7 +20,7 @@ WINDOW = 8
 """Tokens of a small copy's windows."""
 VOCABULARY = 512
 WIDTH = 64
-"""Of a small copy's feed-forward layers."""
+"""Width of a small copy's feed-forward layers."""
 EXPERTS = 16
 MAX_LAYERS = 6
 MAX_PARAMETERS = 50_000_000
@@ -56,7 +55,7 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
             setattr(config, name, _small(part))
     _keep_layers(config)
     _narrow(config)
-    for name, size in list(_integers(config)):
+    for name, size in [(name, value) for name, value in vars(config).items() if type(value) is int]:
         if name.startswith("vocab_size"):
             setattr(config, name, min(size, VOCABULARY))
         elif name in SIZES:
@@ -75,12 +74,8 @@ def _is_window(name: str) -> bool:
     return name == "attention_chunk_size" or ("window" in name and "layer" not in name and "pattern" not in name)
 
 
-def _integers(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
-    return ((name, value) for name, value in vars(config).items() if type(value) is int)
-
-
 def _keep_layers(config: PretrainedConfig) -> None:
-    """Keep the first layer of each kind, as far as lists with one entry per layer tell; at least two layers."""
+    """Keep the first layer of each kind, as far as lists with one entry per layer show; at least two layers."""
     number = getattr(config, "num_hidden_layers", None)
     if not isinstance(number, int):
         return

@@ -55,7 +55,7 @@ content."""
 
 @contextmanager
 def foreign_files(source: str, part: str = "") -> Iterator[None]:
-    """Whatever reading a stranger's model, or this part of it, raises is a `PolicyError` of one line."""
+    """Whatever reading an untrusted model, or this part of it, raises is a `PolicyError` of one line."""
     try:
         yield
     except SwarmError:
@@ -119,12 +119,12 @@ def read_model(
 
 
 def has_encoder(config: PreTrainedConfig) -> bool:
-    """Whether a model reads pictures or sounds beside text."""
+    """Whether a model reads images or sounds beside text."""
     return type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
 def model_class(config: PreTrainedConfig) -> Any:
-    """What loads a model with this configuration."""
+    """The auto class that loads a model with this configuration."""
     if has_encoder(config):
         return AutoModelForMultimodalLM
     return AutoModelForCausalLM
@@ -257,19 +257,19 @@ def _unreachable(endpoint: str) -> str | None:
 def _check_source(source: str, revision: str | None = None) -> None:
     """Raises `PolicyError` for a path that is no directory of a whole model, and for a model that cannot be had."""
     check_hub(source, revision)
-    place = Path(source)
-    if place.is_file():
+    directory = Path(source)
+    if directory.is_file():
         raise PolicyError(f"policy.model must be a directory or a hub id, got the file {source}: name its directory")
-    if not place.is_dir():
+    if not directory.is_dir():
         return
-    if not (place / CONFIG_NAME).is_file():
-        if (place / ADAPTER_FILE).is_file():
+    if not (directory / CONFIG_NAME).is_file():
+        if (directory / ADAPTER_FILE).is_file():
             raise PolicyError(
                 f"{source} holds adapters alone: merge them into their base model and name that directory, or name the "
                 "base model"
             )
         raise PolicyError(f"{source} has no config.json: it is not a model in Hugging Face format")
-    for file in sorted(place.iterdir()):
+    for file in sorted(directory.iterdir()):
         if not file.is_file() or file.suffix not in (*WEIGHT_SUFFIXES, ".json", ".model", ".jinja", ".txt"):
             continue
         with file.open("rb") as opened:

@@ -1,18 +1,19 @@
-"""Packs weights into bytes for sending, in a chosen precision."""
+"""Snapshots: weights in a file, in a chosen precision."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import Module
 
 from swarm.errors import SnapshotError, SwarmError
+from swarm.files import RandomAccessFile
 from swarm.foreign import clean
 
 Precision = Literal["native", "bfloat16", "int8"]
@@ -23,79 +24,153 @@ INT8_MAX = 127
 HEADER_BYTES = 2**20
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 2**25
-"""Of a snapshot that is read: 200 bytes each for more tensors than any model has."""
+"""Longest header that is read: 200 bytes each for more tensors than any model has."""
 MAX_DIMENSIONS = 8
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Of the types that a snapshot may have: those of weights in whole precision, and of buffers."""
+DTYPES = {
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types that a snapshot may have, those of weights in whole precision and of buffers, in the order of the file."""
 
 
-def pack(weights: Mapping[str, Tensor], precision: Precision = "native") -> bytes:
-    """Safetensors bytes of the weights, deterministic; floats in `precision`. The weights may be on any device."""
-    packed: dict[str, Tensor] = {}
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu()
-        if not tensor.is_floating_point() or precision == "native":
-            packed[name] = tensor.contiguous()
-        elif precision == "int8" and tensor.ndim >= 2:
-            packed[name], packed[name + SCALE] = (part.contiguous() for part in quantise(tensor))
-        else:
-            packed[name] = tensor.to(torch.bfloat16).contiguous()
-    content: bytes = save({name: tensor.clone() for name, tensor in packed.items()})  # tied weights are written out
-    return content
+def pack(
+    path: Path, weights: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], precision: Precision = "native"
+) -> None:
+    """Write the weights to a file in safetensors format, one tensor at a time; deterministic, floats in `precision`.
 
-
-def unpack(
-    snapshot: bytes, check: Callable[[Mapping[str, torch.Size]], None] = lambda shapes: None
-) -> dict[str, Tensor]:
-    """The weights in a snapshot, on the CPU; what a hostile one raises is a refusal, too.
-
-    `check` gets the shapes of all weights by name, from the header, and raises for those that are not wanted: nothing
-    has been allocated then. Raises `SnapshotError`.
+    `tensors`: the tensors of all names, on any device; of `weights` only shapes and types are used. Raises `OSError`;
+    nothing stays then.
     """
+    stated, header = _header(weights, precision)
+    file = RandomAccessFile(path, fresh=True)
     try:
-        stated = _stated(snapshot)
-        check({name: torch.Size(tensor.shape) for name, tensor in stated.items() if not name.endswith(SCALE)})
-        stored = load(snapshot)
-        if {name: tuple(tensor.shape) for name, tensor in stored.items()} != {n: t.shape for n, t in stated.items()}:
-            raise SnapshotError("the snapshot cannot be read: its header can be understood in two ways")
-        names = [name for name in stored if not name.endswith(SCALE)]
-        return {
-            name: stored[name].float() * stored[name + SCALE] if name + SCALE in stored else stored[name]
-            for name in names
-        }
-    except SwarmError:
+        file.write(0, header)
+        for name, tensor in tensors:
+            for part, packed in _packed(name, tensor.detach().cpu(), precision):
+                content = packed.contiguous().reshape(-1).view(torch.uint8).numpy()
+                file.write(len(header) + stated[part].data_offsets[0], content.data)
+    except BaseException:
+        path.unlink(missing_ok=True)
         raise
-    except Exception as error:  # of two parsers and of torch, on foreign bytes
-        raise SnapshotError(f"the snapshot cannot be read: {clean(str(error))}") from error
+
+
+def _packed(name: str, tensor: Tensor, precision: Precision) -> Iterator[tuple[str, Tensor]]:
+    """A tensor as it is stored: names and tensors."""
+    if not tensor.is_floating_point() or precision == "native":
+        yield name, tensor
+    elif precision == "int8" and tensor.ndim >= 2:
+        matrix, scale = quantize_int8(tensor)
+        yield from ((name, matrix), (name + SCALE, scale))
+    else:
+        yield name, tensor.to(torch.bfloat16)
+
+
+def _header(weights: Mapping[str, Tensor], precision: Precision) -> tuple[dict[str, _Stated], bytes]:
+    """The stored tensors by name, and the start of the file that says so; as `safetensors` writes it."""
+    packed = [
+        each
+        for name, tensor in weights.items()
+        for each in _packed(name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), precision)
+    ]
+    order = list(DTYPES)
+    types = {dtype: name for name, dtype in DTYPES.items()}
+    stated: dict[str, _Stated] = {}
+    end = 0
+    for name, tensor in sorted(packed, key=lambda each: (order.index(types[each[1].dtype]), each[0])):
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        stated[name] = _Stated(types[tensor.dtype], tuple(tensor.shape), (begin, end))
+    content = msgspec.json.encode(stated)
+    content += b" " * (-len(content) % LENGTH_BYTES)
+    return stated, len(content).to_bytes(LENGTH_BYTES, "little") + content
+
+
+class SnapshotWeights(Mapping[str, Tensor]):
+    """The weights in a snapshot, on the CPU. Each is read from the file whenever it is used."""
+
+    def __init__(self, file: RandomAccessFile) -> None:
+        """Read the header only. Raises `SnapshotError` for one that `pack` does not write, however hostile."""
+        try:
+            self._stated, self._begin = _read_header(file)
+        except SwarmError:
+            raise
+        except Exception as error:  # of the parser, on untrusted bytes
+            raise SnapshotError(f"the snapshot cannot be read: {clean(str(error))}") from error
+        self._file = file
+        self.shapes = {
+            name: torch.Size(tensor.shape) for name, tensor in self._stated.items() if not name.endswith(SCALE)
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read a tensor. Raises `SnapshotError`."""
+        if name not in self.shapes:
+            raise KeyError(name)
+        tensor = self._read(name)
+        return tensor.float() * self._read(name + SCALE) if name + SCALE in self._stated else tensor
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        """Number of tensors."""
+        return len(self.shapes)
+
+    def _read(self, name: str) -> Tensor:
+        stated = self._stated[name]
+        begin, end = stated.data_offsets
+        content = torch.empty(end - begin, dtype=torch.uint8)
+        if self._file.read_into(self._begin + begin, content.numpy().data) < end - begin:
+            raise SnapshotError(f"the snapshot cannot be read: its file ends in {clean(name)}")
+        return content.view(DTYPES[stated.dtype]).reshape(stated.shape)
 
 
 class _Stated(msgspec.Struct, frozen=True):
-    """What a header says of a tensor."""
+    """A tensor by the header."""
 
     dtype: str
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**40)], ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
     data_offsets: tuple[int, int]
 
 
-def _stated(snapshot: bytes) -> dict[str, _Stated]:
-    """The tensors by the header. Raises `SnapshotError` for types, sizes and scales that `pack` does not write."""
-    length = int.from_bytes(snapshot[:LENGTH_BYTES], "little")
-    if length > min(MAX_HEADER_BYTES, len(snapshot) - LENGTH_BYTES):
+def _read_header(file: RandomAccessFile) -> tuple[dict[str, _Stated], int]:
+    """The tensors by name, and where their data begin. Raises `SnapshotError` for types, sizes and scales that `pack`
+    does not write."""
+    num_bytes = file.size - LENGTH_BYTES
+    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
+    if length > min(MAX_HEADER_BYTES, num_bytes):
         raise SnapshotError(
-            f"the snapshot cannot be read: it has {len(snapshot)} bytes, and says that {length} of them are its header"
+            f"the snapshot cannot be read: it has {file.size} bytes, and says that {length} of them are its header"
         )
-    header = snapshot[LENGTH_BYTES : LENGTH_BYTES + length]
-    raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    raw = msgspec.json.decode(file.read(LENGTH_BYTES, length), type=dict[str, msgspec.Raw])
     raw.pop("__metadata__", None)
     stated = {name: msgspec.json.decode(entry, type=_Stated) for name, entry in raw.items()}
-    for name, tensor in stated.items():
+    end = 0
+    for name, tensor in sorted(stated.items(), key=lambda each: each[1].data_offsets):
         _check_stated(name, tensor, stated)
-    return stated
+        if tensor.data_offsets[0] != end:
+            raise SnapshotError(f"the snapshot's {clean(name)} must begin at byte {end}, where another tensor ends")
+        end = tensor.data_offsets[1]
+    if end != num_bytes - length:
+        raise SnapshotError(f"the snapshot must have {end} bytes after its header, got {num_bytes - length}")
+    return stated, LENGTH_BYTES + length
 
 
 def _check_stated(name: str, tensor: _Stated, stated: Mapping[str, _Stated]) -> None:
     begin, end = tensor.data_offsets
-    if tensor.dtype not in ITEM_BYTES or end - begin != math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]:
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None or end - begin != math.prod(tensor.shape) * dtype.itemsize:
         raise SnapshotError(
             f"the snapshot's {clean(name)} cannot be {clean(tensor.dtype)} of the shape {list(tensor.shape)} in "
             f"{end - begin} bytes"
@@ -111,7 +186,7 @@ def _check_stated(name: str, tensor: _Stated, stated: Mapping[str, _Stated]) -> 
 
 
 def _scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[R, 1, ...] for a matrix [R, ...], as in `quantise`."""
+    """[R, 1, ...] for a matrix [R, ...], as in `quantize_int8`."""
     return (*shape[:1], *(1 for _ in shape[1:]))
 
 
@@ -121,7 +196,7 @@ def most_bytes(model: Module) -> int:
     return HEADER_BYTES + 4 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [R, ...] and float32 scale [R, 1, ...]: tensor = int8 x scale to within scale / 2."""
     values = tensor.detach().float()
     scale = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True) / INT8_MAX

@@ -141,7 +141,7 @@ STARTS: dict[str, WarmStart | ToolStart] = {
     TINY_SPARSE: WarmStart(untagged=0.97),
     TINY_TOOL: ToolStart(),
 }
-"""By the name of the policy."""
+"""Recipes by the policy's name."""
 
 
 def build_tokenizer(animals: Sequence[str] = ANIMALS) -> Tokenizer:
@@ -163,7 +163,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """As transformers takes it."""
+    """The tokenizer for transformers."""
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 

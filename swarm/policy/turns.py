@@ -3,21 +3,32 @@
 A chat template renders whole conversations, and tokenizing what it renders may split an earlier turn into other tokens
 than were sampled. So of an episode only what follows a turn is taken from the template, once; a turn's own tokens stay
 as they are.
+
+A template is a program of whoever made the model. One process with little memory and time renders those of all policies
+of a node: `template_process.py`. It starts with the first template, and again after one that ended it.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
 from swarm.foreign import clean
-from swarm.policy.media.ids import Kind, joined
-from swarm.policy.templates.renderer import RENDERER
+from swarm.policy import template_process
+from swarm.policy.media.features import Kind, joined
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
 
@@ -50,7 +61,7 @@ class Conversations:
         self._reader = reader
 
     def prompt(self, messages: tuple[Message, ...]) -> list[int]:
-        """Token ids of a question. System text that the template has no place for begins the user's first text."""
+        """Token ids of a question. System text that the template cannot take begins the user's first text."""
         if self._tokenizer.chat_template:
             messages = messages if self._has_system_role else without_system(messages)
             return self._with_media(self._rendered(messages), messages, is_whole=True)
@@ -63,7 +74,7 @@ class Conversations:
     def observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
         """Token ids of an observation between a turn with the ids `after` and the next one.
 
-        Text that spells a special token stays text: an environment may repeat what a stranger said. Raises
+        Text that spells a special token stays text: an environment may repeat text of untrusted peers. Raises
         `PolicyError` for a template without such conversations.
         """
         before, behind = self._around
@@ -89,7 +100,7 @@ class Conversations:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _with_media(self, text: str, messages: Sequence[Message], is_whole: bool) -> list[int]:
-        """Tokens of a text, with those of the messages' media at their places; `is_whole`: with special tokens."""
+        """Tokens of a text, with those of the messages' media in their slots; `is_whole`: with special tokens."""
         ids = list(self._tokenizer.encode(text, add_special_tokens=not is_whole))
         if self._reader is None:
             return ids
@@ -109,7 +120,7 @@ class Conversations:
         return self._by_template([{"role": each.role, "content": self._content(each)} for each in messages])
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
-        """What a message says, as the template takes it."""
+        """The content of a message in the template's format."""
         if self._takes_parts:
             return self._as_parts(message.parts)
         text = message.text if self._reader is None else self._inline(message.parts)
@@ -131,7 +142,7 @@ class Conversations:
     def _template(self) -> str:
         """The tokenizer's template, in which it is always the same day.
 
-        transformers gives templates a clock and lets nobody replace it, but a template's own macro comes first.
+        transformers gives templates a clock that cannot be replaced, but a template's own macro comes first.
         """
         try:
             template: str = self._tokenizer.get_chat_template()
@@ -215,9 +226,13 @@ class Conversations:
         return self._plain(before), self._plain(behind)
 
     def _read_template(self) -> tuple[str, str]:
-        asked, answered, told = Message("user", QUESTION), Message("assistant", ANSWER), Message("user", OBSERVATION)
+        turns = [
+            Message("user", QUESTION),
+            Message("assistant", ANSWER),
+            Message("user", OBSERVATION),
+        ]
         try:
-            text = self._rendered([asked, answered, told])
+            text = self._rendered(turns)
         except PolicyError as error:
             raise PolicyError(f"the chat template refuses an episode of two turns: {error}") from error
         before, mark, behind = text.partition(ANSWER)[2].partition(OBSERVATION)
@@ -226,7 +241,7 @@ class Conversations:
         return before, behind
 
     def _around_media(self, kind: Kind) -> tuple[str, str]:
-        """What the template puts before and behind a medium within a message."""
+        """The template's text before and after a medium within a message."""
         assert self._reader is not None
         if not (self._tokenizer.chat_template and self._takes_parts):
             return WITHOUT_TEMPLATE, WITHOUT_TEMPLATE
@@ -245,3 +260,85 @@ def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     if isinstance(first.content, str):
         return (Message(first.role, f"{system.text}\n\n{first.content}"), *rest)
     return (Message(first.role, (Text(f"{system.text}\n\n"), *first.content)), *rest)
+
+
+SCRIPT = Path(template_process.__file__)
+KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "PYTHONHOME")
+"""Variables without which some installations of Python do not start."""
+PATIENCE_S = 120.0
+"""Wall-clock limit, for a machine that is busy with other things."""
+
+
+class TemplateRenderer:
+    """Any thread may call it. A child of this process by fork starts a process of its own."""
+
+    def __init__(self) -> None:
+        """Nothing runs yet."""
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        """A template rendered with these values. Raises `PolicyError` for whatever it raises, and at the limits."""
+        request = json.dumps({"template": template, "values": dict(values)}).encode()
+        with self._lock:
+            answer = self._ask(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
+        if answer is None:
+            raise PolicyError(
+                f"the model's chat template takes over {template_process.LIMIT_S:.0f} s of processor time, or over "
+                f"{template_process.MAX_MEMORY_BYTES} bytes of memory: choose another model, or repair its template"
+            )
+        found: dict[str, str] = json.loads(answer)
+        if "text" not in found:
+            raise PolicyError(f"the model's chat template cannot be used: {clean(found['error'])}")
+        return found["text"]
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def _ask(self, request: bytes) -> bytes | None:
+        """None if the process ends before it answers."""
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self.close()
+            self._process, self._owner = _start(), os.getpid()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        patience = threading.Timer(PATIENCE_S, self._process.kill)
+        patience.daemon = True
+        patience.start()
+        try:
+            with suppress(OSError):
+                self._process.stdin.write(request)
+                self._process.stdin.flush()
+            length = int.from_bytes(self._process.stdout.read(template_process.LENGTH_BYTES), "big")
+            answer = self._process.stdout.read(length)
+        finally:
+            patience.cancel()
+        if answer and len(answer) == length:
+            return answer
+        self.close()
+        return None
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Raises `PolicyError` when the system has no room for it."""
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"},
+            start_new_session=True,  # the terminal's Ctrl-C goes to the node
+        )
+    except OSError as error:
+        raise PolicyError(f"the process for chat templates cannot be started: {error}") from error
+
+
+RENDERER = TemplateRenderer()
+"""The renderer of this process."""
+atexit.register(RENDERER.close)

@@ -1,17 +1,18 @@
-"""Replaces the weights of a policy in use; checks all of them before it changes any."""
+"""The weights of a policy in use: replaced after all of them were checked, between two decode steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from swarm.errors import WeightsRefused
+from swarm.files import RandomAccessFile
 from swarm.foreign import clean
 from swarm.policy.loading import Policy
-from swarm.policy.snapshot import unpack
+from swarm.policy.snapshot import Precision, SnapshotWeights, pack
 
 NAMED = 3
 """Most wrong names that a message lists."""
@@ -36,12 +37,29 @@ def whole_weights(policy: Policy) -> dict[str, Tensor]:
     return {name: policy.ranks.whole(value.detach()) for name, value in policy.weights.items()}
 
 
-def read_snapshot(policy: Policy, snapshot: bytes) -> dict[str, Tensor]:
-    """The weights in a snapshot for `swap_weights`, on the CPU; names and shapes are compared before any is allocated.
+def pack_weights(policy: Policy, path: Path, precision: Precision) -> None:
+    """Write a snapshot of the policy. Every rank must call it, and gathers one tensor at a time; the leader writes.
+
+    Raises `OSError` on the leader; nothing stays then.
+    """
+    weights = policy.weights
+    tensors = ((name, policy.ranks.whole(weights[name].detach())) for name in sorted(weights))
+    try:
+        if policy.ranks.rank == 0:
+            pack(path, weights, tensors, precision)
+    finally:  # the other ranks wait for this one
+        for _ in tensors:
+            pass
+
+
+def read_snapshot(policy: Policy, snapshot: RandomAccessFile) -> SnapshotWeights:
+    """The weights in a snapshot for `swap_weights`; names and shapes are compared, and no tensor is read yet.
 
     Raises `SnapshotError` for a snapshot that cannot be read, `WeightsRefused` for one that does not fit the policy.
     """
-    return unpack(snapshot, partial(check_shapes, policy))
+    weights = SnapshotWeights(snapshot)
+    check_shapes(policy, weights.shapes)
+    return weights
 
 
 def check_shapes(policy: Policy, shapes: Mapping[str, torch.Size]) -> None:
@@ -59,7 +77,8 @@ def check_shapes(policy: Policy, shapes: Mapping[str, torch.Size]) -> None:
 
 def check_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
     """Raises `WeightsRefused` for weights that do not fit the policy."""
-    check_shapes(policy, {name: tensor.shape for name, tensor in weights.items()})
+    shapes = weights.shapes if isinstance(weights, SnapshotWeights) else {n: each.shape for n, each in weights.items()}
+    check_shapes(policy, shapes)
     for name in policy.weights:
         new = weights[name]
         if not (new.is_floating_point() and bool(new.isfinite().all())):

@@ -31,7 +31,7 @@ from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import check_hub, read_config
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
-from swarm.training.layers import is_checkpointed, pays
+from swarm.training.forward import is_checkpointed, pays
 
 Verdict = Literal["fits", "smaller", "too large"]
 """`smaller`: with shorter passes than configured, which a node finds by running out of memory."""
@@ -304,7 +304,7 @@ def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
         yield "update.optimizer", "adamw_8bit"
     if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK
-    if node.trains and not policy.lora.rounded and node.num_processes == 1:
+    if node.trains and not policy.lora.quantized and node.num_processes == 1:
         yield ROUNDED_BASE
     if node.trains and node.engine == "vllm":
         yield "generation.engine", "transformers"

@@ -38,15 +38,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarm.engines.transformers.generating import is_cast
 from swarm.errors import PolicyError
-from swarm.policy.adapters import insert
+from swarm.policy.adapters import FrozenLinear, frozen_layers, insert
 from swarm.policy.attention import Ranges, packed_attention
 from swarm.policy.config import LoraSettings
-from swarm.policy.experts.casting import cast_experts
-from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
-from swarm.policy.media.encoder import freeze_encoder
+from swarm.policy.experts import cast_experts
+from swarm.policy.media.features import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
-from swarm.policy.scoring.head import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
-from swarm.training.layers import TrainingLayers
+from swarm.policy.scoring import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
+from swarm.training.forward import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
 """Causal attention without a mask, as real passes have it; transformers would make one for tensors without content."""

@@ -10,12 +10,10 @@ from msgspec import Struct
 from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
 from swarm.engines.transformers.engine import logit_copies
-from swarm.policy.media.encoder import MAX_FEATURE_BYTES
+from swarm.policy.media.features import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
-from swarm.training.layers import is_checkpointed
-from swarm.training.memory.optimizers import MOMENT_BYTES
-from swarm.training.memory.pass_memory import GRADIENT_BYTES
-from swarm.training.passes import MICRO_BATCH_TOKENS
+from swarm.training.forward import GRADIENT_BYTES, MICRO_BATCH_TOKENS, is_checkpointed
+from swarm.training.optimizers import MOMENT_BYTES
 
 RoleName = Literal["peer", "learner", "worker"]
 When = Literal["always", "update", "generation"]

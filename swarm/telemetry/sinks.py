@@ -88,7 +88,7 @@ class Sink(Protocol):
 
 
 class MetricsWriter:
-    """Passes every event to all sinks; thread-safe."""
+    """ForwardRunner every event to all sinks; thread-safe."""
 
     def __init__(self, out_dir: Path, settings: TelemetrySettings) -> None:
         """Raises `ConfigError` for a configured sink that is unavailable."""

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.errors import OutOfMemory
+from swarm.files import RandomAccessFile
 from swarm.groups.sampled import POWERS, SamplingTest
 from swarm.policy.batching import Padded, by_turn
 from swarm.policy.loading import Policy
@@ -21,7 +22,7 @@ from swarm.policy.logprobs import Continuation, Scorer
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
 from swarm.policy.weights import read_snapshot, swap_weights
 from swarm.reasons import Reason
-from swarm.training.passes import MICRO_BATCH_TOKENS
+from swarm.training.forward import MICRO_BATCH_TOKENS
 from swarm.training.rows import Row, sampled_row
 from swarm.types import GradedGroup, RolloutGroup, Sampling, VersionSpan
 
@@ -73,13 +74,13 @@ class SnapshotAuditor:
         self._tolerance = tolerance
         self._num_kept = num_kept
         self._random = random.Random(seed)
-        self._snapshots: OrderedDict[int, bytes] = OrderedDict()
+        self._snapshots: OrderedDict[int, RandomAccessFile] = OrderedDict()
         self._tries = tries
         self._truthful: dict[str, bool] = {}
         """The last result for each checked worker."""
         self._sampled = SamplingTest(sampling.max_new_tokens)
 
-    def keep(self, version: int, snapshot: bytes) -> None:
+    def keep(self, version: int, snapshot: RandomAccessFile) -> None:
         """Remember a published snapshot. See `Auditor`."""
         self._snapshots[version] = snapshot
         while len(self._snapshots) > self._num_kept:
@@ -132,7 +133,8 @@ class SnapshotAuditor:
                         read = [recomputed[i][:, part]]
                         if (kept := turn.kept(policy, part, self._sampling)) is not None:
                             read.append(kept)
-                        distances = [_distance(each[0], completion.logprobs[part]) for each in read]
+                        claims = completion.logprobs[part]
+                        distances = [float(np.abs(each[0][: len(claims)] - claims).sum()) for each in read]
                         off[i] += min(distances)
                         readings[i][:, part] = read[int(np.argmin(distances))]
         return max(total / len(row.completion) for total, row in zip(off, rows, strict=True)), readings
@@ -144,13 +146,13 @@ class SnapshotAuditor:
         return self._budget.attempt(lambda max_tokens: self._within(policy, rows, max_tokens), rows)
 
     def _within(self, policy: Policy, rows: Sequence[Row], max_tokens: int) -> list[Reading]:
-        batching = Padded(policy.places)
+        batching = Padded(policy.mrope_positions)
         scorer = Scorer(policy, self._sampling.temperature, batching, self._sampling)
         found: dict[int, Reading] = {}
         for part in batching.cut(rows, max_tokens):
             values, _ = scorer.spreads(part, POWERS)
             read = torch.stack(values, dim=1).double().cpu().numpy()  # [R, 1 + powers, T]
-            found |= {id(row): read[place, :, : len(row.completion)] for place, row in enumerate(part)}
+            found |= {id(row): read[index, :, : len(row.completion)] for index, row in enumerate(part)}
         return [found[id(row)] for row in rows]
 
     def _at(self, version: int) -> Policy:
@@ -172,7 +174,7 @@ class _Turn:
     begin: int
     """Tokens of the completion in earlier turns."""
     parts: dict[int, list[slice]]
-    """By policy version, where the completion's tokens are that it sampled in this turn."""
+    """Slices of the completion's tokens in this turn, by the policy version that sampled them."""
     continuation: Continuation | None = None
 
     def kept(self, policy: Policy, part: slice, sampling: Sampling) -> Reading | None:
@@ -196,7 +198,7 @@ def _turns(row: Row, spans: Sequence[VersionSpan]) -> Iterator[_Turn]:
 
 
 def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list[slice]]:
-    """Where the tokens from `begin` to `end` are that each version sampled."""
+    """Slices of the tokens from `begin` to `end`, by the version that sampled them."""
     parts: dict[int, list[slice]] = {}
     start = 0
     for span in spans:
@@ -205,11 +207,6 @@ def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list
             parts.setdefault(span.version, []).append(slice(max(start, begin), min(stop, end)))
         start = stop
     return parts
-
-
-def _distance(own: Reading, claimed: Sequence[float]) -> float:
-    """Sum of the differences; of too few claims, of those."""
-    return float(np.abs(own[: len(claimed)] - claimed).sum())
 
 
 def _spans(group: RolloutGroup) -> list[tuple[VersionSpan, ...]]:

@@ -68,18 +68,18 @@ class TrainingState(Struct):
     mix: MixState | None = None
     """A peer's mixing policy and the rounds it knows."""
     watch: WatchState | None = None
-    """What a peer's watch has seen, and the rest that it keeps."""
+    """State of a peer's watch."""
     well: list[int] = []
     """Rounds of the healthy checkpoints, as `CheckpointStore` knows them: filled in by `save`."""
     origin: str = ""
-    """What the policy was before it was trained, as `swarm.policy.config.origin`: a checkpoint of another is refused.
+    """Identity of the policy before training, see `swarm.policy.config.origin`: a checkpoint of another is refused.
     Empty in older checkpoints, of which the name decides."""
     role: str = ""
     """The role of the node: `peer` or `learner`. Empty in older checkpoints."""
 
 
 class Earlier(Struct, frozen=True):
-    """What a checkpoint is of."""
+    """Role and model of a checkpoint."""
 
     round: int
     role: str
@@ -89,14 +89,14 @@ class Earlier(Struct, frozen=True):
 
 
 class _Model(Struct):
-    """What is read of a state to know its model."""
+    """The fields of a state that name its model."""
 
     model: str
     origin: str = ""
 
 
 class _Progress(Struct):
-    """What is read of a state to know what was done."""
+    """The fields of a state that count progress."""
 
     round: int
     role: str = ""
@@ -142,7 +142,7 @@ class CheckpointStore:
         return final
 
     def resume(self, state: TrainingState) -> None:
-        """Go on from a checkpoint with this state: what was healthy then is so now."""
+        """Resume from a checkpoint with this state; its healthy checkpoint stays so."""
         self._well = [number for number in state.well if self._path(number).is_dir()]
 
     @property
@@ -185,7 +185,7 @@ class CheckpointStore:
             return False
 
     def earlier(self) -> Earlier | None:
-        """What the newest checkpoint, which is not verified, is of; None without a readable one."""
+        """Role and model of the newest checkpoint, unverified; None without a readable one."""
         try:
             newest = self._all()[-1]
             state = msgspec.msgpack.decode((newest / STATE).read_bytes(), type=_Progress)
@@ -202,7 +202,7 @@ class CheckpointStore:
 
     def _prune(self, last: Path) -> None:
         """Remove what is not to be kept beside the checkpoint just written; those of later rounds are torn, or it
-        would go on from them."""
+        would resume from them."""
         found = self._all()
         upto = [path for path in found if path <= last]
         kept = {*upto[-self._keep :], *map(self._path, self._well)}

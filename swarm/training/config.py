@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from swarm.algorithms.custom import find_advantage, find_loss
-from swarm.algorithms.losses import Loss
-from swarm.algorithms.losses.grpo import Grpo
-from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
+from swarm.algorithms.importance import ImportanceName
+from swarm.algorithms.losses import BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
 from swarm.policy.config import BatchingName
 from swarm.settings import Settings
 
@@ -22,15 +21,16 @@ class UpdateSettings(Settings):
     """GRPO on whole groups. Source: arXiv:2402.03300, section 4.1, with the settings of arXiv:2509.08721, section 4."""
 
     objective: str = "grpo"
-    """The loss; `swarm losses` lists them with equation and paper. Use your own by its place:
+    """The loss; `swarm losses` lists them with equation and paper. A custom one is named by
+    its location:
     `file.py:MyLoss` or `mypackage.mymodule:MyLoss`."""
     loss: SerializeAsAny[Loss] = Field({}, validate_default=True)
     """Settings of the loss."""
     advantage: str = "grpo"
-    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the place of your own:
-    `file.py:name`."""
+    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the location of a
+    custom one: `file.py:name`."""
     credit: Literal["episode", "turn"] = "episode"
-    """What the tokens of a turn are credited with: the reward of the whole episode, or only what this turn and later
+    """Credit of a turn's tokens: the reward of the whole episode, or only what this turn and later
     ones earned, compared with the same turn of the group's other episodes."""
     learning_rate: float = Field(1e-6, gt=0)
     """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4, for `smollm2` 1e-5."""
@@ -61,7 +61,7 @@ class UpdateSettings(Settings):
     """Estimator of the divergence from the initial model; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
-    """Passes over each mixed batch; clipping has an effect from the second step on."""
+    """ForwardRunner over each mixed batch; clipping has an effect from the second step on."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps per epoch; the batch's groups are divided among them."""
     batching: BatchingName = "auto"
@@ -79,12 +79,12 @@ class UpdateSettings(Settings):
     optimizer: OptimizerName = "adamw"
     """`adamw` takes 8 bytes of a GPU's memory for each trained weight. `adamw_8bit` takes 2: blocks of 8-bit numbers
     with one scale each, for GPUs, with the extra `torchao`. `adamw_offloaded` takes none: its steps are those of
-    `adamw`, on the CPU and slower; not with several processes (torchrun). A checkpoint with 8-bit numbers goes on only
+    `adamw`, on the CPU and slower; not with several processes (torchrun). A checkpoint with 8-bit numbers resumes only
     with `adamw_8bit`."""
     compile: bool | None = None
     """Compile the model's layers for updates; the first update takes longer, by up to a minute, or seconds where the
     kernels are on disk from an earlier start. Default: on a GPU with CUDA, for models of at least 50 million parameters
-    without experts, pictures or sounds."""
+    without experts, images or sounds."""
     max_nonfinite_steps: int = Field(5, ge=1)
     """Stop, after writing a checkpoint, when this many consecutive optimizer steps had a non-finite loss or
     gradient."""

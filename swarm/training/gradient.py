@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from swarm.figures import Figures
+from swarm.figures import Figure, Figures, joined
 from swarm.policy.loading import Policy
+from swarm.training.forward import ForwardRunner
 from swarm.training.objective import Objective
-from swarm.training.passes import Passes
 from swarm.training.rows import Row
-from swarm.training.steps import StepTotals, merge
+from swarm.types import UpdateReport
 
 
 class GradientAccumulator:
@@ -27,14 +28,14 @@ class GradientAccumulator:
     def __init__(
         self,
         policy: Policy,
-        passes: Passes,
+        runner: ForwardRunner,
         objective: Objective,
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float,
     ) -> None:
         """An empty gradient for the parameters of `optimizer`, the trained ones of `policy`."""
         self._policy = policy
-        self._passes = passes
+        self._runner = runner
         self._objective = objective
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm
@@ -44,20 +45,15 @@ class GradientAccumulator:
         """Number of leading rows already in the gradient; None when it must be recomputed."""
         self._totals = StepTotals()
 
-    @property
-    def rows(self) -> Sequence[Row]:
-        """The rows added."""
-        return self._rows
-
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows to the gradient; `Passes.training` must be active. Raises `OutOfMemory`."""
+        """Add rows to the gradient; `ForwardRunner.training` must be active. Raises `OutOfMemory`."""
         self._rows += rows
-        self._passes.attempt(self._extend, self._rows)
+        self._runner.attempt(self._extend, self._rows)
 
     def close(self) -> tuple[StepTotals, float]:
         """The figures of all rows, and the gradient's norm before clipping.
 
-        With float16 the loss is scaled down until nothing overflows. `Passes.training` must be active.
+        With float16 the loss is scaled down until nothing overflows. `ForwardRunner.training` must be active.
         """
         while True:
             totals = self._whole(merge(self._policy.ranks.gather(self._totals)))
@@ -67,7 +63,7 @@ class GradientAccumulator:
             if not overflown:
                 return totals, grad_norm
             self._num_done = None
-            self._passes.attempt(self._extend, self._rows)
+            self._runner.attempt(self._extend, self._rows)
 
     def clear(self) -> None:
         """Discard the rows and their gradient."""
@@ -81,7 +77,7 @@ class GradientAccumulator:
             self._num_done, self._totals = 0, StepTotals.of(self._rows)
         fresh, self._num_done = self._rows[self._num_done :], None
         before: tuple[Tensor, Figures] | None = None
-        for micro in self._passes.micro_batches(fresh, max_tokens):
+        for micro in self._runner.micro_batches(fresh, max_tokens):
             done = self._backward(micro)
             self._count(before)  # a GPU has the next pass to compute while it is waited for
             before = done
@@ -90,7 +86,7 @@ class GradientAccumulator:
 
     def _backward(self, rows: list[Row]) -> tuple[Tensor, Figures] | None:
         """Add one micro-batch's gradient; returns its share of the loss, and the figures."""
-        scores = self._passes.scores(rows)
+        scores = self._runner.scores(rows)
         if not rows:
             (scores.logprobs.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
             return None
@@ -120,3 +116,87 @@ class GradientAccumulator:
         norm = self._policy.ranks.whole(torch.nn.utils.get_total_norm(gradients))
         torch.nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
         return float(norm)
+
+
+@dataclass
+class StepTotals:
+    """Sums over the micro-batches of one optimizer step, in the making: ranks add up theirs before it is taken."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+    """Completion tokens of the rows."""
+    loss: float = 0.0
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> StepTotals:
+        """Totals before the first micro-batch of a step on `rows`."""
+        return cls(len(rows), sum(len(row.completion) for row in rows))
+
+    def add(self, loss: float, figures: Figures) -> None:
+        """Add a micro-batch's."""
+        self.loss += loss
+        self.figures = joined([self.figures, figures])
+
+    def rescaled(self, rows: Sequence[Row], per_token: bool) -> tuple[StepTotals, float]:
+        """The totals of a step on all of `rows`, and the factor for its gradient.
+
+        The sums contain every row, but their denominator counts only the rows known at the start.
+        """
+        final = StepTotals.of(rows)
+        scale = self.num_tokens / final.num_tokens if per_token else self.num_sequences / final.num_sequences
+        whole = replace(self, num_sequences=final.num_sequences, num_tokens=final.num_tokens, loss=self.loss * scale)
+        return whole, scale
+
+
+def merge(parts: Sequence[StepTotals]) -> StepTotals:
+    """The totals of a step over all ranks."""
+    return replace(parts[0], loss=sum(part.loss for part in parts), figures=joined(part.figures for part in parts))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step, as it ended. An update may take several."""
+
+    totals: StepTotals
+    grad_norm: float
+    learning_rate: float
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the loss or the gradient was not finite."""
+        return not (math.isfinite(self.totals.loss) and math.isfinite(self.grad_norm))
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """All figures of the step."""
+        return {
+            "loss": Figure("step_mean", self.totals.loss),
+            "grad_norm": Figure("step_mean", self.grad_norm),
+            "learning_rate": Figure("step_mean", self.learning_rate),
+            "train/num_sequences": Figure("sum", self.totals.num_sequences),
+            "train/num_tokens": Figure("sum", self.totals.num_tokens),
+            **self.totals.figures,
+        }
+
+
+def summarise(steps: Sequence[Step]) -> UpdateReport:
+    """The report of one update's steps; skipped steps are left out."""
+    taken = [step.figures for step in steps if not step.skipped]
+    names = dict.fromkeys(name for figures in taken for name in figures)
+    values = {name: _over_steps([figures[name] for figures in taken if name in figures]) for name in names}
+    values["train/num_skipped_steps"] = float(len(steps) - len(taken))
+    return UpdateReport(values, skipped=not taken)
+
+
+def _over_steps(parts: Sequence[Figure]) -> float:
+    """One figure of an update; a mean's steps count by what it is the mean over."""
+    reduction = parts[0].reduction
+    if reduction == "sum":
+        return sum(figure.value for figure in parts)
+    if reduction == "max":
+        return max(figure.value for figure in parts)
+    weights = [1.0 if reduction == "step_mean" else float(figure.count) for figure in parts]
+    if not any(weights):
+        return parts[0].value
+    return sum(figure.value * weight for figure, weight in zip(parts, weights, strict=True)) / sum(weights)

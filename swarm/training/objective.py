@@ -9,17 +9,23 @@ from torch import Tensor
 
 from swarm.algorithms.custom import find_advantage, loss_of
 from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS, k3
-from swarm.algorithms.losses import LossBatch
-from swarm.algorithms.losses.base import log_ratio, token_means
-from swarm.algorithms.reductions import ess, largest, token_mean
+from swarm.algorithms.losses import (
+    BEHAVIOUR_KL_ESTIMATORS,
+    KL_ESTIMATORS,
+    LossBatch,
+    ess,
+    k3,
+    largest,
+    log_ratio,
+    token_mean,
+    token_means,
+)
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.attention import sent
 from swarm.policy.batching import by_turn
 from swarm.policy.logprobs import Scores
-from swarm.training.behaviour import LOG_MAX_CLAIMED_RATIO
 from swarm.training.config import UpdateSettings
-from swarm.training.rows import Row
+from swarm.training.rows import LOG_MAX_CLAIMED_RATIO, Row
 
 
 class Objective:
@@ -107,15 +113,15 @@ def _distances(current: Tensor, behaviour: Tensor, mask: Tensor, rows: Sequence[
     known."""
     known = _column([row.behaviour is not None for row in rows], mask)
     own = mask * _column([not row.external for row in rows], mask)
-    told = mask * known
+    claimed = mask * known
     ratios = log_ratio(current, behaviour).exp()
     sequence_ratios = log_ratio((current * mask).sum(-1), (behaviour * mask).sum(-1)).exp()
     return {
         # Over sampled tokens: this direction has the smaller variance.
-        "sampling/behaviour_kl": token_mean(k3(behaviour, current), told),
+        "sampling/behaviour_kl": token_mean(k3(behaviour, current), claimed),
         "sampling/sampling_logp_difference/mean": token_mean((current - behaviour).abs(), own),
-        "sampling/importance_sampling_ratio/max": largest(ratios * told),
-        "sampling/ess": ess(ratios, told),
+        "sampling/importance_sampling_ratio/max": largest(ratios * claimed),
+        "sampling/ess": ess(ratios, claimed),
         "sampling/sequence_ess": ess(sequence_ratios, known[:, 0]),
     }
 

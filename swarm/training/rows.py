@@ -1,4 +1,9 @@
-"""Converts graded groups to rows: one completion's tokens, its advantage, and their sampler's log-probabilities."""
+"""Converts graded groups to rows: one completion's tokens, its advantage, and its old log-probabilities.
+
+A row's `behaviour` holds the sampler's log-probabilities, where known. The receiver's are this node's own before the
+first step, computed only where needed. `old`, the denominator of the objective's ratio, is one of the two; claims of
+other nodes are bounded.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,10 @@ import torch
 from torch import Tensor
 
 from swarm.groups.credit import Credit, credited_turns
-from swarm.groups.expectation import log_group_expectation
+from swarm.groups.expectation import log_expectation, log_group_expectation, mean_logprob, variance
 from swarm.policy.batching import Insert, num_read
+from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
-from swarm.policy.routing import Routing
 from swarm.sapo.mixing import MixSettings
 from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, VersionSpan
 
@@ -27,7 +32,7 @@ class Row:
     completion: Sequence[int]
     """The policy's own tokens; `inserts` are between them."""
     advantage: float
-    """Of all its tokens, unless `turn_advantages` has one for each turn."""
+    """Advantage of all its tokens, unless `turn_advantages` has one for each turn."""
     behaviour: Sequence[float] | None
     """The sampler's log-probabilities; None when unknown."""
     _: KW_ONLY
@@ -35,7 +40,7 @@ class Row:
     """The environment's tokens between the policy's turns."""
     turn_advantages: Sequence[float] = ()
     token_factors: Sequence[float] = ()
-    """Of each token's advantage; empty: all 1."""
+    """Factor of each token's advantage; empty: all 1."""
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
@@ -160,7 +165,7 @@ class RowReader:
         policy, completions = self._policy, group.group.completions
         prompt = policy.encode_prompt(group.prompt)
         room = policy.max_positions - len(prompt)
-        # Count characters first: foreign text is tokenized only if that is inconclusive.
+        # Count characters first: another peer's text is tokenized only if that is inconclusive.
         if any(max(len(c.token_ids), len(c.text) // policy.longest_token_chars) > room for c in completions):
             return False
         everything = range(len(completions))
@@ -222,3 +227,59 @@ def _lags(completion: Completion, sampled: int, now: int) -> list[tuple[int, int
     """The lags of a completion's parts; `sampled` is the version of a completion without spans."""
     spans = completion.versions or (VersionSpan(sampled, len(completion.token_ids)),)
     return [(max(0, now - span.version), span.num_tokens) for span in spans]
+
+
+LOG_MAX_CLAIMED_RATIO = math.log(10.0)
+"""Bounds a sender's log-probabilities so that the importance ratio at the first step is between 1/10 and 10."""
+
+
+def needs_receiver(row: Row, decoupled: bool, several_steps: bool, whole_groups: bool) -> bool:
+    """Whether this node's own log-probabilities must be computed before the first step changes them.
+
+    `decoupled`: the clip is against them. `whole_groups`: the objective needs the sampler's expectation over the group;
+    they replace an unknown one and bound one that another peer claims.
+    """
+    if row.external and (row.behaviour is not None or whole_groups):
+        return True
+    return several_steps and (decoupled if row.behaviour is not None else row.wants_receiver)
+
+
+def resolve_old_logprobs(
+    rows: Sequence[Row], receiver: Sequence[Sequence[float] | None], decoupled: bool, whole_group: bool
+) -> list[Row]:
+    """The rows of one group with other nodes' claims bounded and `old` set.
+
+    `receiver`: this node's own log-probabilities of each row's tokens before the first step, where computed.
+    """
+    resolved = [_resolved(row, own, decoupled) for row, own in zip(rows, receiver, strict=True)]
+    if not whole_group:
+        return resolved
+    expectation = _expectation(resolved, receiver)
+    # No record carries a variance: without the sampler's log-probabilities it is the receiver's.
+    spread = variance([mean_logprob(row.old or ()) for row in resolved])
+    return [replace(row, log_expectation=expectation, variance=spread) for row in resolved]
+
+
+def _resolved(row: Row, own: Sequence[float] | None, decoupled: bool) -> Row:
+    behaviour = row.behaviour
+    if row.external and behaviour is not None:
+        behaviour = _bounded(behaviour, own or [])
+    return replace(row, behaviour=behaviour, old=own if decoupled or behaviour is None else behaviour)
+
+
+def _expectation(rows: Sequence[Row], receiver: Sequence[Sequence[float] | None]) -> float:
+    """The sampler's expectation over the group, computed before the batch is split."""
+    known = rows[0].log_expectation
+    if math.isnan(known):
+        return log_expectation([mean_logprob(row.old or ()) for row in rows])
+    if rows[0].external:
+        # As for single tokens: a low claim would inflate the group's weights.
+        return max(known, log_expectation([mean_logprob(own or ()) for own in receiver]) - LOG_MAX_CLAIMED_RATIO)
+    return known
+
+
+def _bounded(claims: Sequence[float], own: Sequence[float]) -> list[float]:
+    """Without these bounds, a bad token would dominate the gradient: with a claim of near-zero probability in the
+    objective, whose clip is one-sided, and with one of near-certainty in `update.behaviour_kl`."""
+    bound = LOG_MAX_CLAIMED_RATIO
+    return [min(max(claim, mine - bound), mine + bound) for claim, mine in zip(claims, own, strict=True)]

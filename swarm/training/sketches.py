@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from swarm.policy.experts import Piece
 from swarm.policy.loading import Policy
-from swarm.policy.routing import Piece
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import Row
 
@@ -53,7 +53,7 @@ class Sketcher:
         """The current micro-batch: groups, and which of its tokens are theirs."""
         self._num_tokens = 0
         self._sketches: list[Tensor] | None = None
-        """Of each layer, [groups, out, in]."""
+        """Sketches of each layer, [groups, out, in]."""
 
     def begin(self) -> None:
         """Sketch the groups of the next update."""
@@ -83,7 +83,7 @@ class Sketcher:
     def follow(self, rows: Sequence[Row], pieces: Sequence[Piece]) -> None:
         """The next forward pass is of these rows, in these pieces."""
         fresh = {id(row) for row in rows}
-        if fresh & self._read:  # memory ran out: the gradient is computed anew, in smaller parts
+        if fresh & self._read:  # memory ran out: the gradient is computed again, in smaller parts
             self._clear()
         self._read |= fresh
         owners = [self._owners[id(rows[piece.row])] for piece in pieces]
@@ -125,8 +125,8 @@ class Sketcher:
             def backward(gradient: Tensor) -> None:
                 began = time.perf_counter()
                 outputs = self._projected(gradient.detach(), is_input=False)
-                for owner, places in tokens:
-                    sketch[owner].addmm_(outputs[places].T, inputs[places])
+                for owner, indices in tokens:
+                    sketch[owner].addmm_(outputs[indices].T, inputs[indices])
                 self.seconds += time.perf_counter() - began
 
             output.register_hook(backward)  # type: ignore[no-untyped-call]

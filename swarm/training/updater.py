@@ -1,16 +1,18 @@
-"""Policy-gradient updates on whole groups.
+"""Policy-gradient updates on whole groups, all at once or as they arrive.
 
-groups ── rows.py ──▶ rows ── behaviour.py: old log-probabilities ──▶ minibatches ──▶ an optimizer step each
-                                                                         │ passes.py
-                                                                         ▼
-                   gradient.py: the sum ◀── objective.py ◀── scores ◀── micro-batches
+groups ── rows.py ──▶ rows with old log-probabilities ──▶ minibatches ──▶ an optimizer step each
+                                                              │ forward.py
+                                                              ▼
+          gradient.py: the sum ◀── objective.py ◀── scores ◀── micro-batches
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, compress, repeat
+from pathlib import Path
 
 import torch
 
@@ -19,19 +21,18 @@ from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
 from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy
 from swarm.policy.out_of_memory import needing_memory
+from swarm.policy.snapshot import Precision
+from swarm.policy.weights import pack_weights
+from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
-from swarm.training.behaviour import needs_receiver, settle
 from swarm.training.config import UpdateSettings
-from swarm.training.gradient import GradientAccumulator
-from swarm.training.memory.optimizers import make_optimizer, set_rate
+from swarm.training.forward import ForwardRunner
+from swarm.training.gradient import GradientAccumulator, Step, summarise
 from swarm.training.objective import Objective
-from swarm.training.passes import Passes
-from swarm.training.reference import Reference
-from swarm.training.rows import Row, RowReader
-from swarm.training.schedules import learning_rate
+from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
+from swarm.training.rows import Row, RowReader, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher
-from swarm.training.steps import Step, summarise
-from swarm.types import GradedGroup, ReadTurn, UpdateReport
+from swarm.types import GradedGroup, ReadTurn, Sampling, UpdateReport
 
 
 class PolicyUpdater:
@@ -63,12 +64,12 @@ class PolicyUpdater:
         )
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)
-        self._passes = Passes(policy, settings, temperature, self.sketcher)
+        self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self.optimizer = make_optimizer(policy, settings)
         self._gradient = GradientAccumulator(
-            policy, self._passes, Objective(settings), self.optimizer, settings.max_grad_norm
+            policy, self._runner, Objective(settings), self.optimizer, settings.max_grad_norm
         )
 
     @property
@@ -103,8 +104,8 @@ class PolicyUpdater:
         """Other policies' completions by group, completion and turn, in the tokens that an update would train on, with
         this policy's log-probabilities. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
-        with self._passes.training():
-            found = iter(self._passes.logprobs([row for each in rows for row in each if row.completion]))
+        with self._runner.training():
+            found = iter(self._runner.logprobs([row for each in rows for row in each if row.completion]))
         return [[_turns(row, next(found)) if row.completion else [] for row in each] for each in rows]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -119,8 +120,8 @@ class PolicyUpdater:
         groups = [rows for rows in groups if rows]
         if not groups:
             return UpdateReport(skipped=True)
-        with self._passes.training():
-            groups = self._settled(groups)
+        with self._runner.training():
+            groups = self._resolved(groups)
             self.sketcher.expect(groups)
             steps = [
                 self._step(rows)
@@ -131,24 +132,24 @@ class PolicyUpdater:
         self.version += not report.skipped
         return report
 
-    def _settled(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
+    def _resolved(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
         """The groups with old, receiver and reference log-probabilities from before the first step."""
         rows = [row for group in groups for row in group]
         decoupled = self._settings.importance != "none"
         several_steps = self._settings.epochs * self._settings.minibatches > 1
         whole_groups = self._settings.loss.needs_group_expectation
         wanted = [needs_receiver(row, decoupled, several_steps, whole_groups) for row in rows]
-        known = iter(self._passes.logprobs(list(compress(rows, wanted))))
+        known = iter(self._runner.logprobs(list(compress(rows, wanted))))
         receiver = [next(known) if needed else None for needed in wanted]
         if self._reference is not None:
             with self._reference.policy() as policy:
-                logprobs = self._passes.reference_logprobs(policy, rows)
+                logprobs = self._runner.reference_logprobs(policy, rows)
             rows = [replace(row, reference=values) for row, values in zip(rows, logprobs, strict=True)]
-        settled, start = [], 0
+        resolved, start = [], 0
         for group in groups:
             part = slice(start, start := start + len(group))
-            settled.append(settle(rows[part], receiver[part], decoupled, whole_groups))
-        return settled
+            resolved.append(resolve_old_logprobs(rows[part], receiver[part], decoupled, whole_groups))
+        return resolved
 
     def _step(self, rows: Sequence[Row]) -> Step:
         """One optimizer step."""
@@ -157,7 +158,7 @@ class PolicyUpdater:
         return self._take_step()
 
     def _take_step(self) -> Step:
-        """Take the optimizer step of the accumulated gradient; `Passes.training` must be active."""
+        """Take the optimizer step of the accumulated gradient; `ForwardRunner.training` must be active."""
         rate = learning_rate(self._settings, self.num_updates)
         set_rate(self.optimizer, rate)
         step = Step(*self._gradient.close(), rate)
@@ -190,3 +191,119 @@ class PolicyUpdater:
 
 def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
     return [ReadTurn(row.completion[turn], logprobs[turn]) for turn, _ in by_turn(row)]
+
+
+class Reference:
+    """A frozen copy, or the trained policy with its adapters disabled, which needs no copy."""
+
+    def __init__(self, trained: Policy, frozen: Policy | None) -> None:
+        """`frozen` is the initial policy. Raises `PolicyError` when it is missing and there are no adapters."""
+        if frozen is None and trained.adapters is None:
+            raise PolicyError("update.reference_kl needs the initial model, got only the trained one")
+        self._trained = trained
+        self._frozen = frozen
+        if frozen is not None:
+            frozen.model.requires_grad_(False)
+            if trained.media is not None and frozen.media is not None:
+                frozen.media = trained.media.read_by(frozen.media.encoder)
+
+    @contextlib.contextmanager
+    def policy(self) -> Iterator[Policy]:
+        """The reference; the trained policy must not be used within the block."""
+        if self._trained.adapters is not None:
+            with self._trained.adapters.disabled(), self._other_features():
+                yield self._trained
+        elif self._frozen is not None:
+            yield self._frozen
+
+    @contextlib.contextmanager
+    def _other_features(self) -> Iterator[None]:
+        """Within the block and after it, features of media are computed again, if adapters decide them."""
+        media = self._trained.media
+        if media is None or not media.encoder.is_trained:
+            yield
+            return
+        media.encoder.clear()
+        yield
+        media.encoder.clear()
+
+
+class StreamedUpdater(PolicyUpdater):
+    """Updates on groups that workers sampled with this policy's snapshots.
+
+    The gradient of the first minibatch grows while groups arrive. No step is taken before all groups are there: an
+    abandoned update leaves the policy as it was.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: UpdateSettings,
+        mix: MixSettings,
+        sampling: Sampling,
+        reference: Policy | None = None,
+        precision: Precision = "native",
+    ) -> None:
+        """See `PolicyUpdater`; `sampling` is that of every worker, `precision` that of `snapshot`.
+
+        Raises `PolicyError`.
+        """
+        super().__init__(policy, settings, mix, sampling.temperature, reference)
+        if settings.loss.per_token and settings.behaviour_kl > 0:
+            raise PolicyError(
+                f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
+                f"by a number of tokens that is known only at the end: set it to 0"
+            )
+        self._sampling = sampling
+        self._precision = precision
+        self._groups: list[list[Row]] = []
+        """Groups of the open update, in order of arrival."""
+
+    def refusal(self, group: GradedGroup) -> Reason | None:
+        """Why this policy cannot have sampled the group as claimed. See `StreamingUpdater`."""
+        if group.group.policy.tokenizer_hash != self._policy.tokenizer_hash:
+            return Reason.OTHER_POLICY
+        if group.group.sampling.distribution != self._sampling.distribution:
+            return Reason.OTHER_SAMPLING
+        if any(not (c.token_ids and c.logprobs) for c in group.group.completions):
+            return Reason.NO_TOKENS
+        if any(self._policy.hides(turn.token_ids) for c in group.group.completions for turn in c.by_turn()):
+            return Reason.HIDDEN_TOKENS
+        if not all(self._reader.same_tokens(completion) for completion in group.group.completions):
+            return Reason.WRONG_TOKENS
+        return None if self.fits(group) else Reason.TOO_LONG
+
+    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
+        """Add more groups, to the gradient those of the first minibatch."""
+        fresh = [rows for group in groups if (rows := self._reader.local(group, self.version, claimed=True))]
+        if not fresh:
+            return
+        with self._runner.training():
+            before = len(self._groups)
+            self._groups += self._resolved(fresh)
+            first = range(0, len(self._groups), self._settings.minibatches)
+            added = [row for index in first if index >= before for row in self._groups[index]]
+            if added:
+                self._gradient.add(added)
+
+    def apply(self) -> UpdateReport:
+        """Take the steps of all groups, as `update` with the same groups would. Raises `NonFiniteUpdates`."""
+        if not self._groups:
+            return UpdateReport(skipped=True)
+        parts = minibatches(self._groups, self._settings.minibatches)
+        with self._runner.training():
+            steps = [self._take_step()]
+            steps += [self._step(rows) for rows in chain(parts[1:], *repeat(parts, self._settings.epochs - 1))]
+        self._groups = []
+        report = summarise(steps)
+        self.version += not report.skipped
+        return report
+
+    def abandon(self) -> None:
+        """Discard the open update."""
+        self._groups = []
+        self._gradient.clear()
+
+    def snapshot(self, path: Path) -> None:
+        """Write the current policy to a file. Every rank must call it; the leader writes. Raises `OSError`."""
+        pack_weights(self._policy, path, self._precision)

@@ -86,7 +86,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     versions: tuple[VersionSpan, ...] = ()
     """The policy version that sampled each of the T tokens, in order; weights may change within a completion."""
     routing: bytes = b""
-    """The experts that routed the prompt and the completion except its last token, as `swarm/policy/routing.py` stores
+    """The experts that routed the prompt and the completion except its last token, as `swarm/policy/experts.py` stores
     them; never shared."""
     turns: Annotated[tuple[Turn, ...], Meta(max_length=MAX_TURNS)] = ()
     """Empty: a single turn."""

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.names import ImportanceName
+from swarm.algorithms.importance import TREATMENTS, ImportanceName
 
 # Ratios proximal / behaviour of 2, 1/2 and, outside the mask, e^9; and of 4 and 4.
 RATIOS = torch.tensor([[2.0, 0.5, math.exp(9)], [4.0, 4.0, 1.0]])

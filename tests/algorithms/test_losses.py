@@ -10,13 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.algorithms import kl
-from swarm.algorithms.importance import TREATMENTS
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS, KL_ESTIMATORS
-from swarm.algorithms.losses import LOSSES, ClippedLoss, LossBatch, LossOutput
-from swarm.algorithms.losses.base import CLIPPED
-from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
-from swarm.algorithms.reductions import ess
+from swarm.algorithms import losses as kl
+from swarm.algorithms.importance import TREATMENTS, ImportanceName
+from swarm.algorithms.losses import (
+    BEHAVIOUR_KL_ESTIMATORS,
+    CLIPPED,
+    KL_ESTIMATORS,
+    LOSSES,
+    BehaviourKlEstimatorName,
+    ClippedLoss,
+    KlEstimatorName,
+    LossBatch,
+    LossOutput,
+    ess,
+)
 from swarm.figures import joined
 from swarm.groups.expectation import log_expectation, variance
 from tests.algorithms import loops

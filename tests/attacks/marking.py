@@ -59,7 +59,9 @@ def _claimed(node: WorkerNode, prompt: Prompt, completions: Sequence[Completion]
     while True:
         version = policy.version
         with torch.no_grad():
-            read = Scorer(policy, sampling.temperature, Padded(policy.places), sampling)(rows).logprobs.tolist()
+            read = Scorer(policy, sampling.temperature, Padded(policy.mrope_positions), sampling)(
+                rows
+            ).logprobs.tolist()
         if policy.version == version:  # no snapshot came meanwhile
             break
     return [

@@ -14,13 +14,12 @@ from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.net.services.requests import serve_heartbeats
-from swarm.net.snapshots.publish import Publisher
 from swarm.policy.loading import load_policy
-from swarm.policy.snapshot import pack
 from swarm.policy.weights import whole_weights
 from swarm.types import Orders
 from tests.nodes.processes import Swarm, until
 from tests.policy.hostile_snapshots import HOSTILE
+from tests.snapshot_files import BytesPublisher, packed
 
 from .conftest import memory_bytes
 
@@ -43,7 +42,7 @@ class HostileLearner:
         self.transport.start()
         self.version = 0
         serve_heartbeats(self.transport, lambda peer_id, beat: Orders(self.version, 8, True))
-        self._publisher = Publisher(self.transport, identity, folder / "snapshots", network)
+        self._publisher = BytesPublisher(self.transport, identity, folder / "snapshots", network)
         self._publisher.start()
 
     def publish(self, snapshot: bytes) -> int:
@@ -73,15 +72,15 @@ def attacks() -> dict[str, bytes]:
     return {
         **{what: HOSTILE[what] for what in ("a scale of another shape", "an outer product")},
         "a nested header": HOSTILE["a nested header"],
-        "one more tensor": pack({**own, "more": torch.zeros(3)}),
-        "infinity": pack(infinite),
-        "numbers that overflow": pack({each: value * 1e15 for each, value in own.items()}),
+        "one more tensor": packed({**own, "more": torch.zeros(3)}),
+        "infinity": packed(infinite),
+        "numbers that overflow": packed({each: value * 1e15 for each, value in own.items()}),
     }
 
 
 @pytest.fixture(scope="module")
 def good() -> bytes:
-    return pack(whole_weights(load_policy(load_config(None, {}).config.policy)))
+    return packed(whole_weights(load_policy(load_config(None, {}).config.policy)))
 
 
 def _texts(node: Swarm) -> list[str]:

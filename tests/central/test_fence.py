@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from swarm.central.fence import WorkerCorroboration
+from swarm.central.learner import WorkerCorroboration
 from swarm.protocols import NEWCOMERS
 from swarm.received.corroboration import CorroborationSettings, ReadGroup
 from swarm.types import GradedGroup

@@ -7,9 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from swarm.central.follower import Follower, SamplingPlan
-from swarm.central.installer import SnapshotInstaller
-from swarm.central.worker_groups import WorkerGroups
+from swarm.central.follower import Follower, SamplingPlan, SnapshotInstaller, WorkerGroups
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.groups.building import Member, OwnGroups
 from swarm.protocols import Turns

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from swarm.central import learner as learner_module
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerSettings, LearnerTerms
 from swarm.config import load_config
 from swarm.errors import ConfigError, Interrupted, SnapshotError
+from swarm.files import RandomAccessFile
 from swarm.types import (
     Commitment,
     Completion,
@@ -28,6 +34,7 @@ from swarm.types import (
 )
 from swarm.types.questions import stream_seed
 from tests.example_groups import rollout_group
+from tests.snapshot_files import content_of
 
 SIZE = 4
 
@@ -113,6 +120,8 @@ class FakeUpdater:
         self.updates: list[list[int]] = []
         self.worst = 0
         self.skip = False
+        self.full = False
+        """The disk."""
 
     def refusal(self, group: GradedGroup) -> str | None:
         return None
@@ -133,8 +142,10 @@ class FakeUpdater:
     def abandon(self) -> None:
         self.open = []
 
-    def snapshot(self) -> bytes:
-        return str(self.version).encode()
+    def snapshot(self, path: Path) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.write_bytes(str(self.version).encode())
 
 
 class FakeAuditor:
@@ -142,7 +153,7 @@ class FakeAuditor:
         self.kept: list[int] = []
         self.liars: set[str] = set()
 
-    def keep(self, version: int, snapshot: bytes) -> None:
+    def keep(self, version: int, snapshot: RandomAccessFile) -> None:
         self.kept.append(version)
 
     def verdict(self, group: GradedGroup) -> str | None:
@@ -162,7 +173,12 @@ class Bench:
             learner=LearnerSettings(**{"rollouts_per_step": 2 * SIZE, **settings}), max_pending_per_peer=100
         )
         parts = LearnerParts(
-            updater=self.updater, verifier=FakeVerifier(), exchange=self.exchange, publisher=self, auditor=self.auditor
+            updater=self.updater,
+            verifier=FakeVerifier(),
+            exchange=self.exchange,
+            publisher=self,
+            auditor=self.auditor,
+            folder=Path(tempfile.gettempdir()),
         )
         bench = self
 
@@ -175,8 +191,9 @@ class Bench:
 
         self.learner = Learner(terms, parts, Observer())
 
-    def publish(self, version: int, snapshot: bytes) -> None:
-        self.published.append((version, snapshot))
+    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
+        self.published.append((version, content_of(snapshot)))
+        snapshot.path.unlink()
 
     def check(self) -> None:
         if self.failure:
@@ -442,3 +459,24 @@ def test_with_the_longest_period_that_is_accepted_workers_within_the_budget_keep
         bench.exchange.inbox = [sent(10 * step + k, newest) for k in range(2)]
         bench.learner.run_step()
     assert [version for version, _ in bench.published] == [0, 4, 8, 12]
+
+
+def test_a_full_disk_delays_a_snapshot_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner_module, "RETRY_S", 0.0)
+    bench = Bench(max_staleness=0)
+    bench.updater.full = True
+    bench.learner.publish()
+    assert not bench.published and not bench.auditor.kept
+    bench.exchange.on_wait = [[], [], [sent(1, 0), sent(2, 0)]]
+    wait = bench.exchange.wait
+
+    def room_after_two_tries(timeout_s: float) -> bool:
+        bench.updater.full = len(bench.exchange.on_wait) > 2
+        return wait(timeout_s)
+
+    monkeypatch.setattr(bench.exchange, "wait", room_after_two_tries)
+    bench.learner.run_step()
+    assert [version for version, _ in bench.published] == [0, 1] == bench.auditor.kept
+    assert caplog.text.count("snapshots cannot be written: [Errno 28] No space left on device; trying again") == 1

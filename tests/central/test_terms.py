@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from swarm.central.terms import NO_ADAPTERS, differences, make_terms
+from swarm.central.workforce import NO_ADAPTERS, differences, make_terms
 from swarm.types import Sampling, Terms
 
 LEARNER = make_terms("Qwen/Qwen2.5-0.5B", Sampling(temperature=0.8), "Be brief.", "hash", "{{ template }}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from swarm.policy.loading import Policy
-from swarm.policy.scoring.filters import keep_likely
+from swarm.policy.scoring import keep_likely
 from swarm.types import Completion, Context, Sampling
 
 

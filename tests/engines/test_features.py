@@ -15,7 +15,7 @@ from swarm.engines.vllm.requests import PendingRequests, features, has_media, na
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import FIRST_PLACE, runs
+from swarm.policy.media.features import FIRST_SLOT, runs
 from swarm.types import Message, Sampling, Text
 from tests import readers
 from tests.engines.models import random_policy
@@ -44,11 +44,11 @@ def test_a_prompt_has_its_tokens_and_every_place_is_of_one_medium(policy: Policy
     assert has_media(ids) and policy.media is not None
     tokens = named(policy, ids)
     assert max(tokens) < policy.model.get_input_embeddings().weight.shape[0]
-    assert [b for a, b in zip(ids, tokens, strict=True) if a < FIRST_PLACE] == [a for a in ids if a < FIRST_PLACE]
+    assert [b for a, b in zip(ids, tokens, strict=True) if a < FIRST_SLOT] == [a for a in ids if a < FIRST_SLOT]
     found = placed(ids)
     assert [each.medium == found[0].medium for each in found] == [True, True, False]
     places = [start + k for each in found for start, length in each.runs for k in range(length)]
-    assert places == [place for place, token in enumerate(ids) if token >= FIRST_PLACE]
+    assert places == [place for place, token in enumerate(ids) if token >= FIRST_SLOT]
     for each in found:
         assert sum(length for _, length in each.runs) == policy.media.reader[each.medium].num_features
 

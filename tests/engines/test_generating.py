@@ -12,9 +12,9 @@ from torch import nn
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
+from swarm.policy import scoring as head
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.scoring import head
 from swarm.policy.weights import swap_weights
 from swarm.types import Answers, Completion, Rejection, Sampling
 from tests.engines.models import ARCHITECTURES, make, random_policy

@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper
 
 from swarm.engines.sampling import as_signed, check_sampling, completion_seed, sample, uniforms, uniforms_on_device
 from swarm.errors import SamplingError
-from swarm.policy.scoring.filters import keep_likely
+from swarm.policy.scoring import keep_likely
 from swarm.types import Sampling
 
 

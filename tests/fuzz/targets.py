@@ -66,12 +66,10 @@ from swarm.net.services.diagnosis import DialBacks
 from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers, serve_heartbeats
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
 from swarm.net.snapshots.plan import Slot
-from swarm.net.snapshots.store import apply_delta, delta
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
-from swarm.policy.snapshot import pack
-from swarm.policy.templates.renderer import RENDERER
 from swarm.policy.tiny import tiny_config
+from swarm.policy.turns import RENDERER
 from swarm.policy.weights import check_weights, read_snapshot
 from swarm.telemetry.nodes import NodeReader, kinds, leaders
 from swarm.telemetry.records import NoteEvent
@@ -83,6 +81,7 @@ from swarm.telemetry.samples import read as read_samples
 from swarm.types import Heartbeat, Orders
 from tests.environments.bombs import COMPRESSED, ROWS, parquet
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors
+from tests.snapshot_files import applied, delta_of, held, packed
 
 Run = Callable[[bytes], object]
 Refusals = tuple[type[Exception], ...]
@@ -224,16 +223,16 @@ def _weights() -> dict[str, Target]:
     """A learner's snapshots, for a model of two layers."""
     model = Sequential(Linear(4, 3), Linear(3, 2))
     policy = cast(Policy, SimpleNamespace(model=model, weights=dict(model.named_parameters()), adapters=None))
-    whole, changed = pack(policy.weights), pack({name: 2 * value for name, value in policy.weights.items()})
-    packed = (whole, pack(policy.weights, "bfloat16"), pack(policy.weights, "int8"))
+    whole, changed = packed(policy.weights), packed({name: 2 * value for name, value in policy.weights.items()})
+    contents = (whole, packed(policy.weights, "bfloat16"), packed(policy.weights, "int8"))
     return {
         "snapshot": Target(
-            lambda content: check_weights(policy, read_snapshot(policy, content)),
-            packed,
+            lambda content: check_weights(policy, read_snapshot(policy, held(content))),
+            contents,
             (SnapshotError, WeightsRefused),
         ),
         "snapshot delta": Target(
-            lambda content: apply_delta(content, whole), (delta(changed, whole) or b"",), (SnapshotError,)
+            lambda content: applied(content, whole), (delta_of(changed, whole) or b"",), (SnapshotError,)
         ),
     }
 

@@ -17,7 +17,7 @@ from swarm.preflight.model import measure
 from swarm.preflight.need import Node
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import is_compiled
+from swarm.training.forward import is_compiled
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup
 from tests.example_groups import rollout_group
@@ -99,7 +99,7 @@ def test_passes_that_do_not_fit_become_smaller(device: torch.device) -> None:
     room = 12 * size.trained + size.passes.kept.at(ROWS * COMPLETION // 2)
     hog = torch.empty(max(0, free - room), dtype=torch.uint8, device=device)
     assert not updater.update([_group()], []).skipped
-    assert updater._passes._budget.tokens < ROWS * COMPLETION * 2
+    assert updater._runner._budget.tokens < ROWS * COMPLETION * 2
     del hog
 
 
@@ -109,7 +109,7 @@ def test_layers_are_checkpointed_when_memory_runs_out(device: torch.device) -> N
     policy = Policy("some/model", Qwen2ForCausalLM(SHAPE).to(device), tiny_tokenizer(), None, torch.bfloat16)
     updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0)
     updater.update([_group()], [])
-    assert not updater._passes._layers.checkpointed, "memory was free"
+    assert not updater._runner._layers.checkpointed, "memory was free"
     size = measure(SHAPE, LoraSettings(), lambda _: torch.bfloat16)
     assert size.passes is not None
     release_unused()
@@ -117,5 +117,5 @@ def test_layers_are_checkpointed_when_memory_runs_out(device: torch.device) -> N
     room = 4 * size.trained + size.passes.kept.at(ROWS * COMPLETION // 2)
     hog = torch.empty(max(0, free - room), dtype=torch.uint8, device=device)
     assert not updater.update([_group()], []).skipped
-    assert updater._passes._layers.checkpointed
+    assert updater._runner._layers.checkpointed
     del hog

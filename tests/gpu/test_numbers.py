@@ -12,12 +12,12 @@ from torch import nn
 from swarm import torchao
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.policy.adapters import FrozenLinear
 from swarm.policy.batching import Insert, Packed, Padded
 from swarm.policy.config import FrozenDtype
-from swarm.policy.frozen.layers import FrozenLinear
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, choose_batching
-from swarm.policy.scoring.head import selected_logprobs
+from swarm.policy.scoring import selected_logprobs
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import OptimizerName, UpdateSettings
 from swarm.training.updater import PolicyUpdater

@@ -22,6 +22,7 @@ from swarm.net.snapshots.fetching import MAX_POOR_TURNS, STUCK_AFTER_STALLS, Dow
 from swarm.net.snapshots.messages import ASK_PROTOCOL, StatusReply, StatusRequest
 from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import SnapshotStore, describe
+from tests.snapshot_files import held
 
 from .records import sealed_manifest
 
@@ -39,7 +40,9 @@ class Peers:
         self.node = self._enter("node")
         self.askers = ThreadPoolExecutor(8)
         content = bytes(NUM_CHUNKS * CHUNK)
-        manifest, _ = describe(make_run_id("demo", LEARNER.peer_id), LEARNER.peer_id, VERSION, content, None, CHUNK)
+        manifest, _ = describe(
+            make_run_id("demo", LEARNER.peer_id), LEARNER.peer_id, VERSION, held(content), None, CHUNK
+        )
         self.stored = SnapshotStore(folder, 2).begin(seal_snapshot(LEARNER, manifest), manifest)
         for _ in range(NUM_HELD):
             self.stored.whole.add(content[:CHUNK])

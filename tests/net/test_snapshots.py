@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.errors import CorruptChunk, PeerUnreachable, Refusal, SnapshotError
+from swarm.files import RandomAccessFile
 from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.guard import Counters
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -25,6 +27,7 @@ from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, open_s
 from swarm.net.snapshots import serving as thread_module
 from swarm.net.snapshots import store as chunks_module
 from swarm.net.snapshots import store as store_module
+from swarm.net.snapshots import subscribe as subscribe_module
 from swarm.net.snapshots.messages import (
     ANNOUNCE_PROTOCOL,
     ASK_PROTOCOL,
@@ -37,10 +40,11 @@ from swarm.net.snapshots.messages import (
 from swarm.net.snapshots.plan import LinkLimits, Slot
 from swarm.net.snapshots.publish import NUM_ANNOUNCERS, UNHEARD_S, Publisher
 from swarm.net.snapshots.serving import MAX_FAILURES, MAX_REPEATS, Uploads
-from swarm.net.snapshots.store import Part, SnapshotStore, Stored, check_size, chunk_bytes_for, cut, describe, digest
+from swarm.net.snapshots.store import Part, SnapshotStore, Stored, check_size, chunk_bytes_for, cut, describe
 from swarm.net.snapshots.subscribe import Subscriber
-from swarm.protocols import SnapshotFeed, SnapshotPublisher, StreamHandler
+from swarm.protocols import SnapshotFeed, StreamHandler
 from swarm.types import ChunkList
+from tests.snapshot_files import BytesPublisher, content_of, held, newest
 
 from .records import sealed_manifest, until
 
@@ -60,9 +64,9 @@ class Swarm:
         self.settings = FAST
         self.nodes: list[Publisher | Subscriber] = []
 
-    def learner(self, transport: type[MemoryTransport] = MemoryTransport, **network: object) -> Publisher:
+    def learner(self, transport: type[MemoryTransport] = MemoryTransport, **network: object) -> BytesPublisher:
         node = self._enter(LEARNER, transport)
-        publisher = Publisher(node, LEARNER, self.folder / "learner", self._network(**network))
+        publisher = BytesPublisher(node, LEARNER, self.folder / "learner", self._network(**network))
         publisher.start()
         self.nodes.append(publisher)
         return publisher
@@ -115,12 +119,16 @@ def step(before: bytes) -> bytes:
     return bytes(after)
 
 
+def raises(error: Exception) -> Any:
+    raise error
+
+
 def arrives(feed: SnapshotFeed, version: int, content: bytes) -> None:
-    assert until(feed.newest, f"version {version} arrives") == (version, content)
+    assert until(lambda: newest(feed), f"version {version} arrives") == (version, content)
 
 
 def test_every_worker_gets_each_snapshot_once_and_whole(swarm: Swarm) -> None:
-    learner: SnapshotPublisher = swarm.learner()
+    learner = swarm.learner()
     workers = [swarm.worker(f"worker-{i}") for i in range(5)]
     assert all(worker.newest() is None and worker.announced() is None for worker in workers)
     content = snapshot(0)
@@ -154,8 +162,8 @@ def test_a_small_step_travels_as_its_change(swarm: Swarm) -> None:
 
 def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm: Swarm) -> None:
     lonely = SnapshotStore(swarm.folder / "worker", 2)
-    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(99), None, CHUNK)
-    lonely.begin(seal_snapshot(LEARNER, manifest), manifest).whole.fill(snapshot(99))
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, held(snapshot(99)), None, CHUNK)
+    lonely.begin(seal_snapshot(LEARNER, manifest), manifest).whole.adopt(held(snapshot(99), swarm.folder))
     learner = swarm.learner()
     learner.publish(1, snapshot(0))
     until(lambda: learner.counters().get("published") == 1, "the first is published")
@@ -163,7 +171,7 @@ def test_a_change_that_is_not_for_what_is_here_is_made_up_for_by_the_whole(swarm
     until(lambda: learner.announced() == 2, "both are published")
     worker = swarm.worker("worker")
     # What it had is handed out at once.
-    until(lambda: worker.newest() == (2, step(snapshot(0))), "it has taken the second")
+    until(lambda: newest(worker) == (2, step(snapshot(0))), "it has taken the second")
     assert worker.counters()["useless_changes"] == 1
 
 
@@ -191,7 +199,7 @@ def test_a_learner_that_restarts_goes_on_above_what_it_published(swarm: Swarm) -
 
 def test_of_snapshots_that_wait_only_the_newest_is_published(swarm: Swarm) -> None:
     node = swarm._enter(LEARNER, MemoryTransport)
-    learner = Publisher(node, LEARNER, swarm.folder / "learner", swarm._network())
+    learner = BytesPublisher(node, LEARNER, swarm.folder / "learner", swarm._network())
     for version in range(4):
         learner.publish(version, snapshot(version))
     learner.start()
@@ -203,6 +211,42 @@ def test_of_snapshots_that_wait_only_the_newest_is_published(swarm: Swarm) -> No
     learner.publish(4, step(snapshot(3)))
     arrives(worker, 4, step(snapshot(3)))
     assert worker.counters()["chunks_received"] < NUM_CHUNKS + 5, "the change is to what was published"
+    until(lambda: learner.counters()["published"] == 2, "it is stored")
+    assert {path.name for path in (swarm.folder / "learner").iterdir()} <= {"3", "4"}, "no packed file stays"
+
+
+def test_what_a_killed_learner_was_packing_is_deleted(swarm: Swarm) -> None:
+    leftover = held(snapshot(0), swarm.folder / "learner")
+    swarm.learner()
+    assert not leftover.path.exists()
+
+
+def test_a_full_disk_keeps_what_was_packed_until_there_is_room(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner, worker = swarm.learner(), swarm.worker("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "delta", lambda new, parent: raises(full))
+        learner.publish(2, step(snapshot(0)))
+        until(lambda: learner.counters().get("disk_errors", 0) > 1, "it tries again")
+    arrives(worker, 2, step(snapshot(0)))
+    assert "snapshots cannot be written: [Errno 28] No space left on device" in caplog.text
+
+
+def test_a_worker_without_room_for_the_planes_of_a_delta_takes_the_whole(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, worker = swarm.learner(), swarm.worker("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(subscribe_module, "apply_delta", lambda *parts: raises(full))
+    learner.publish(2, step(snapshot(0)))
+    arrives(worker, 2, step(snapshot(0)))
+    assert worker.counters()["useless_changes"] == 1
 
 
 class Unheard(MemoryTransport):
@@ -286,7 +330,7 @@ def test_an_old_manifest_in_a_strangers_hands_ends_no_learner(swarm: Swarm) -> N
     stranger = swarm._enter(Identity.generate(), MemoryTransport)
 
     def replay(version: int) -> None:
-        manifest, _ = describe(RUN_ID, LEARNER.peer_id, version, snapshot(9), None, CHUNK)
+        manifest, _ = describe(RUN_ID, LEARNER.peer_id, version, held(snapshot(9)), None, CHUNK)
         message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), Slot((), 0, None)))
         stranger.request(LEARNER.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
 
@@ -520,13 +564,13 @@ def test_a_worker_that_needs_longer_than_two_publications_finishes_one_and_catch
         publish(version)
     assert (swarm.folder / "learner" / "3" / "whole").stat().st_size == 0, "its learner does not keep it any longer"
     # Those before it may be replaced by newer ones before they are asked for.
-    until(lambda: worker.newest() == (7, contents[7]), "it catches up")
+    until(lambda: newest(worker) == (7, contents[7]), "it catches up")
     assert worker.counters()["completed"] == 5, "the third whole, the others by deltas"
 
 
 def test_a_version_that_nobody_has_any_more_is_not_waited_for(swarm: Swarm) -> None:
     worker = swarm.worker("worker")
-    gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(1), None, CHUNK)
+    gone, _ = describe(RUN_ID, LEARNER.peer_id, 1, held(snapshot(1)), None, CHUNK)
     worker._on_news(LEARNER.peer_id, seal_snapshot(LEARNER, gone), None)
     until(lambda: worker._fetching, "it looks for the first")
     learner = swarm.learner()
@@ -559,7 +603,7 @@ def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
     stranger = Identity.generate()
     node = MemoryTransport(swarm.hub, stranger.peer_id, sealed_manifest(LEARNER))
     node.start()
-    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, held(snapshot(0)), None, CHUNK)
     foreign = [
         b"noise",
         seal_snapshot(stranger, manifest),
@@ -588,7 +632,7 @@ def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
         {"version": 2**63},
         {"digest": b"short"},
         {"parent": 1},
-        {"parent": 7, "change": cut(b"x", CHUNK)},
+        {"parent": 7, "change": cut(held(b"x"), CHUNK)[0]},
         {"whole": ChunkList(0, CHUNK, ())},
         {"whole": ChunkList(2**62, 2**22, ())},
         {"whole": ChunkList(10, 0, ())},
@@ -597,7 +641,7 @@ def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
     ],
 )
 def test_manifests_against_the_limits_are_refused(change: dict[str, object]) -> None:
-    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 7, snapshot(0), None, CHUNK)
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 7, held(snapshot(0)), None, CHUNK)
     assert open_snapshot(seal_snapshot(LEARNER, manifest), RUN_ID, LEARNER.peer_id) == manifest
     try:
         sealed = seal_snapshot(LEARNER, replace(manifest, **change))
@@ -679,7 +723,7 @@ def test_nobody_gets_the_same_part_for_ever(swarm: Swarm) -> None:
 
 def test_larger_snapshots_than_the_model_are_not_fetched(swarm: Swarm) -> None:
     worker = swarm.worker("worker", max_bytes=CHUNK)
-    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, snapshot(0), None, CHUNK)
+    manifest, _ = describe(RUN_ID, LEARNER.peer_id, 1, held(snapshot(0)), None, CHUNK)
     with pytest.raises(Refusal, match="oversized"):
         worker._on_news(LEARNER.peer_id, seal_snapshot(LEARNER, manifest), None)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == 1
@@ -709,25 +753,41 @@ def test_an_error_of_the_relay_ends_it_only_when_it_stays(swarm: Swarm, monkeypa
 
 def test_a_part_takes_only_the_next_chunk_it_should_have(tmp_path: Path) -> None:
     content = snapshot(0, 3 * CHUNK + 1)
-    part = Part(tmp_path / "part", cut(content, CHUNK))
+    chunks, digest = cut(held(content), CHUNK)
+    part = Part(tmp_path / "part", chunks)
     with pytest.raises(CorruptChunk):
         part.add(content[CHUNK : 2 * CHUNK])
-    part.fill(content)
-    assert part.complete and part.content() == content and part.has(digest(content))
+    for start in range(0, len(content), CHUNK):
+        part.add(content[start : start + CHUNK])
+    assert part.complete and content_of(part.file) == content and part.has(digest)
     assert (part.read(3), part.num_bytes_held) == (content[-1:], len(content))
-    again = Part(tmp_path / "part", cut(content, CHUNK))
+    again = Part(tmp_path / "part", chunks)
     again.verify()
-    assert again.complete and again.has(digest(content))
+    assert again.complete and again.has(digest)
 
 
 def test_what_the_learner_has_cut_itself_is_stored_as_it_is(tmp_path: Path) -> None:
     content = snapshot(0, 3 * CHUNK + 1)
-    own = Part(tmp_path / "part", cut(content, CHUNK))
-    own.put(content, digest(content))
-    assert own.complete and own.content() == content and own.has(digest(content)) and not own.has(bytes(32))
-    again = Part(tmp_path / "part", cut(content, CHUNK))  # in the next process nothing is taken on trust
+    chunks, digest = cut(held(content), CHUNK)
+    own, packed = Part(tmp_path / "part", chunks), held(content, tmp_path)
+    before = packed.path
+    own.adopt(packed, digest)
+    assert own.complete and content_of(own.file) == content and own.has(digest) and not own.has(bytes(32))
+    assert not before.exists() and packed.path == tmp_path / "part", "no byte was written twice"
+    again = Part(tmp_path / "part", chunks)  # in the next process nothing is taken on trust
     again.verify()
-    assert again.complete and again.has(digest(content))
+    assert again.complete and again.has(digest)
+
+
+def test_a_packed_file_that_another_process_deletes_is_stored_from_the_open_one(tmp_path: Path) -> None:
+    content = snapshot(0, 3 * CHUNK + 1)
+    chunks, digest = cut(held(content), CHUNK)
+    packed = held(content, tmp_path)
+    packed.path.unlink()
+    Part(tmp_path / "part", chunks).adopt(packed, digest)
+    again = Part(tmp_path / "part", chunks)
+    again.verify()
+    assert again.complete and again.has(digest)
 
 
 class Versions:
@@ -735,18 +795,20 @@ class Versions:
 
     def __init__(self, folder: Path) -> None:
         self.store = SnapshotStore(folder, keep=1)
-        self.before: tuple[int, bytes] | None = None
+        self.folder = folder.with_name(f"{folder.name}-packed")
+        self.before: tuple[int, RandomAccessFile] | None = None
 
     def begin(self, version: int, content: bytes) -> Stored:
-        manifest, self.change = describe(RUN_ID, LEARNER.peer_id, version, content, self.before, CHUNK)
-        self.before = (version, content)
+        self.whole = held(content, self.folder)
+        manifest, self.change = describe(RUN_ID, LEARNER.peer_id, version, self.whole, self.before, CHUNK)
+        self.before = (version, self.whole)
         return self.store.begin(seal_snapshot(LEARNER, manifest), manifest)
 
     def add(self, version: int, content: bytes) -> Stored:
         stored = self.begin(version, content)
-        stored.whole.fill(content)
         if stored.change is not None and self.change is not None:
-            stored.change.fill(self.change)
+            stored.change.adopt(self.change)
+        stored.whole.adopt(self.whole, stored.manifest.digest)
         return stored
 
     def held(self) -> dict[int, tuple[bool, bool]]:
@@ -774,7 +836,7 @@ def test_of_older_versions_the_deltas_are_kept_while_they_take_fewer_bytes_than_
         versions.store.collect()
     assert versions.held() == {1: (False, True), 2: (False, True), 3: (True, True)}
     assert num_bytes < len(content) and (tmp_path / "1" / "whole").stat().st_size == 0
-    assert reader.content() == snapshot(0), "who reads what was removed can finish"
+    assert content_of(reader.file) == snapshot(0), "who reads what was removed can finish"
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "MAX_DELTAS", 2)
         versions.store.collect()
@@ -858,9 +920,9 @@ def test_a_learner_hears_that_it_can_publish_nothing_more(swarm: Swarm, monkeypa
 def test_a_snapshot_is_cut_into_about_256_chunks() -> None:
     assert [chunk_bytes_for(size) for size in (1, 2**24, 2**30, 2**34)] == [2**15, 2**16, 2**22, 2**22]
     with pytest.raises(SnapshotError, match="at least 1 byte"):
-        cut(b"", 1_024)
+        cut(held(b""), 1_024)
     with pytest.raises(SnapshotError, match="a larger network.snapshots.chunk_bytes allows more"):
-        cut(bytes(1_024 * 16_384 + 1), 1_024)
+        cut(held(bytes(1_024 * 16_384 + 1)), 1_024)
     assert check_size(2**36, None) == 2**22
     for chunk_bytes in (None, 2**15, 2**22):
         with pytest.raises(SnapshotError, match="no chunk_bytes allows as much"):

@@ -12,8 +12,8 @@ import pytest
 
 from swarm.net.config import SnapshotSettings
 from swarm.net.membership.transport import MemberTransport
-from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.subscribe import Subscriber
+from tests.snapshot_files import BytesPublisher, newest
 
 from .records import IDENTITIES, fast_settings, until
 
@@ -24,7 +24,7 @@ RATE = 2**20
 class Swarm(NamedTuple):
     """A learner, the workers that have their slots in its plan, and the nodes of all, the learner's first."""
 
-    learner: Publisher
+    learner: BytesPublisher
     workers: list[Subscriber]
     nodes: list[MemberTransport]
 
@@ -39,7 +39,7 @@ def swarm(
     settings = fast_settings().model_copy(update={**limits, "snapshots": SnapshotSettings(poll_s=0.5)})
     for node in nodes:
         until(node.manifest, "the run is known")
-    learner = Publisher(founder, IDENTITIES[founder.peer_id], folder / "learner", settings)
+    learner = BytesPublisher(founder, IDENTITIES[founder.peer_id], folder / "learner", settings)
     workers = [Subscriber(node, founder.peer_id, folder / node.peer_id, settings) for node in nodes[1:]]
     for each in (learner, *workers):
         each.start()
@@ -70,7 +70,7 @@ def test_a_snapshot_goes_down_a_chain_one_of_which_leaves(
         next(node for node in nodes if node.peer_id == gone).close()
         for peer_id, worker in by_peer.items():
             if peer_id != gone:
-                assert until(worker.newest, "it arrives") == (1, snapshot)
+                assert until(lambda worker=worker: newest(worker), "it arrives") == (1, snapshot)
         received = [worker.counters()["chunks_received"] for peer_id, worker in by_peer.items() if peer_id != gone]
         assert received == [96, 96], "nothing was sent twice"
 
@@ -85,7 +85,7 @@ def test_without_rate_limits_chunks_go_over_direct_links_and_past_closed_ports(
         first = random.Random(1).randbytes(3 * RATE)
         learner.publish(1, first)
         for worker in workers:
-            assert until(worker.newest, "it arrives") == (1, first)
+            assert until(lambda worker=worker: newest(worker), "it arrives") == (1, first)
         givers = (learner, *workers)
         assert sum(each.counters().get("direct_links", 0) for each in givers) >= 1
         for each in givers:  # as a firewall does to a new port
@@ -94,4 +94,4 @@ def test_without_rate_limits_chunks_go_over_direct_links_and_past_closed_ports(
         second = random.Random(2).randbytes(3 * RATE)
         learner.publish(2, second)
         for worker in workers:
-            assert until(worker.newest, "it arrives by the network") == (2, second)
+            assert until(lambda worker=worker: newest(worker), "it arrives by the network") == (2, second)

@@ -14,9 +14,8 @@ from nodes.cli import app
 from nodes.cli.options import split_fields
 from nodes.commands.bench import BENCHMARKS
 from swarm.algorithms.advantages import ADVANTAGES
-from swarm.algorithms.kl import BEHAVIOUR_KL_ESTIMATORS
-from swarm.algorithms.losses import LOSSES
-from swarm.algorithms.names import ImportanceName, KlEstimatorName
+from swarm.algorithms.importance import ImportanceName
+from swarm.algorithms.losses import BEHAVIOUR_KL_ESTIMATORS, LOSSES, KlEstimatorName
 from swarm.errors import ConfigError
 
 

@@ -16,21 +16,22 @@ from nodes.roles.peer import PeerNode
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
+from swarm.files import RandomAccessFile
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.policy.snapshot import pack
 from swarm.policy.weights import whole_weights
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
+from tests.snapshot_files import held, packed
 
 pytestmark = pytest.mark.slow
 
 
 class FakeFeed:
-    def __init__(self, *snapshots: tuple[int, bytes]) -> None:
+    def __init__(self, *snapshots: tuple[int, RandomAccessFile]) -> None:
         self.snapshots = list(snapshots)
 
-    def newest(self) -> tuple[int, bytes] | None:
+    def newest(self) -> tuple[int, RandomAccessFile] | None:
         return self.snapshots.pop(0) if self.snapshots else None
 
     def complaints(self) -> list[tuple[str, str]]:
@@ -58,7 +59,7 @@ def test_ctrl_c_during_a_comparison_leaves_the_nodes_own_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = _node(tmp_path)
-    before = pack(whole_weights(node._ranks.policy))
+    before = packed(whole_weights(node._ranks.policy))
     other = {name: weights * 0.5 for name, weights in whole_weights(node._ranks.policy).items()}
     compared: list[int] = []
 
@@ -70,19 +71,19 @@ def test_ctrl_c_during_a_comparison_leaves_the_nodes_own_weights(
 
     monkeypatch.setattr(node._adoption, "_num_correct", interrupted)
     with pytest.raises(Interrupted):
-        node._adoption._compare(3, pack(other))
-    assert pack(whole_weights(node._ranks.policy)) == before
+        node._adoption._compare(3, held(packed(other)))
+    assert packed(whole_weights(node._ranks.policy)) == before
     node.close()
 
 
 def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = _node(tmp_path)
-    good = pack(whole_weights(node._ranks.policy))
+    good = packed(whole_weights(node._ranks.policy))
     with torch.no_grad():
         for parameter in node._ranks.policy.model.parameters():
             parameter.mul_(0.0)
-    silent = pack(whole_weights(node._ranks.policy))
-    feed = FakeFeed((3, good), (4, silent), (5, b"garbage"))
+    silent = packed(whole_weights(node._ranks.policy))
+    feed = FakeFeed((3, held(good)), (4, held(silent)), (5, held(b"garbage")))
 
     @contextlib.contextmanager
     def open_subscriber(transport: object, learner: str, config: object, *, max_bytes: float) -> Iterator[FakeFeed]:
@@ -93,7 +94,7 @@ def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkey
     node.begin()
     for _ in range(3):
         node.step()
-    assert pack(whole_weights(node._ranks.policy)) != silent
+    assert packed(whole_weights(node._ranks.policy)) != silent
     node.end("interrupted")
     notes = [moment.text for moment in PeerHistory.read(tmp_path / METRICS_FILE).moments]
     assert any(text.startswith("adopted version 3") for text in notes), notes

@@ -24,8 +24,8 @@ from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.roster import read_progress
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import load_policy
+from swarm.policy.ranks import Ranks
 from swarm.schedule import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent

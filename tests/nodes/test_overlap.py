@@ -16,7 +16,7 @@ from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
 from swarm.errors import ConfigError
 from swarm.policy.config import PolicySettings
-from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.ranks import Ranks
 from tests.nodes.processes import LOOPBACK, command_of, gone, swarm, until
 
 OPTIONS = [

@@ -33,7 +33,7 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.known_peers import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import open_manifest, seal_manifest
-from swarm.policy.distributed.ranks import Ranks
+from swarm.policy.ranks import Ranks
 from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec, Terms
 from tests.net.records import of_version
 

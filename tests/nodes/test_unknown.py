@@ -116,7 +116,7 @@ def test_a_field_or_a_value_that_there_is_not_leads_to_the_one_that_there_is(
 
 
 OWN = """
-from swarm.algorithms.losses.grpo import Grpo
+from swarm.algorithms.losses import Grpo
 from swarm.sapo.mixing import MixPolicy, Decision
 
 class Mine(Grpo):

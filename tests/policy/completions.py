@@ -24,4 +24,4 @@ def completion_logprobs(
 ) -> Tensor:
     """Log-probabilities [R, T] of each completion token given what precedes it; 0 beyond a completion's end."""
     rows = list(map(_Row, prompts, completions))
-    return Scorer(policy, temperature, Padded(policy.places))(rows).logprobs
+    return Scorer(policy, temperature, Padded(policy.mrope_positions))(rows).logprobs

@@ -17,12 +17,11 @@ from swarm.policy.adapters import Adapters
 from swarm.policy.batching import Packed
 from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.loading import Policy
-from swarm.policy.scoring.compiled import compiled
-from swarm.policy.scoring.head import read_at_once, slope_at_once
+from swarm.policy.scoring import compiled, read_at_once, slope_at_once
 from swarm.sapo.mixing import MixSettings
-from swarm.training import layers, passes
+from swarm.training import forward
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import TrainingLayers, is_compiled, pays
+from swarm.training.forward import TrainingLayers, is_compiled, pays
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup
 from tests.engines.models import make
@@ -75,7 +74,7 @@ def test_an_error_of_the_code_itself_is_no_failure_to_compile(monkeypatch: pytes
 
 def test_layers_are_compiled_where_it_pays(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not pays(policy.model, "cuda"), "smaller models are fast already"
-    monkeypatch.setattr(layers, "COMPILED_PARAMETERS", 0)
+    monkeypatch.setattr(forward, "COMPILED_PARAMETERS", 0)
     assert pays(policy.model, "cuda") and not pays(policy.model, "cpu")
     assert not pays(make("qwen3_moe").model, "cuda")
     assert is_compiled(True, policy) and not is_compiled(False, policy) and not is_compiled(None, policy)
@@ -89,13 +88,13 @@ def test_compilations_grow_neither_with_layers_nor_with_updates_lengths_and_grou
     if rank:
         pytest.importorskip("peft", reason="needs the extra lora")
     monkeypatch.setattr(attention, "in_ranges", in_ranges)
-    monkeypatch.setattr(passes, "choose_batching", lambda *_: Packed(in_ranges=True))
+    monkeypatch.setattr(forward, "choose_batching", lambda *_: Packed(in_ranges=True))
     counts = []
     for num_layers in (2, 5):
         counter = CompileCounterWithBackend("eager")
         compile_code = partial(torch.compile, backend=counter)
         made = cache(lambda code, compile_code=compile_code: compile_code(code, dynamic=True))
-        monkeypatch.setattr(passes, "TrainingLayers", partial(TrainingLayers, compile_code=made))
+        monkeypatch.setattr(forward, "TrainingLayers", partial(TrainingLayers, compile_code=made))
         torch._dynamo.reset()
         policy = _policy(num_layers, LoraSettings(rank=rank, frozen_dtype=frozen))
         settings = UpdateSettings(compile=True, micro_batch_tokens=150, epochs=2, gradient_checkpointing=num_layers > 2)

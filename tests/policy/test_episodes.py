@@ -16,8 +16,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import (
     Completion,
     GradedGroup,
@@ -34,6 +33,7 @@ from swarm.types import (
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 from tests.sapo.pupil import as_read
+from tests.snapshot_files import held, packed_by
 
 PROMPT = "Guess my number from 1 to 7."
 HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
@@ -197,7 +197,7 @@ def test_a_learner_takes_workers_episodes_and_checks_them_with_its_own_observati
     learner = StreamedUpdater(policy, UpdateSettings(), MixSettings(), Sampling())
     assert learner.refusal(group) is None
     auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-3, num_kept=1)
-    auditor.keep(0, learner.snapshot())
+    auditor.keep(0, held(packed_by(learner)))
     assert auditor.verdict(group) is None
     elsewhere = GradedGroup(group.group, PROMPT, REWARDS, ((HIGHER, LOWER), (), (LOWER,)))
     assert auditor.verdict(elsewhere) == "wrong_logprobs", "sampled after other observations"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.policy.experts.casting import are_cast
+from swarm.policy.experts import are_cast
 from swarm.policy.loading import Policy
-from swarm.training.layers import TrainingLayers
+from swarm.training.forward import TrainingLayers
 from tests.engines.models import make, make_published
 
 FAMILIES: dict[str, Callable[[str], Policy]] = {

@@ -17,12 +17,10 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.engines.vllm.delivery import make_work_directory, model_files
 from swarm.errors import PolicyError
-from swarm.policy.adapters import Adapters
+from swarm.policy.adapters import BLOCK, NF4, Adapters, FrozenLinear, frozen_layers
 from swarm.policy.config import FrozenDtype, LoraSettings, PolicySettings
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.frozen.codes import BLOCK, NF4
-from swarm.policy.frozen.layers import FrozenLinear, frozen_layers
 from swarm.policy.loading import Policy, load_policy
+from swarm.policy.ranks import Ranks
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from swarm.policy.scoring.head import OutputHead, give_float32_logits, project, selected_logprobs
+from swarm.policy.scoring import OutputHead, give_float32_logits, project, selected_logprobs
 
 SIZES = {
     "vocab_size": 97,

@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from swarm.errors import ConfigError, PolicyError
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.templates.renderer import RENDERER, TemplateRenderer
+from swarm.policy.turns import RENDERER, TemplateRenderer
 
 from .test_turns import TEMPLATES, policy_with
 

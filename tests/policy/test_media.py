@@ -11,7 +11,7 @@ from swarm.errors import PolicyError
 from swarm.policy.batching import Packed, Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
-from swarm.policy.media.ids import FIRST_PLACE, TokenIds, joined, runs
+from swarm.policy.media.features import FIRST_SLOT, TokenIds, joined, runs
 from swarm.types import Message, Text
 from swarm.types.media import Image, Video
 from tests import readers
@@ -63,7 +63,7 @@ def test_padded_and_packed_rows_give_the_same(policy: Policy, family: str) -> No
     prompts = [policy.encode_prompt(readers.question(family, number)) for number in (0, 0, 1)]
     rows = [Row(prompt, [30 + k, 31, 40, 1][: k + 2], 0.0, None) for k, prompt in enumerate(prompts)]
     found = []
-    for batching in (Padded(policy.places), Packed(policy.places)):
+    for batching in (Padded(policy.mrope_positions), Packed(policy.mrope_positions)):
         with batching.attention(policy.model):
             found.append(Scorer(policy, 1.0, batching)(rows).logprobs)
     assert (found[0] - found[1]).abs().max() < 1e-5
@@ -103,7 +103,7 @@ def test_sequences_keep_their_media_alive(policy: Policy, family: str) -> None:
     ids = joined([[1, 2], policy.encode_prompt(readers.question(family, 9)), [3]])
     assert isinstance(ids, TokenIds)
     number = next(runs(ids)).number
-    assert policy.media.reader[number].num_features == sum(token >= FIRST_PLACE for token in ids)
+    assert policy.media.reader[number].num_features == sum(token >= FIRST_SLOT for token in ids)
     del ids
     with pytest.raises(KeyError):
         policy.media.reader[number]

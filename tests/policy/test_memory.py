@@ -11,9 +11,9 @@ import torch
 from swarm.errors import OutOfMemory
 from swarm.policy.batching import Insert
 from swarm.policy.config import PolicySettings
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
+from swarm.policy.ranks import Ranks
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater

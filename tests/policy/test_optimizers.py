@@ -12,12 +12,12 @@ import torch
 
 from swarm import torchao
 from swarm.errors import CheckpointError, PolicyError
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy
+from swarm.policy.ranks import Ranks
 from swarm.sapo.mixing import MixSettings
 from swarm.training.checkpoint import CheckpointStore, restore
 from swarm.training.config import OptimizerName, UpdateSettings
-from swarm.training.memory.optimizers import OffloadedAdamW
+from swarm.training.optimizers import OffloadedAdamW
 from swarm.training.updater import PolicyUpdater
 from tests.policy.test_adapters import _state
 from tests.policy.test_updater import _group

@@ -20,8 +20,7 @@ from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import RoundEvent
 from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings, scalars
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, Sampling, UpdateReport
 from tests.example_groups import rollout_group
 from tests.telemetry.test_sinks import scrape

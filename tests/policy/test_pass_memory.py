@@ -12,12 +12,18 @@ from swarm.policy.batching import Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
 from swarm.sapo.mixing import MixSettings
-from swarm.training import layers, passes
+from swarm.training import forward
 from swarm.training.config import UpdateSettings
-from swarm.training.layers import TrainingLayers, is_checkpointed
-from swarm.training.memory import pass_memory
-from swarm.training.memory.pass_memory import COMPILED_SHARE, USED_FRACTION, PassMemory, bytes_for_a_pass, measure
-from swarm.training.passes import Passes
+from swarm.training.forward import (
+    COMPILED_SHARE,
+    USED_FRACTION,
+    ForwardRunner,
+    PassMemory,
+    TrainingLayers,
+    bytes_for_a_pass,
+    is_checkpointed,
+    measure,
+)
 from swarm.training.rows import Row
 from swarm.training.sketches import Sketcher
 from swarm.training.updater import PolicyUpdater
@@ -46,7 +52,7 @@ def test_without_memory_it_is_one_token() -> None:
 def test_two_small_passes_foretell_a_large_one(policy: Policy) -> None:
     scorer = Scorer(policy, 1.0, Padded())
     plain, checkpointed = measure(policy, scorer)
-    expected = pass_memory._kept_bytes(policy, scorer, 400)
+    expected = forward._kept_bytes(policy, scorer, 400)
     assert plain.fixed_bytes + 400 * plain.token_bytes == pytest.approx(expected, rel=0.1)
     layers = policy.model.config.num_hidden_layers
     inputs = layers * policy.model.config.hidden_size * 4
@@ -57,7 +63,7 @@ def test_two_small_passes_foretell_a_large_one(policy: Policy) -> None:
 
 def test_gradients_and_optimizer_take_their_share_first(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = sum(parameter.numel() for parameter in policy.trained)
-    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: 12 * weights + 1_000_000)
+    monkeypatch.setattr(forward, "free_bytes", lambda device: 12 * weights + 1_000_000)
     assert bytes_for_a_pass(policy, "adamw") == USED_FRACTION * 1_000_000
     assert bytes_for_a_pass(policy, "adamw_offloaded") == int(USED_FRACTION * (8 * weights + 1_000_000))
     assert bytes_for_a_pass(policy, "adamw_8bit") == int(USED_FRACTION * (6 * weights + 1_000_000))
@@ -72,9 +78,9 @@ def test_an_update_within_the_free_memory_is_the_same_update(policy: Policy, mon
     settings = UpdateSettings(learning_rate=1e-3, batching="padded")
     twin, sizes = copy.deepcopy(policy), []
     expected = PolicyUpdater(policy, settings, MixSettings(), 1.0).update([], groups)
-    monkeypatch.setattr(passes, "LIMITED", ("cpu",))
-    monkeypatch.setattr(passes, "measure", lambda *args: (MEMORY, MEMORY))
-    monkeypatch.setattr(passes, "bytes_for_a_pass", lambda policy, optimizer: _needed(80))
+    monkeypatch.setattr(forward, "LIMITED", ("cpu",))
+    monkeypatch.setattr(forward, "measure", lambda *args: (MEMORY, MEMORY))
+    monkeypatch.setattr(forward, "bytes_for_a_pass", lambda policy, optimizer: _needed(80))
     updater = PolicyUpdater(twin, settings, MixSettings(), 1.0)
     twin.model.register_forward_pre_hook(lambda m, args, kw: sizes.append(kw["input_ids"].numel()), with_kwargs=True)
     report = updater.update([], groups)
@@ -118,12 +124,12 @@ def test_when_memory_runs_out_layers_are_checkpointed_before_passes_become_short
     assert tried == [(False, 16_384), (True, 16_384), (True, 8_192)]
 
 
-def _choosing(policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int) -> Passes:
-    """Passes that choose their layers and tokens, as with CUDA, for so many bytes."""
-    monkeypatch.setattr(passes, "LIMITED", ("cpu",))
-    monkeypatch.setattr(passes, "MICRO_BATCH_TOKENS", {"cpu": 16_384})
-    monkeypatch.setattr(passes, "measure", lambda *args: (MEMORY, MEMORY))
-    monkeypatch.setattr(passes, "bytes_for_a_pass", lambda policy, optimizer: room)
-    monkeypatch.setattr(layers, "is_checkpointed", lambda chosen, device, possible: chosen is not False)
+def _choosing(policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int) -> ForwardRunner:
+    """ForwardRunner that choose their layers and tokens, as with CUDA, for so many bytes."""
+    monkeypatch.setattr(forward, "LIMITED", ("cpu",))
+    monkeypatch.setattr(forward, "MICRO_BATCH_TOKENS", {"cpu": 16_384})
+    monkeypatch.setattr(forward, "measure", lambda *args: (MEMORY, MEMORY))
+    monkeypatch.setattr(forward, "bytes_for_a_pass", lambda policy, optimizer: room)
+    monkeypatch.setattr(forward, "is_checkpointed", lambda chosen, device, possible: chosen is not False)
     settings = UpdateSettings()
-    return Passes(policy, settings, 1.0, Sketcher(policy, settings))
+    return ForwardRunner(policy, settings, 1.0, Sketcher(policy, settings))

@@ -18,14 +18,13 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.net.records.wire import Limits, group_problems
 from swarm.policy.batching import Batching, Insert, Packed, Padded
+from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer
-from swarm.policy.routing import Routing
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, Message, PolicyId, Sampling, UpdateReport
 from tests import readers
 from tests.engines.models import make
@@ -206,14 +205,14 @@ def test_a_replayed_pass_over_a_picture_gives_what_the_engine_gave(tmp_path: Pat
     answers = engine.generate(questions, 4, Sampling(max_new_tokens=24), seed=1)
     batch = rows(policy, [list(group) for group in answers], questions)
     assert all(row.routing is not None for row in batch)
-    for batching in (Padded(policy.places), Packed(policy.places)):
+    for batching in (Padded(policy.mrope_positions), Packed(policy.mrope_positions)):
         for row, logprobs in zip(batch, scores(policy, batch, batching), strict=True):
             assert logprobs[: len(row.completion)].tolist() == pytest.approx(row.logprobs, abs=1e-4)
     turned = [other_experts(row) for row in batch]
     assert (
         max(
             abs(logprob - recorded)
-            for row, logprobs in zip(turned, scores(policy, turned, Padded(policy.places)), strict=True)
+            for row, logprobs in zip(turned, scores(policy, turned, Padded(policy.mrope_positions)), strict=True)
             for logprob, recorded in zip(logprobs[: len(row.completion)].tolist(), row.logprobs, strict=True)
         )
         > 1e-2

@@ -16,13 +16,14 @@ from swarm.policy.batching import Packed, Padded
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.logprobs import Scorer
-from swarm.policy.snapshot import Precision, pack, unpack
+from swarm.policy.snapshot import Precision
 from swarm.policy.weights import swap_weights
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.rows import Row
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
+from tests.snapshot_files import held, packed, unpacked
 
 GROUP = 8
 QUESTIONS = [f"Calculate {number} + 7." for number in range(10)]
@@ -37,7 +38,7 @@ def tiny() -> Policy:
 
 def _auditor(policy: Policy, sampling: Sampling = SAMPLED, precision: Precision = "native") -> SnapshotAuditor:
     auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), sampling, fraction=1.0, tolerance=0.1, num_kept=2)
-    auditor.keep(0, pack(policy.weights, precision))
+    auditor.keep(0, held(packed(policy.weights, precision)))
     return auditor
 
 
@@ -86,7 +87,7 @@ def _most(auditor: SnapshotAuditor) -> float:
 )
 def test_samples_pass_however_they_are_sampled(tiny: Policy, sampling: Sampling, precision: Precision) -> None:
     worker = copy.deepcopy(tiny)
-    swap_weights(worker, unpack(pack(tiny.weights, precision)), 0)
+    swap_weights(worker, unpacked(packed(tiny.weights, precision)), 0)
     auditor = _auditor(tiny, sampling, precision)
     for group in _sampled(worker, sampling):
         assert auditor.verdict(group) is None

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.training.config import UpdateSettings
-from swarm.training.schedules import learning_rate
+from swarm.training.optimizers import learning_rate
 
 
 def _rates(**settings: object) -> list[float]:

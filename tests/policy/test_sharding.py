@@ -25,23 +25,20 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
-from swarm.policy.distributed.ranks import Ranks
-from swarm.policy.distributed.sharding import ShardedRanks
-from swarm.policy.distributed.torchrun import open_ranks
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.snapshot import unpack
+from swarm.policy.ranks import Ranks, ShardedRanks, open_ranks
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import GradedGroup, Sampling
 from tests import readers
 from tests.engines.stand_in import python_with_vllm
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
+from tests.snapshot_files import unpacked
 
 NUM_RANKS = 2
 MAX_GRAD_NORM = 0.02
@@ -173,11 +170,11 @@ def _stream(base: Path, out: Path, ranks: Ranks) -> None:
     updater.apply()
     updater.accumulate(groups[:1])
     updater.abandon()
-    content = updater.snapshot()
+    updater.snapshot(out / f"snapshot-{ranks.rank}")
     if ranks.rank == 0:
-        (out / "snapshot").write_bytes(content)
+        (out / "snapshot-0").rename(out / "snapshot")
     else:
-        assert content == b""
+        assert not (out / f"snapshot-{ranks.rank}").exists()
 
 
 def _sampled(policy: Policy, group: GradedGroup) -> GradedGroup:
@@ -331,7 +328,7 @@ def test_all_ranks_generate_and_can_train_afterwards(results: tuple[Path, Path, 
 @pytest.mark.slow
 def test_a_learners_update_and_snapshot_are_those_of_one_process(results: tuple[Path, Path, Path]) -> None:
     base, alone, together = results
-    ours, theirs = (unpack((folder / "snapshot").read_bytes()) for folder in (together, alone))
+    ours, theirs = (unpacked((folder / "snapshot").read_bytes()) for folder in (together, alone))
     _assert_same(ours, theirs)
     before = load_file(base / "model.safetensors")
     assert any(not torch.equal(value, before[name]) for name, value in ours.items() if name in before)

@@ -141,7 +141,7 @@ def test_a_gradient_computed_anew_after_memory_ran_out_counts_once(
     policy = exact(policy)
     expected = _sketched(copy.deepcopy(policy))
     updater = _updater(policy, micro_batch_tokens=120)
-    score, calls = updater._passes._score, []
+    score, calls = updater._runner._score, []
 
     def scarce(*arguments: object) -> object:
         calls.append(arguments)
@@ -149,7 +149,7 @@ def test_a_gradient_computed_anew_after_memory_ran_out_counts_once(
             raise torch.OutOfMemoryError("out of memory")
         return score(*arguments)
 
-    monkeypatch.setattr(updater._passes, "_score", scarce)
+    monkeypatch.setattr(updater._runner, "_score", scarce)
     updater.sketcher.begin()
     updater.update([], GROUPS)
     found = updater.sketcher.take()

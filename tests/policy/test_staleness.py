@@ -10,7 +10,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from swarm.algorithms.names import BehaviourKlEstimatorName, ImportanceName, KlEstimatorName
+from swarm.algorithms.importance import ImportanceName
+from swarm.algorithms.losses import BehaviourKlEstimatorName, KlEstimatorName
 from swarm.errors import PolicyError
 from swarm.groups.expectation import log_expectation
 from swarm.policy.config import LoraSettings, PolicySettings

@@ -19,19 +19,19 @@ from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import TokenBudget
-from swarm.policy.snapshot import Precision, pack, unpack
+from swarm.policy.snapshot import Precision
 from swarm.policy.weights import swap_weights
 from swarm.sapo.mixing import MixSettings
 from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
 from tests import readers
 from tests.engines.play import PROMPTS, SHOWN, Play
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
+from tests.snapshot_files import held, packed, packed_by, unpacked
 
 QUESTIONS = ("Calculate 12 + 7.", "What is the greatest common divisor of 12 and 18?", "Calculate 3 * 5.")
 TEXTS = ("<answer>19</answer>", "19", "<answer>3</answer>", "a rather long completion that is wrong")
@@ -229,15 +229,15 @@ def test_snapshots_are_what_was_trained(policy: Policy) -> None:
     updater.apply()
     other = copy.deepcopy(policy)
     torch.nn.init.zeros_(next(iter(other.model.parameters())))
-    swap_weights(other, unpack(updater.snapshot()), updater.version)
-    assert pack(other.weights) == pack(policy.weights)
+    swap_weights(other, unpacked(packed_by(updater)), updater.version)
+    assert packed(other.weights) == packed(policy.weights)
 
 
 def test_where_only_adapters_change_only_they_are_in_a_snapshot(policy: Policy) -> None:
-    whole = len(pack(policy.weights))
+    whole = len(packed(policy.weights))
     policy.adapters = Adapters(policy.model, LoraSettings(rank=2))
-    sent = StreamedUpdater(policy, _settings(), MixSettings(), Sampling()).snapshot()
-    assert set(unpack(sent)) == set(policy.weights) and all(".lora_" in name for name in unpack(sent))
+    sent = packed_by(StreamedUpdater(policy, _settings(), MixSettings(), Sampling()))
+    assert set(unpacked(sent)) == set(policy.weights) and all(".lora_" in name for name in unpacked(sent))
     assert len(sent) < whole / 8
 
 
@@ -245,7 +245,7 @@ def test_an_honest_worker_passes_and_liars_are_told(policy: Policy) -> None:
     versions = _versions(policy, 3)
     auditor = _auditor(policy)
     for each in versions:
-        auditor.keep(each.version, pack(each.weights))
+        auditor.keep(each.version, held(packed(each.weights)))
     honest = _sampled(versions[1], QUESTIONS[1])
     assert auditor.verdict(honest) is None
     assert auditor.verdict(_claiming(honest, -0.5)) == "wrong_logprobs"
@@ -262,7 +262,7 @@ def test_a_spot_check_is_split_to_fit_and_left_out_where_nothing_fits(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auditor = _auditor(policy)
-    auditor.keep(0, pack(policy.weights))
+    auditor.keep(0, held(packed(policy.weights)))
     honest = _sampled(policy, QUESTIONS[1])
     whole = auditor._compared(honest)[0]
     auditor._budget = TokenBudget(1)
@@ -278,11 +278,11 @@ def test_a_spot_check_is_split_to_fit_and_left_out_where_nothing_fits(
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_a_worker_is_judged_by_the_rounded_weights_that_it_was_sent(policy: Policy, precision: Precision) -> None:
     updater = StreamedUpdater(policy, _settings(), MixSettings(), Sampling(), precision=precision)
-    sent = updater.snapshot()
+    sent = packed_by(updater)
     auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-5, num_kept=1)
-    auditor.keep(0, sent)
+    auditor.keep(0, held(sent))
     worker = copy.deepcopy(policy)
-    swap_weights(worker, unpack(sent), 0)
+    swap_weights(worker, unpacked(sent), 0)
     rounded = _sampled(worker, QUESTIONS[1])
     assert auditor.verdict(rounded) is None
     assert auditor.verdict(_sampled(policy, QUESTIONS[1])) == "wrong_logprobs", "they differ by the rounding"
@@ -294,7 +294,7 @@ def test_tokens_are_checked_under_the_version_that_sampled_each(policy: Policy) 
     versions = _versions(policy, 2)
     auditor = _auditor(policy)
     for each in versions:
-        auditor.keep(each.version, pack(each.weights))
+        auditor.keep(each.version, held(packed(each.weights)))
     old, new = (_sampled(each, QUESTIONS[1]) for each in versions)
     mixed = []
     for first, second in zip(old.group.completions, new.group.completions, strict=True):
@@ -313,7 +313,7 @@ def _three_versions(policy: Policy) -> tuple[list[Policy], SnapshotAuditor]:
     versions = [policy, *(_far_away(policy, seed) for seed in range(2))]
     auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-3, num_kept=3)
     for version, each in enumerate(versions):
-        auditor.keep(version, pack(each.weights))
+        auditor.keep(version, held(packed(each.weights)))
     return versions, auditor
 
 
@@ -347,8 +347,8 @@ def test_filters_make_nobody_a_liar(policy: Policy, filters: dict[str, float]) -
     later = _far_away(policy, 1)
     sampling = Sampling(max_new_tokens=12, temperature=0.7, **filters)
     auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), sampling, fraction=1.0, tolerance=1e-3, num_kept=2)
-    auditor.keep(0, pack(sampler.weights))
-    auditor.keep(1, pack(later.weights))
+    auditor.keep(0, held(packed(sampler.weights)))
+    auditor.keep(1, held(packed(later.weights)))
 
     def between_steps() -> bool:
         if next(steps) == 5:
@@ -413,7 +413,7 @@ def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auditor = _auditor(policy, fraction=0.1)
-    auditor.keep(0, pack(policy.weights))
+    auditor.keep(0, held(packed(policy.weights)))
     engine = TransformersEngine(policy, GenerationSettings())
     answers = engine.generate([QUESTIONS[0]] * 310, 2, Sampling(max_new_tokens=4), 0)
     identity = PolicyId("random", policy.tokenizer_hash, 0)
@@ -432,7 +432,7 @@ def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(
         assert auditor.verdict(group) is None
     assert 10 <= len(checked) <= 60
     blind = _auditor(policy, fraction=0.0)
-    blind.keep(0, pack(policy.weights))
+    blind.keep(0, held(packed(policy.weights)))
     checked = readers.calls_of(monkeypatch, blind, "_compared")
     assert blind.verdict(lie) is None and not checked
 
@@ -444,7 +444,7 @@ def test_what_was_published_before_the_snapshots_kept_cannot_be_judged(
     checked = readers.calls_of(monkeypatch, auditor, "_compared")
     group = _sampled(policy, QUESTIONS[0])
     assert auditor.verdict(group) is None, "a learner that was just restarted knows nothing"
-    auditor.keep(4, pack(policy.weights))
-    auditor.keep(6, pack(policy.weights))
+    auditor.keep(4, held(packed(policy.weights)))
+    auditor.keep(6, held(packed(policy.weights)))
     assert auditor.verdict(_claiming(group, -math.log(9))) is None
     assert not checked

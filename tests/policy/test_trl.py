@@ -25,9 +25,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.algorithms.kl import k3
-from swarm.algorithms.losses import LOSSES, LossBatch
-from swarm.algorithms.losses.base import CLIPPED
+from swarm.algorithms.losses import CLIPPED, LOSSES, LossBatch, k3
 from swarm.policy.batching import Packed
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, pad

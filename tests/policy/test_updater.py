@@ -13,8 +13,7 @@ from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.streamed import StreamedUpdater
-from swarm.training.updater import PolicyUpdater
+from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Sampling
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs

@@ -13,15 +13,14 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.errors import PolicyError
 from swarm.policy import attention
-from swarm.policy.adapters import Adapters
+from swarm.policy import scoring as head
+from swarm.policy.adapters import Adapters, frozen_layers
 from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.config import FrozenDtype, LoraSettings
-from swarm.policy.frozen.layers import frozen_layers
 from swarm.policy.loading import Policy
-from swarm.policy.scoring import head
-from swarm.policy.scoring.head import selected_logprobs
+from swarm.policy.scoring import selected_logprobs
 from swarm.preflight.model import LiveBytes, ModelSize, counted, head_bytes, measure, tracing
-from swarm.training.layers import TrainingLayers
+from swarm.training.forward import TrainingLayers
 from tests.engines.models import ARCHITECTURES, make, make_published
 from tests.gpu.test_memory import SHAPE
 from tests.policy.ranges import in_ranges

@@ -152,6 +152,7 @@ def test_processor_time_counts_where_it_is_known(tmp_path: Path) -> None:
     assert found["processor_s_together"] == pytest.approx(400) and found["processor_s_alone"] == pytest.approx(100)
     told = by_control(found)
     assert told.standing == "mixed" and "for the same processor time: ×0.5" in told.why
+    assert told.in_processor_time.startswith("×0.5 (") and "×0.5" not in told.in_time
     assert ", for the same processor time ×0.5" in told.line, "the clock that decides is in the headline"
     unknown = timed(tmp_path / "unknown", 1.0)
     assert unknown["in_processor_time"] is None and unknown["processor_s_alone"] is None

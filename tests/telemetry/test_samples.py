@@ -11,7 +11,6 @@ from rich.console import Console
 
 from nodes.commands.watching import SampleFilter, show_samples
 from swarm.errors import ConfigError
-from swarm.extras.page.site import latest
 from swarm.reasons import Reason
 from swarm.telemetry.samples import (
     MAX_COMPLETIONS,
@@ -21,7 +20,9 @@ from swarm.telemetry.samples import (
     OLDER_FILE,
     SAMPLES_FILE,
     SampleLog,
+    folded,
     read,
+    why,
 )
 from swarm.telemetry.sinks import TelemetrySettings
 from swarm.types import Completion, GradedGroup, Message, StepReward, Text, Turn
@@ -206,8 +207,8 @@ def test_what_was_expected_and_found_is_shown_and_equal_answers_are_folded(
     shown = _shown(tmp_path, capsys)
     assert "  expected: 3\n  3 x reward 0, ended by stop; found 4, expected 3\n    4\n" in shown
     assert "  reward 0, ended by stop; no answer found in it\n    it is 4\n" in shown
-    (sample,) = latest(tmp_path, {})
-    assert [(each.count, each.why) for each in sample.completions] == [
+    (sample,) = read(tmp_path)
+    assert [(count, why(each.reward, sample.expected, each.found)) for each, count in folded(sample.completions)] == [
         (3, "found 4, expected 3"),
         (1, "no answer found in it"),
     ]

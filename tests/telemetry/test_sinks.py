@@ -28,8 +28,7 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.metrics_server import MAX_CONNECTIONS
 from swarm.telemetry.records import METRICS_FILE, PauseEvent, ResumeEvent, RoundEvent, encode
 from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings, scalars
-from tests.extras.page.folders import events
-from tests.extras.page.served import until
+from tests.telemetry.folders import events, until
 
 from . import synthetic
 
@@ -225,7 +224,7 @@ def test_importing_telemetry_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "import swarm.telemetry.nodes, swarm.telemetry.history, swarm.telemetry.ledger, swarm.telemetry.live\n"
-        "import swarm.extras.page.report, swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
+        "import swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
         "heavy = {'torch', 'matplotlib', 'rich', 'prometheus_client', 'tensorboard', 'wandb'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )

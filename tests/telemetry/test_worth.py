@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.worth.found import rewards_ratio
 from swarm.telemetry.benefit.verdict import Verdict, by_estimate, missing, standing_of
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line
@@ -103,22 +101,3 @@ def test_the_live_view_answers_in_one_line(tmp_path: Path) -> None:
     assert "Mixed: per round ×1.5, in the same time not known yet" in lines
     assert any(line.startswith("peer-1: Mixed: per round ×1.5 (1.2 to 1.9)") for line in lines)
     assert "not known" not in plain_line(several[1])
-
-
-def test_the_same_progress_gains_more_where_rewards_start_at_nothing() -> None:
-    """The exact ratio of two straight lines, one with 1.5 times the slope; a reward at the start dilutes it."""
-    rounds = np.arange(1000.0)
-    assert rewards_ratio(list(rounds), 1.5) == pytest.approx(1.5, rel=1e-3)
-    start = 2_000.0
-    exactly = (start + rounds).sum() / (start + rounds / 1.5).sum()
-    assert rewards_ratio(list(start + rounds), 1.5) == pytest.approx(exactly)
-    assert rewards_ratio(list(rounds**2), 1.5) == pytest.approx(1.5**2, rel=1e-3)
-
-
-def test_the_rewards_ratio_is_on_the_side_of_1_where_help_is() -> None:
-    falling = list(np.linspace(0.3, 0.1, 50))
-    assert rewards_ratio(falling, 0.6) == 0.6
-    assert rewards_ratio(falling, 1.4) == 1
-    assert rewards_ratio(falling, -0.5) == 0
-    with pytest.raises(ValueError, match="above 0"):
-        rewards_ratio([0.0, 0.0], 1.2)

@@ -197,10 +197,10 @@ class Batch:
 
     def _placed(self, row: SequenceState, start: int) -> Tensor | None:
         """[D, tokens] positions of a row's tokens from `start` on; None where they count tokens."""
-        if row.following is None or self._policy.places is None:
+        if row.following is None or self._policy.mrope_positions is None:
             return None
         if start < len(row.prompt):
-            return self._policy.places([*row.prompt, *row.ids])[:, start:]
+            return self._policy.mrope_positions([*row.prompt, *row.ids])[:, start:]
         first = row.following + start - len(row.prompt)
         return torch.arange(first, first + row.num_tokens - start).expand(3, -1)
 

@@ -28,10 +28,10 @@ from swarm.engines.transformers.layout import (
 from swarm.engines.transformers.scheduler import BLOCK, Room, SequenceState, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
+from swarm.policy.experts import Routing, together
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import pad
 from swarm.policy.out_of_memory import free_bytes, keeps_spare
-from swarm.policy.routing import Routing, together
 from swarm.types import Sampling
 
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
@@ -198,7 +198,7 @@ class Decoder:
 
     def _placed(self, pasts: Sequence[list[int]], width: int) -> Tensor | None:
         """Positions [D, B, width] for the model; None if they count tokens."""
-        if (places := self._policy.places) is None:
+        if (places := self._policy.mrope_positions) is None:
             return None
         return torch.stack([functional.pad(places(past), (0, width - len(past))) for past in pasts], dim=1)
 

@@ -62,7 +62,7 @@ class Requests:
         """`room` bounds each sequence."""
         self._contexts = Contexts(policy, sampling.max_new_tokens, ("the cache", room.longest))
         self._seed = seed
-        self._places = policy.places
+        self._places = policy.mrope_positions
         self._questions = count(-1, -1)
         """Numbers of turns' questions; a prompt's is its index."""
         self._starts = LruDict[Prompt, int](MOST_RECENT)

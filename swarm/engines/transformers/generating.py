@@ -20,9 +20,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from swarm.policy.experts.casting import are_cast
+from swarm.policy.experts import Routers, are_cast
 from swarm.policy.loading import Policy
-from swarm.policy.routing import Routers
 
 LINEAR = (nn.Linear, Conv1D)
 """Layers whose weight and bias autocast casts, whatever their input."""

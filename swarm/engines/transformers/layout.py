@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from swarm.policy.attention import Packing, attending_as
 from swarm.policy.attention import attend as otherwise
-from swarm.policy.routing import Routing
+from swarm.policy.experts import Routing
 from swarm.types import Sampling
 
 NAME = "swarm_slots"

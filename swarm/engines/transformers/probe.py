@@ -17,9 +17,9 @@ from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.scheduler import BLOCK, Room, SequenceState
 from swarm.errors import EngineError
-from swarm.policy.distributed.ranks import Ranks
 from swarm.policy.loading import Policy
 from swarm.policy.probing import TOLERANCE, WINDOW, small_copy
+from swarm.policy.ranks import Ranks
 from swarm.types import Sampling
 
 LENGTHS = (3, 2 * WINDOW + 3)

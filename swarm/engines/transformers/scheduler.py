@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from swarm.types import FinishReason, VersionSpan
 
 if TYPE_CHECKING:
-    from swarm.policy.routing import Routing
+    from swarm.policy.experts import Routing
 
 BLOCK = 64
 """Tokens per block; the cache grows by whole blocks."""

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from swarm.engines.transformers.layout import Layout
 from swarm.engines.transformers.scheduler import Room, StepPlan, blocks
-from swarm.policy.routing import Routing
+from swarm.policy.experts import Routing
 
 
 @dataclass(frozen=True)

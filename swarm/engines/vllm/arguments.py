@@ -99,7 +99,7 @@ def engine_arguments(start: Start) -> dict[str, object]:
         "max_model_len": start.max_tokens,
         "max_num_seqs": start.max_sequences,
         "trust_remote_code": start.trust_remote_code,
-        "hf_overrides": {"head_dtype": "float32"},  # logits as in training: `swarm/policy/scoring/head.py`
+        "hf_overrides": {"head_dtype": "float32"},  # logits as in training: `swarm/policy/scoring.py`
         "tensor_parallel_size": start.num_parts,
         "enable_sleep_mode": start.sleep,
         "enforce_eager": not start.on_gpu,  # compiling for a CPU needs a C++ compiler

@@ -24,9 +24,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from swarm.engines.config import VllmSettings
 from swarm.engines.vllm.messages import Load, Packed, Piece, Request, Shared
 from swarm.errors import EngineCrashed, EngineError
-from swarm.policy.frozen.layers import frozen_layers
+from swarm.policy.adapters import frozen_layers
 from swarm.policy.loading import Policy
-from swarm.policy.media.encoder import is_encoder_trained
+from swarm.policy.media.features import is_encoder_trained
 
 SHARED_MEMORY = Path("/dev/shm")
 WEIGHTS_FILE = "model.safetensors"

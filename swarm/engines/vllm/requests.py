@@ -17,7 +17,7 @@ from swarm.engines.sampling import completion_seed
 from swarm.engines.vllm.messages import Add, Features, Placed, Reads, Sampled, Unanswered, Wanted
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
-from swarm.policy.media.ids import TokenIds, runs
+from swarm.policy.media.features import TokenIds, runs
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
 

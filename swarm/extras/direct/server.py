@@ -24,10 +24,22 @@ from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.guard import Counters
 from swarm.protocols import StreamHandler
 
+logger = logging.getLogger(__name__)
+
 L = TypeVar("L")
 
 MAX_LINKS = 16
 """Links at a time, unnamed ones included. None is admitted while as many are about to end."""
+INTRODUCTION_S = 3.0
+"""From the connection to the whole secret."""
+PATIENCE_S = 5.0
+"""How long a peer may take for a chunk, in addition to its time at the least rate."""
+NOT_YET_S = 0.002
+"""Pause before a handler whose next chunk is not ready is asked again."""
+LOOK_EVERY_S = 1.0
+"""How often the listening thread looks whether it is closed: not everywhere does that end a call."""
+AGAIN_S = 0.1
+"""Pause after a connection could not be accepted."""
 
 
 class LinkSlots(Generic[L]):
@@ -79,20 +91,6 @@ class LinkSlots(Generic[L]):
         self._unnamed.pop(link, None)
         self._ending.add(link)
         self._end(link)
-
-
-logger = logging.getLogger(__name__)
-
-INTRODUCTION_S = 3.0
-"""From the connection to the whole secret."""
-PATIENCE_S = 5.0
-"""How long a peer may take for a chunk, in addition to its time at the least rate."""
-NOT_YET_S = 0.002
-"""Pause before a handler whose next chunk is not ready is asked again."""
-LOOK_EVERY_S = 1.0
-"""How often the listening thread looks whether it is closed: not everywhere does that end a call."""
-AGAIN_S = 0.1
-"""Pause after a connection could not be accepted."""
 
 
 class DirectServer:

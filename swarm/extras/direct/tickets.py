@@ -27,6 +27,11 @@ from swarm.types import complete
 
 VALID = timedelta(days=3650)
 """Not checked: a certificate is good for as long as its process runs."""
+SECRET_BYTES = 32
+DIGEST_BYTES = 32
+LIFE_S = 10.0
+"""From the ticket's issue to the secret's arrival."""
+MAX_TICKETS = 64
 
 
 def serving_context() -> tuple[ssl.SSLContext, bytes]:
@@ -74,13 +79,6 @@ def show(context: ssl.SSLContext, key: CertificateIssuerPrivateKeyTypes, certifi
 def digest_of(certificate: bytes) -> bytes:
     """SHA-256 of a certificate in DER."""
     return hashlib.sha256(certificate).digest()
-
-
-SECRET_BYTES = 32
-DIGEST_BYTES = 32
-LIFE_S = 10.0
-"""From the ticket's issue to the secret's arrival."""
-MAX_TICKETS = 64
 
 
 class Ticket(Struct, frozen=True, array_like=True):

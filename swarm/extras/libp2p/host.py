@@ -52,6 +52,7 @@ from swarm.extras.libp2p.muxer import BoundedMuxers, Holdings
 from swarm.extras.libp2p.slots import MAX_SLOTS, ConnectionSlots
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
+from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.guard import Counters
 from swarm.net.membership import dialling
 from swarm.net.records.envelope import (
@@ -63,7 +64,28 @@ from swarm.net.records.envelope import (
 from swarm.net.services.streams import Gatekeeper, Stream, Unlimited, answer_stream
 from swarm.protocols import StreamHandler
 
+logger = logging.getLogger(__name__)
+
 LOOK_UP_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 2 * MAX_SLOTS
+"""Incoming ones and those that this node dials, which are fewer."""
+UPGRADE_TIMEOUT_S = 10.0
+"""For encryption and multiplexing of a new connection."""
+MAX_NAME_BYTES = 1_024
+"""Length of a protocol's name, or a list of names, in negotiations."""
+LINGER_S = 10.0
+"""Time in which the other side has to close a stream that has been served."""
+MAX_OPEN_STREAMS_PER_PEER = 128
+"""Streams with any protocol or with none yet."""
+MAX_BYTES = 2**30
+DIAL_TIMEOUT_S = 10.0
+"""For one address."""
+DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
+"""For all addresses of a peer, so that each has had its turn when the dial ends."""
+CLOSE_TIMEOUT_S = 1.0
+ANYWHERE = ("0.0.0.0", "::")
+RawHandler = Callable[[NetStream], Awaitable[None]]
+InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
 class TrioSignal:
@@ -120,31 +142,10 @@ class TrioRuntime:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-logger = logging.getLogger(__name__)
-
-MAX_CONNECTIONS = 2 * MAX_SLOTS
-"""Incoming ones and those that this node dials, which are fewer."""
-UPGRADE_TIMEOUT_S = 10.0
-"""For encryption and multiplexing of a new connection."""
-MAX_NAME_BYTES = 1_024
-"""Length of a protocol's name, or a list of names, in negotiations."""
-LINGER_S = 10.0
-"""Time in which the other side has to close a stream that has been served."""
-MAX_OPEN_STREAMS_PER_PEER = 128
-"""Streams with any protocol or with none yet."""
-MAX_BYTES = 2**30
-DIAL_TIMEOUT_S = 10.0
-"""For one address."""
-DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
-"""For all addresses of a peer, so that each has had its turn when the dial ends."""
-CLOSE_TIMEOUT_S = 1.0
-ANYWHERE = ("0.0.0.0", "::")
-
-RawHandler = Callable[[NetStream], Awaitable[None]]
-
-
 class Host:
     """A running host; create it with `open_host`."""
+
+    uses_relays = dials_claims = False
 
     def __init__(self, host: BasicHost, counters: Counters, holdings: Holdings, slots: ConnectionSlots) -> None:
         """Wrap a running host; use `open_host` instead."""
@@ -186,6 +187,10 @@ class Host:
             for peer, each in connections.items()
             if each and not any(connection.muxed_conn._ping_event.is_set() for connection in each)
         )
+
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`. py-libp2p, as set up here, supports neither QUIC nor relays."""
+        return "/tcp/" in address and CIRCUIT not in address
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
@@ -393,9 +398,6 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     host.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL_ID)
     host.set_stream_handler(PING_PROTOCOL_ID, handle_ping)
     return host
-
-
-InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
 def _let_in(network: Swarm, slots: ConnectionSlots, counters: Counters) -> InboundHandler:

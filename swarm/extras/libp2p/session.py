@@ -22,8 +22,6 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.extras.libp2p.host import Host, TrioRuntime, interfaces
-from swarm.net.addresses.nat import CIRCUIT
-from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 
@@ -41,9 +39,7 @@ class Session(MemberSession):
 
     def __init__(self, member: Member, host: Host) -> None:
         """Run `member` on a started host."""
-        runtime = TrioRuntime()
-        dialling = Dialling(member, host.connect, runtime, can_dial=_can_dial)
-        super().__init__(member, host, runtime, dialling)
+        super().__init__(member, host, TrioRuntime())
         self._host = host
         self._serving: set[str] = set()
         self._unanswered = Lasting()
@@ -159,8 +155,3 @@ class Lasting:
         for peer_id in found:
             del self._since[peer_id]
         return found
-
-
-def _can_dial(address: str) -> bool:
-    """Whether py-libp2p, as set up here, can dial the address: it supports neither QUIC nor relays."""
-    return "/tcp/" in address and CIRCUIT not in address

@@ -14,7 +14,7 @@ from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.preflight.check import LORA_RANK, Changes, Memory, Preflight, judge
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, RoleName
-from swarm.training.layers import is_checkpointed, pays
+from swarm.training.forward import is_checkpointed, pays
 
 HEADER = """# Sizes
 

@@ -31,6 +31,13 @@ _KINDS = (
 )
 
 
+DNSADDR = "/dnsaddr/"
+TIMEOUT_S = 5.0
+MAX_LOOK_UPS = 16
+"""Per entry, including the names that its records refer to."""
+MAX_NAME_CHARS = 253
+
+
 class Bootstraps:
     """The addresses behind the entries of `network.bootstrap`.
 
@@ -207,13 +214,6 @@ def _checked(multiaddrs: Iterable[str]) -> tuple[str, ...]:
     addresses = tuple(multiaddrs)
     by_peer(addresses)
     return addresses
-
-
-DNSADDR = "/dnsaddr/"
-TIMEOUT_S = 5.0
-MAX_LOOK_UPS = 16
-"""Per entry, including the names that its records refer to."""
-MAX_NAME_CHARS = 253
 
 
 def check_name(entry: str) -> None:

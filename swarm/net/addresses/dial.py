@@ -25,6 +25,20 @@ MAX_PAUSE_S = 60.0
 MAX_PAUSES = 4_096
 """Untrusted peers may invent names, so their number is bounded."""
 TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
+"""Per peer: TCP and QUIC at a few interfaces."""
+DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
+"""For all peers that only other peers report; a single reporter gets a quarter."""
+FREE_FAILURES = 4
+HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
+"""After more than `FREE_FAILURES` failed dials in a row a host is paused; each further pause is twice as long."""
+WILDCARDS = ("0.0.0.0", "::")
+# NAT64 gateways map these to any IPv4 address, including private ones.
+TRANSLATED = ip_network("64:ff9b::/96")
+MAX_PORT = 2**16 - 1
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
+_UPON = frozenset({"ws", "wss", "tls", "quic", "quic-v1", "webtransport"})
+"""Components that may follow a port."""
 
 
 def split_multiaddr(multiaddr: str) -> tuple[str, str]:
@@ -143,18 +157,6 @@ class Backoff:
         return max(0.0, self._pauses.get(name, (0.0, now))[1] - now)
 
 
-MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
-"""Per peer: TCP and QUIC at a few interfaces."""
-DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
-"""For all peers that only other peers report; a single reporter gets a quarter."""
-FREE_FAILURES = 4
-HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
-"""After more than `FREE_FAILURES` failed dials in a row a host is paused; each further pause is twice as long."""
-WILDCARDS = ("0.0.0.0", "::")
-# NAT64 gateways map these to any IPv4 address, including private ones.
-TRANSLATED = ip_network("64:ff9b::/96")
-
-
 class ReportedAddresses:
     """Decides which reported addresses may be dialled, and how often."""
 
@@ -242,12 +244,6 @@ def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[s
         return not any(map(_is_global, named))
     seen = [*own, *(end for ends in observed.values() for end in ends)]
     return not any(may_be_public(address) and not is_name(address) for address in seen)
-
-
-MAX_PORT = 2**16 - 1
-_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
-_UPON = frozenset({"ws", "wss", "tls", "quic", "quic-v1", "webtransport"})
-"""Components that may follow a port."""
 
 
 def address_problem(address: str, least_port: int = 0) -> str | None:

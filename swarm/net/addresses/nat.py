@@ -60,16 +60,15 @@ def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ..
 class Reservations:
     """This node's reservations at relays. Pure: the session sends the requests."""
 
-    def __init__(self, relays: Callable[[], Mapping[str, tuple[str, ...]]]) -> None:
-        """Hold up to `MAX_RESERVATIONS` reservations at the current `relays()`, which come with their addresses."""
-        self._current = relays
+    def __init__(self) -> None:
+        """None yet; up to `MAX_RESERVATIONS`."""
         self._relays: Mapping[str, tuple[str, ...]] = {}
         self._held: dict[str, float] = {}
         self._refused = Backoff(REFUSED_PAUSE_S)
 
-    def due(self, connected: frozenset[str], now: float) -> list[str]:
-        """Relays to ask now, for a new reservation or a renewal."""
-        self._relays = self._current()
+    def due(self, relays: Mapping[str, tuple[str, ...]], connected: frozenset[str], now: float) -> list[str]:
+        """Those of the current `relays`, given with their addresses, to ask now for a reservation or a renewal."""
+        self._relays = relays
         usable = connected & self._relays.keys()
         self._held = {peer_id: since for peer_id, since in self._held.items() if peer_id in usable}
         old = [peer_id for peer_id, since in self._held.items() if now - since >= RENEW_EVERY_S]

@@ -37,6 +37,16 @@ CIRCUIT_CODE = b"\xa2\x02"
 """Multicodec numbers 421 and 290 as varints."""
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
+"""Protocol by which peers push descriptions of themselves. The daemon would dial the addresses, and keep the protocol
+names for good: 75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
+HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE = b"\x08\x00"
+"""A `HopMessage` of type RESERVE."""
+MAX_REPLY_BYTES = 4_096
+OK = 100
+STATUS_FIELD, LIMIT_FIELD = 5, 4
+DURATION_FIELD, DATA_FIELD = 1, 2
 
 
 class Control:
@@ -153,16 +163,6 @@ def packed(address: str) -> bytes:
     return bytes(Multiaddr(direct).to_bytes() + P2P_CODE + bytes([len(multihash)]) + multihash + CIRCUIT_CODE)
 
 
-with light_import.without_the_rest():
-    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe
-    from hivemind.proto import p2pd_pb2
-
-
-SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
-"""Protocol by which peers push descriptions of themselves. The daemon would dial the addresses, and keep the protocol
-names for good: 75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
-
-
 class IncomingStreams:
     """Serves one request per stream; the daemon connects to a socket of ours for each stream that a peer opens."""
 
@@ -239,15 +239,6 @@ async def _hung_up(reader: asyncio.StreamReader) -> None:
     """
     async with asyncio.timeout(STALL_TIMEOUT_S):
         await reader.read(1)
-
-
-HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
-RESERVE = b"\x08\x00"
-"""A `HopMessage` of type RESERVE."""
-MAX_REPLY_BYTES = 4_096
-OK = 100
-STATUS_FIELD, LIMIT_FIELD = 5, 4
-DURATION_FIELD, DATA_FIELD = 1, 2
 
 
 class CircuitLimits(NamedTuple):

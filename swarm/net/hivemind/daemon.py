@@ -66,6 +66,12 @@ GARBAGE_PERCENT = "200"
 keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
+MAX_TRIES = 16
+ANY_HOST = {"/ip4/0.0.0.0/": "/ip4/127.0.0.1/", "/ip6/::/": "/ip6/::1/"}
+PREFIX = "swarm-p2pd-"
+STALE_AFTER_S = 300.0
+"""Age from which a folder without a listener has no owner: a new one's daemon may still be starting."""
+CONNECT_TIMEOUT_S = 1.0
 
 
 def binary_path() -> Path:
@@ -275,6 +281,20 @@ class Daemon:
         self.gate.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def uses_relays(self) -> bool:
+        """See `Dialler`."""
+        return True
+
+    @property
+    def dials_claims(self) -> bool:
+        """See `Dialler`. A closed gate prevents it."""
+        return self.gate.datagrams or bool(self.gate.problem)
+
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`. `connect` says why it cannot dial an address."""
+        return True
+
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer at any of its addresses. Raises `PeerUnreachable` with the reason for each.
 
@@ -455,10 +475,6 @@ class Child:
             self._ended.set_result(code)
 
 
-MAX_TRIES = 16
-ANY_HOST = {"/ip4/0.0.0.0/": "/ip4/127.0.0.1/", "/ip6/::/": "/ip6/::1/"}
-
-
 async def start_relay(
     start: Callable[..., Awaitable[Daemon]], listen: Sequence[str], settings: NetworkSettings
 ) -> Daemon:
@@ -503,12 +519,6 @@ def _from_here(listen: str) -> str:
     for anywhere, here in ANY_HOST.items():
         listen = listen.replace(anywhere, here)
     return listen
-
-
-PREFIX = "swarm-p2pd-"
-STALE_AFTER_S = 300.0
-"""Age from which a folder without a listener has no owner: a new one's daemon may still be starting."""
-CONNECT_TIMEOUT_S = 1.0
 
 
 def make_folder() -> Path:

@@ -59,6 +59,12 @@ ALLOWANCE_BYTES_PER_S = 2**18
 MAX_SENDERS = 1_024
 RPC_TIMEOUT_S = 3.0
 PARALLEL_RPC = 16
+MAX_PINGED_AT_ONCE = 3 * PARALLEL_RPC
+"""Peers that may be silent: a round must end before its time is over."""
+SILENT_PAUSE_S, MAX_SILENT_PAUSE_S = 2.0, 600.0
+"""Back-off of members that do not answer. A peer's DHT starts a little after its connection."""
+BEAM = 8
+"""Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""
 
 
 class Refused(Exception):
@@ -378,19 +384,6 @@ def as_value(entries: list[Entry]) -> ValueWithExpiration[DictionaryDHTValue] | 
 def _require(condition: bool, otherwise: str) -> None:
     if not condition:
         raise Refused(otherwise)
-
-
-with light_import.without_the_rest():
-    from hivemind.dht.node import DHTNode
-    from hivemind.dht.routing import DHTID
-    from hivemind.p2p import P2P, PeerID
-
-MAX_PINGED_AT_ONCE = 3 * PARALLEL_RPC
-"""Peers that may be silent: a round must end before its time is over."""
-SILENT_PAUSE_S, MAX_SILENT_PAUSE_S = 2.0, 600.0
-"""Back-off of members that do not answer. A peer's DHT starts a little after its connection."""
-BEAM = 8
-"""Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""
 
 
 class PeerDirectory:

@@ -26,7 +26,7 @@ from swarm.errors import DirectoryError, DirectoryLost, PeerUnreachable, Transpo
 from swarm.net.addresses.nat import DirectUpgrades, Reservations
 from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
 from swarm.net.hivemind.directory import Directory
-from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS, Dialling
+from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.runtime import AsyncioRuntime, Signal
@@ -35,6 +35,18 @@ logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
 EXIT_REASON_S = 1.0
+ROUND_PAUSE_S = 1.0
+FIRST_LOOK_PAUSE_S = 4.0
+"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
+APART = (0.7, 1.3)
+"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
+FIRST_RESTART_PAUSE_S = 0.5
+MAX_RESTART_PAUSE_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A process that ran for this time resets the restart pause."""
+RENEWALS = 333
+"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
+them, and it always has about a thousand entries."""
 
 
 class Session(MemberSession):
@@ -42,21 +54,12 @@ class Session(MemberSession):
 
     def __init__(self, member: Member, daemon: Daemon) -> None:
         """Run `member` on a started daemon."""
-        runtime = AsyncioRuntime()
-        gate = daemon.gate
-        dialling = Dialling(
-            member,
-            daemon.connect,
-            runtime,
-            relays=lambda: member.peers.relays,
-            dials_claims=gate.datagrams or bool(gate.problem),
-        )
-        super().__init__(member, daemon, runtime, dialling)
+        super().__init__(member, daemon, AsyncioRuntime())
         self._daemon = daemon
-        self._reservations = Reservations(lambda: member.peers.relays)
+        self._reservations = Reservations()
         self._upgrades = DirectUpgrades()
         self._discovery = Discovery(
-            member, daemon.control, self._run_known, self._peers_changed, dialling.needs_members
+            member, daemon.control, self._run_known, self._peers_changed, self._dialling.needs_members
         )
         self._serving: set[str] = set()
 
@@ -172,8 +175,9 @@ class Session(MemberSession):
                 await self.refresh()
 
     async def _reserve(self) -> None:
+        peers = self._member.peers
         while True:
-            for relay in self._reservations.due(self._member.peers.connected, time.monotonic()):
+            for relay in self._reservations.due(peers.relays, peers.connected, time.monotonic()):
                 try:
                     limits = await self._daemon.circuit_limits(relay)
                 except PeerUnreachable as error:
@@ -184,20 +188,6 @@ class Session(MemberSession):
                     self._reservations.granted(relay, time.monotonic())
                 await self.refresh()
             await asyncio.sleep(OBSERVE_EVERY_S)
-
-
-ROUND_PAUSE_S = 1.0
-FIRST_LOOK_PAUSE_S = 4.0
-"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
-APART = (0.7, 1.3)
-"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
-FIRST_RESTART_PAUSE_S = 0.5
-MAX_RESTART_PAUSE_S = 30.0
-STEADY_AFTER_S = 60.0
-"""A process that ran for this time resets the restart pause."""
-RENEWALS = 333
-"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
-them, and it always has about a thousand entries."""
 
 
 class Discovery:

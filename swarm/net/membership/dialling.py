@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from swarm.errors import NoConnection, PeerUnreachable
 from swarm.lru import LruDict
@@ -42,35 +43,49 @@ AGAIN_PER_S, AGAIN_AT_ONCE = 1 / 60, 3.0
 """Rate of repeated dials, in a public run, of peers that only untrusted peers reported. It applies to a go daemon
 without a closed gate, which also dials every address that the peer claimed while it was connected."""
 MAX_MET = 4_096
+ENOUGH_HOSTS = 8
+"""A node does without a bootstrap while it is connected with members at this many hosts that it has dialled itself.
+Incoming connections, and the number of peers on one machine, are an attacker's choice."""
+KEPT_S = 600.0
+"""A bootstrap that ends an older connection has restarted rather than made room, and is dialled at once."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 300.0, 1_800.0
+"""The pause doubles with every connection that is closed early. It is bounded, so that a node whose members all turn
+out to be an attacker's still meets its bootstraps."""
+APART = (0.5, 1.0)
+"""Factor of a node's pauses: a bootstrap hangs up on hundreds of nodes at once, which must not return together."""
 
-Connect = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Dials a peer at any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
+
+class Dialler(Protocol):
+    """The part of a network library that dials."""
+
+    @property
+    def uses_relays(self) -> bool:
+        """Whether this node needs connections to relays, for reservations there."""
+        ...
+
+    @property
+    def dials_claims(self) -> bool:
+        """Whether a dial may also go to addresses that the peer claimed while it was connected."""
+        ...
+
+    def can_dial(self, address: str) -> bool:
+        """Whether the library supports an address."""
+        ...
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Dial a peer at any of its addresses. Raises `PeerUnreachable`."""
+        ...
 
 
 class Dialling:
     """Dials bootstraps, known and remembered peers, with a back-off for each. Independent of asyncio and trio."""
 
-    def __init__(
-        self,
-        member: Member,
-        connect: Connect,
-        runtime: AsyncRuntime,
-        *,
-        relays: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
-        can_dial: Callable[[str], bool] = lambda address: True,
-        dials_claims: bool = False,
-    ) -> None:
-        """The current `relays()` are dialled like bootstraps; addresses that `can_dial` rejects are skipped.
-
-        `dials_claims`: `connect` may dial what a peer claimed while it was connected, too.
-        """
+    def __init__(self, member: Member, dialler: Dialler, runtime: AsyncRuntime) -> None:
+        """No dials yet."""
         self._member = member
         self._peers = member.peers
-        self._connect = connect
+        self._dialler = dialler
         self._runtime = runtime
-        self._relays = relays
-        self._can_dial = can_dial
-        self._dials_claims = dials_claims
         self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._crowded = CrowdedBootstraps()
@@ -125,13 +140,13 @@ class Dialling:
             reported = self._reported.choose(
                 (address for address in reported if address not in given), time.monotonic()
             )
-        return tuple(dict.fromkeys(filter(self._can_dial, (*given, *reported))))
+        return tuple(dict.fromkeys(filter(self._dialler.can_dial, (*given, *reported))))
 
     def _look(self) -> None:
         """Update what holds for every peer that is considered now."""
         self._private = self._member.own.in_private_run()
         """Whether the run is confined to this machine or local network."""
-        self._given = dict(self._relays())
+        self._given = dict(self._peers.relays if self._dialler.uses_relays else {})
         """Addresses from the configuration, of relays and then bootstraps; these may always be dialled."""
         for peer_id, addresses in self._peers.bootstrap.items():
             self._given[peer_id] = (*self._given.get(peer_id, ()), *addresses)
@@ -144,7 +159,7 @@ class Dialling:
         )
 
     def _may_dial_again(self, peer_id: str, now: float) -> bool:
-        if not self._dials_claims or peer_id not in self._met or self._member.records.is_proven(peer_id):
+        if not self._dialler.dials_claims or peer_id not in self._met or self._member.records.is_proven(peer_id):
             return True
         return self._again.take(now)
 
@@ -187,7 +202,7 @@ class Dialling:
                     raise PeerUnreachable(
                         f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
                     )
-                await self._connect(peer_id, (*(each for each in addresses if each not in reported), *found))
+                await self._dialler.connect(peer_id, (*(each for each in addresses if each not in reported), *found))
         except PeerUnreachable:
             self._reported.failed(reported, time.monotonic())
             raise
@@ -281,18 +296,6 @@ class Dialling:
 
 def _peers(connected: Collection[str]) -> str:
     return "1 peer" if len(connected) == 1 else f"{len(connected)} peers"
-
-
-ENOUGH_HOSTS = 8
-"""A node does without a bootstrap while it is connected with members at this many hosts that it has dialled itself.
-Incoming connections, and the number of peers on one machine, are an attacker's choice."""
-KEPT_S = 600.0
-"""A bootstrap that ends an older connection has restarted rather than made room, and is dialled at once."""
-FIRST_PAUSE_S, MAX_PAUSE_S = 300.0, 1_800.0
-"""The pause doubles with every connection that is closed early. It is bounded, so that a node whose members all turn
-out to be an attacker's still meets its bootstraps."""
-APART = (0.5, 1.0)
-"""Factor of a node's pauses: a bootstrap hangs up on hundreds of nodes at once, which must not return together."""
 
 
 class CrowdedBootstraps:

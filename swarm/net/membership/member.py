@@ -44,6 +44,12 @@ from swarm.net.services.streams import StreamAdmission
 from swarm.protocols import StreamHandler, Wakeup
 from swarm.types import MAX_MULTIADDRS, MAX_TOLD_TASKS, MemberSummary, NetworkStatus, PeerRecord
 
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+FORGOTTEN_AFTER_S = 30.0
+"""A peer that was not connected for this time is greeted again. Longer than it takes to notice its connection."""
+MAX_GREETED = 4_096
+RETRY_S = 5.0
+
 
 class Member:
     """All parts, with their counters and status."""
@@ -96,9 +102,6 @@ class Member:
             len(self.peers.in_run & self.peers.known.keys()),
             self.records.offer_rate.per_s(),
         )
-
-
-LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
 class Profile(Struct, frozen=True):
@@ -180,12 +183,6 @@ class OwnEntry:
             return tuple(filter(may_be_public, found))
         # Loopback addresses are useless to other machines. With no others, all peers are on this machine.
         return tuple(address for address in found if not address.startswith(LOOPBACK)) or found
-
-
-FORGOTTEN_AFTER_S = 30.0
-"""A peer that was not connected for this time is greeted again. Longer than it takes to notice its connection."""
-MAX_GREETED = 4_096
-RETRY_S = 5.0
 
 
 class _Greeted:

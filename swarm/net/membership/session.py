@@ -18,7 +18,7 @@ from typing import Protocol
 
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
-from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.dialling import Dialler, Dialling
 from swarm.net.membership.following import FETCHED_AT_ONCE, GREETED_AT_ONCE, Following
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE, Upkeep
@@ -27,13 +27,15 @@ from swarm.net.runtime import AsyncRuntime
 from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.net.services.streams import StreamAdmission
 
+logger = logging.getLogger(__name__)
+
 ASK_AGAIN_AFTER_S = 1.0
 MANIFEST_TIMEOUT_S = 5.0
 RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
 """Rates of own records, so that a burst does not displace what followers have not read."""
 
 
-class Network(Protocol):
+class Network(Dialler, Protocol):
     """Operations of the network library. They raise `PeerUnreachable`."""
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
@@ -50,12 +52,12 @@ class Network(Protocol):
 class MemberSession:
     """A node's session on one network."""
 
-    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime, dialling: Dialling) -> None:
+    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime) -> None:
         """Run `member` on a started network."""
         self._member = member
         self._network = network
         self._runtime = runtime
-        self._dialling = dialling
+        self._dialling = Dialling(member, network, runtime)
         self._upkeep = Upkeep(member, self.stream, runtime)
         self._following = Following(member, self.stream, runtime)
         self._run_known = runtime.signal()
@@ -170,6 +172,3 @@ class MemberSession:
                 await self._outgoing.wait_for(math.inf)
                 continue
             await self._runtime.sleep(max(1 / RECORDS_PER_S, num_bytes / BYTES_PER_S))
-
-
-logger = logging.getLogger(__name__)

@@ -58,6 +58,8 @@ BY_OTHER_RULES = frozenset(
 """Refusals of records that an honest helper with other settings or another version may hold."""
 FORWARDED = frozenset({Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION})
 """Refusals of signed records that are forwarded all the same: a node of a later version understands them."""
+HEARD_FOR_S = 600.0
+MAX_PEERS = 1_024
 
 
 class RecordTraffic:
@@ -367,10 +369,6 @@ class RecordTraffic:
     def is_proven(self, peer_id: str) -> bool:
         """Whether a peer's groups were useful here."""
         return self.admission.has_merit(peer_id)
-
-
-HEARD_FOR_S = 600.0
-MAX_PEERS = 1_024
 
 
 class Versions:

@@ -58,6 +58,18 @@ ERROR_LENGTH = 0xFFFFFFFF
 
 ReadExactly = Callable[[int], Awaitable[bytes]]
 """Reads exactly that many bytes. Raises `PeerUnreachable` if the stream ends first."""
+T = TypeVar("T")
+Kind = Literal["group", "manifest", "peer", "large", "snapshot", "offers"]
+KINDS: frozenset[str] = frozenset(get_args(Kind))
+QUESTION_KINDS: frozenset[object] = frozenset(ref.__struct_config__.tag for ref in get_args(TaskRef))
+SIGNATURE_DOMAIN = b"swarm envelope %d\0" % SCHEMA_VERSION
+COMPRESSION_LEVEL = 3
+MAX_RUN_ID_CHARS = 64
+MAX_KIND_CHARS = 64
+OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
+"""msgspec's message for a value of the right type that violates a bound set in `swarm/types/`."""
+OTHER_QUESTION = re.compile(r"Invalid value '(.*)' - at `\$\.question\.type`", re.DOTALL)
+"""msgspec's message for an unknown kind of `TaskRef`."""
 
 
 def encode_request(request: bytes) -> bytes:
@@ -128,21 +140,6 @@ async def _read_block(read: ReadExactly, length: int, most: int, what: str) -> b
     if length > most:
         raise PeerUnreachable(f"a {what} must have at most {most} bytes, got {length}")
     return await read(length) if length else b""
-
-
-T = TypeVar("T")
-Kind = Literal["group", "manifest", "peer", "large", "snapshot", "offers"]
-
-KINDS: frozenset[str] = frozenset(get_args(Kind))
-QUESTION_KINDS: frozenset[object] = frozenset(ref.__struct_config__.tag for ref in get_args(TaskRef))
-SIGNATURE_DOMAIN = b"swarm envelope %d\0" % SCHEMA_VERSION
-COMPRESSION_LEVEL = 3
-MAX_RUN_ID_CHARS = 64
-MAX_KIND_CHARS = 64
-OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
-"""msgspec's message for a value of the right type that violates a bound set in `swarm/types/`."""
-OTHER_QUESTION = re.compile(r"Invalid value '(.*)' - at `\$\.question\.type`", re.DOTALL)
-"""msgspec's message for an unknown kind of `TaskRef`."""
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):

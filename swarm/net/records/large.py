@@ -51,6 +51,19 @@ Named = Annotated[
 ]
 
 
+LARGE_PROTOCOL = "/swarm/large/1"
+INLINE_BYTES = 1_000_000
+"""Largest record sent by gossip itself. Gossip's own limit is 1 MiB for the message with its framing."""
+MAX_WAITING = 64
+MAX_WAITING_PER_PEER = 4
+MAX_PER_ACCOUNT = 16
+"""All newcomers behind one connection share one account."""
+MAX_OTHERS_ASKED = 3
+"""Holders of a record on offer that are asked besides its author: few members have it."""
+MAX_PARTIAL_BYTES = 64 * 2**20
+"""Bytes held by all unfinished downloads that wait for a retry."""
+
+
 class _Asker(Struct):
     peer_id: str
     sealed: bytes
@@ -117,19 +130,6 @@ def read_referral(referral: bytes | bytearray) -> tuple[bytes, ...]:
         return msgspec.msgpack.decode(memoryview(referral)[len(MARK) :], type=Named)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerUnreachable(f"its referral cannot be read: {error}") from error
-
-
-LARGE_PROTOCOL = "/swarm/large/1"
-INLINE_BYTES = 1_000_000
-"""Largest record sent by gossip itself. Gossip's own limit is 1 MiB for the message with its framing."""
-MAX_WAITING = 64
-MAX_WAITING_PER_PEER = 4
-MAX_PER_ACCOUNT = 16
-"""All newcomers behind one connection share one account."""
-MAX_OTHERS_ASKED = 3
-"""Holders of a record on offer that are asked besides its author: few members have it."""
-MAX_PARTIAL_BYTES = 64 * 2**20
-"""Bytes held by all unfinished downloads that wait for a retry."""
 
 
 class Fetch(Protocol):

@@ -18,6 +18,7 @@ from swarm.types import Count
 RECORD_ID_BYTES = 16
 SEEN_RECORDS = 65_536
 """Ids remembered after their records are removed, so that a circulating record is not accepted twice."""
+T = TypeVar("T")
 
 
 def record_id(record: bytes | memoryview) -> bytes:
@@ -132,9 +133,6 @@ class RecordStore:
             if now - self._entries[name].published_at < self._max_age_s:
                 break
             self._entries.pop(name)
-
-
-T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):

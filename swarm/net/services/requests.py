@@ -30,6 +30,11 @@ MAX_DOUBLINGS = 16
 """Beyond this the pause is `LONGEST_BACKOFF_S` anyway; after some hours, the power would not fit into a float."""
 GONE_AFTER = 3
 """The learner counts as away after this many unanswered heartbeats in a row."""
+MANIFEST_PROTOCOL = "/swarm/manifest/1"
+PEERS_PROTOCOL = "/swarm/peers/1"
+MAX_PEERS = 64
+MAX_ANSWER_BYTES = MAX_PEERS * (MAX_PEER_RECORD_BYTES + 8)
+SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]], Meta(max_length=MAX_PEERS)]
 
 
 def serve_heartbeats(transport: RequestTransport, beat: Callable[[str, Heartbeat], Orders]) -> None:
@@ -100,9 +105,6 @@ class Heartbeats:
                 self._orders = None
 
 
-MANIFEST_PROTOCOL = "/swarm/manifest/1"
-
-
 async def ask_for_manifest(
     peers: Mapping[str, tuple[str, ...]],
     ask: Callable[[str, tuple[str, ...]], Awaitable[bytes]],
@@ -144,13 +146,6 @@ def no_manifest(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> Pe
         else "no peer sent the manifest of its run; check the addresses, and that one of the peers is up"
     )
     return PeerUnreachable(f"{what}: {'; '.join(failures)}")
-
-
-PEERS_PROTOCOL = "/swarm/peers/1"
-MAX_PEERS = 64
-MAX_ANSWER_BYTES = MAX_PEERS * (MAX_PEER_RECORD_BYTES + 8)
-
-SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]], Meta(max_length=MAX_PEERS)]
 
 
 def answer_peers(sealed_records: Sequence[bytes]) -> bytes:

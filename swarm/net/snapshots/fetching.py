@@ -53,6 +53,14 @@ MAX_ASKED = 8
 FED_LITTLE = 1 / 8
 MAX_POOR_TURNS = 3
 """How often in a row a source may claim to hold no more chunks than this node."""
+STUCK_AFTER_STALLS = 3
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+STALLS_IN_WINDOW = 2
+"""At half the rate, as many bytes are missing after a window as after a stall."""
+MAX_WINDOWS = 4
+"""Longest interval between two searches for a faster source, in windows."""
+MARKS = 16
+"""Time marks per window; old ones are dropped one at a time."""
 
 
 @dataclass(frozen=True)
@@ -263,16 +271,6 @@ class Sources:
 
 def _best(found: list[Source]) -> str | None:
     return min(found, key=lambda source: source.rank).peer_id if found else None
-
-
-STUCK_AFTER_STALLS = 3
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
-STALLS_IN_WINDOW = 2
-"""At half the rate, as many bytes are missing after a window as after a stall."""
-MAX_WINDOWS = 4
-"""Longest interval between two searches for a faster source, in windows."""
-MARKS = 16
-"""Time marks per window; old ones are dropped one at a time."""
 
 
 class Fetching:

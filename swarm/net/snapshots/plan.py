@@ -34,6 +34,8 @@ from swarm.net.config import SnapshotSettings
 from swarm.net.guard import Counters
 from swarm.net.records.identity import MAX_PEER_ID_CHARS
 
+logger = logging.getLogger(__name__)
+
 MAX_CHILDREN = 16
 MAX_SOURCES = 4
 """Sources in a slot: the nearest nodes above it, and the learner."""
@@ -43,6 +45,20 @@ MAX_BYTES_PER_S = 1e15
 PeerId = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
 """Link rates that a peer may claim. The minimum is that of the settings: a lower one would slow down all."""
+FORGET_AFTER_POLLS = 3
+"""A worker that has not asked for this many times `poll_s` gets no slot in the next plan."""
+MAX_WORKERS = 256
+"""Workers with a slot. A new one displaces the one that asked longest ago among those without a broadcast yet."""
+IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
+"""A worker that failed to feed its children is excluded as a source for this time, twice as long each time."""
+NUM_REPORTERS = 2
+"""Children that must report a source to exclude it."""
+REPORT_S = 600.0
+"""For this time a report counts, and who made it gets another source."""
+MAX_REPORTS = 3
+"""A worker with this many reports is not believed, and feeds no one, until they no longer count."""
+MAX_KEPT = 4_096
+"""Reports in all: identities are free."""
 
 
 class LinkLimits(Struct, frozen=True, array_like=True):
@@ -153,24 +169,6 @@ def stream_rate(learner: LinkLimits, workers: Sequence[LinkLimits], fan_out: int
 
 def _num_streams(up: float | None, rate: float | None, fan_out: int) -> int:
     return fan_out if up is None or rate is None else int(min(MAX_CHILDREN, up / rate * (1 + ROUNDING)))
-
-
-logger = logging.getLogger(__name__)
-
-FORGET_AFTER_POLLS = 3
-"""A worker that has not asked for this many times `poll_s` gets no slot in the next plan."""
-MAX_WORKERS = 256
-"""Workers with a slot. A new one displaces the one that asked longest ago among those without a broadcast yet."""
-IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
-"""A worker that failed to feed its children is excluded as a source for this time, twice as long each time."""
-NUM_REPORTERS = 2
-"""Children that must report a source to exclude it."""
-REPORT_S = 600.0
-"""For this time a report counts, and who made it gets another source."""
-MAX_REPORTS = 3
-"""A worker with this many reports is not believed, and feeds no one, until they no longer count."""
-MAX_KEPT = 4_096
-"""Reports in all: identities are free."""
 
 
 class _Worker(Struct):

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from swarm.errors import SnapshotError, TransportError
+from swarm.files import RandomAccessFile
 from swarm.net.addresses.dial import Backoff
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -54,9 +55,9 @@ class Publisher:
         self._placement = Placement(identity.peer_id, limits, settings.snapshots, self._serving.counters)
         self._lock = threading.Lock()
         """Guards the placement and the snapshots to publish."""
-        self._waiting: tuple[int, bytes] | None = None
+        self._waiting: tuple[int, RandomAccessFile] | None = None
         """The newest snapshot, until it is published. Only one: each has the size of the model."""
-        self._begun: tuple[int, bytes] | None = None
+        self._begun: tuple[int, RandomAccessFile] | None = None
         """The one whose publication has begun."""
         self._announcer = _Announcer(transport, self._serving.counters, self._on_unheard)
         self._thread = SnapshotThread(self._serving, self)
@@ -72,22 +73,27 @@ class Publisher:
         self._thread.close()
         self._announcer.close()
 
-    def publish(self, version: int, snapshot: bytes) -> None:
+    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
         """Have a snapshot announced and served, instead of an older one that still waits for that; returns at once.
 
-        Raises `SnapshotError`.
+        The file is moved into the store, or deleted. Raises `SnapshotError`.
         """
-        self.check()
-        check_size(len(snapshot), self._settings.chunk_bytes)
-        with self._lock:
-            newest = self._waiting[0] if self._waiting else self.announced()
-            if newest is not None and version <= newest:
-                raise SnapshotError(
-                    f"a snapshot's version must be above {newest}, the last one published, got {version}"
-                )
-            if self._waiting is not self._begun:
-                self._serving.counters.add("superseded")
-            self._waiting = (version, snapshot)
+        try:
+            self.check()
+            check_size(snapshot.size, self._settings.chunk_bytes)
+            with self._lock:
+                newest = self._waiting[0] if self._waiting else self.announced()
+                if newest is not None and version <= newest:
+                    raise SnapshotError(
+                        f"a snapshot's version must be above {newest}, the last one published, got {version}"
+                    )
+                if self._waiting is not None and self._waiting is not self._begun:
+                    self._serving.counters.add("superseded")
+                    self._waiting[1].path.unlink(missing_ok=True)
+                self._waiting = (version, snapshot)
+        except SnapshotError:
+            snapshot.path.unlink(missing_ok=True)
+            raise
         self._thread.wake()
 
     def check(self) -> None:
@@ -144,29 +150,31 @@ class Publisher:
                 self._waiting = self._begun = None
         return 0.0
 
-    def _publish(self, version: int, snapshot: bytes) -> None:
+    def _publish(self, version: int, snapshot: RandomAccessFile) -> None:
         stored = self._store(version, snapshot)
         with self._lock:
             self._serving.manifests.replace_all(Signed(stored.sealed, stored.manifest))
             slots = self._placement.begin_broadcast()
             self._follow_plan()
-        # Announced before the write completes: chunks go out as they are written.
         self._announcer.announce(slots, stored.sealed)
-        stored.whole.put(snapshot, stored.manifest.digest)
         self._serving.counters.add("published")
         self._serving.store.collect()
 
-    def _store(self, version: int, snapshot: bytes) -> Stored:
-        """Sign a snapshot and store its manifest and delta; the whole is written later."""
-        self._serving.store.drop_unfinished(version)
-        parent = self._serving.store.newest_complete() if self._settings.delta else None
-        before = (parent.manifest.version, parent.whole.content()) if parent else None
+    def _store(self, version: int, snapshot: RandomAccessFile) -> Stored:
+        """Sign a snapshot, and move it into the store with its delta."""
+        store = self._serving.store
+        if (known := store.get(version)) is not None and known.complete:  # a later step failed
+            return known
+        store.drop_unfinished(version)
+        parent = store.newest_complete() if self._settings.delta else None
+        before = (parent.manifest.version, parent.whole.file) if parent else None
         manifest, change = describe(
             self._serving.run_id, self._identity.peer_id, version, snapshot, before, self._settings.chunk_bytes
         )
-        stored = self._serving.store.begin(seal_snapshot(self._identity, manifest), manifest)
+        stored = store.begin(seal_snapshot(self._identity, manifest), manifest)
         if stored.change is not None and change is not None:
-            stored.change.fill(change)
+            stored.change.adopt(change)
+        stored.whole.adopt(snapshot, manifest.digest)
         return stored
 
     # -- on the threads of announcements

@@ -39,6 +39,21 @@ from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 from swarm.protocols import Transport
 
+logger = logging.getLogger(__name__)
+
+SPARE = 1
+"""Peers fed beyond the plan: a node that lost its source is better served slowly than not at all."""
+PATIENCE_S = 5.0
+"""A stream ends when no chunk becomes available for this time, since its peer may be gone. A peer that has not taken a
+chunk after this time, plus the time that the chunk may need, can be displaced."""
+MAX_REPEATS = 3
+"""How often a peer may fetch the same part: connections break, but endless repeats would starve others."""
+MAX_COUNTED = 4_096
+MAX_AHEAD = 1_024
+MAX_FAILURES = 8
+"""Consecutive failures of any kind after which the thread fails permanently, and so does the node."""
+RETRY_S = 0.5
+
 
 class DirectServer(Protocol):
     """Serves peers over sockets of their own."""
@@ -207,17 +222,6 @@ class Serving:
             raise LookupError("this node has stopped serving snapshots")
 
 
-SPARE = 1
-"""Peers fed beyond the plan: a node that lost its source is better served slowly than not at all."""
-PATIENCE_S = 5.0
-"""A stream ends when no chunk becomes available for this time, since its peer may be gone. A peer that has not taken a
-chunk after this time, plus the time that the chunk may need, can be displaced."""
-MAX_REPEATS = 3
-"""How often a peer may fetch the same part: connections break, but endless repeats would starve others."""
-MAX_COUNTED = 4_096
-MAX_AHEAD = 1_024
-
-
 class _Upload:
     """A stream that holds a slot."""
 
@@ -353,13 +357,6 @@ class Uploads:
 
 def _is_coming(stored: Stored, name: PartName) -> bool:
     return stored.taking == name and not stored.complete
-
-
-logger = logging.getLogger(__name__)
-
-MAX_FAILURES = 8
-"""Consecutive failures of any kind after which the thread fails permanently, and so does the node."""
-RETRY_S = 0.5
 
 
 class SnapshotThread:

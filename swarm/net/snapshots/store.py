@@ -3,6 +3,7 @@
     FOLDER/VERSION/manifest    as the learner signed it
     FOLDER/VERSION/whole       verified chunks from the first one on
     FOLDER/VERSION/change      the same for the delta, if it was fetched or is passed on
+    FOLDER/packed-*            a snapshot that its learner is writing; it becomes a version's `whole`
 
 Of older versions only the deltas are kept, as long as they take fewer bytes than the whole: with them a node whose
 download was overtaken catches up.
@@ -18,20 +19,18 @@ planes of equal significance.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
-from weakref import finalize
 
 import numpy as np
 import zstandard
 from blake3 import blake3
 
 from swarm.errors import CorruptChunk, Refusal, SnapshotError
-from swarm.files import replace_file
+from swarm.files import RandomAccessFile, replace_file
 from swarm.net.records.stores import record_id
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNK_BYTES, MAX_SNAPSHOT_CHUNKS, MIN_SNAPSHOT_CHUNK_BYTES
 from swarm.types import ChunkList, SnapshotManifest
@@ -40,10 +39,18 @@ logger = logging.getLogger(__name__)
 
 PartName = Literal["whole", "change"]
 MANIFEST = "manifest"
+WHOLE, CHANGE = "whole", "change"
 MAX_DELTAS = 16
 """Versions of which only the delta is kept; each has two open files."""
-MAX_READ_BYTES = 2**30
-"""Per read; the system returns at most twice that."""
+NUM_CHUNKS = 256
+"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
+LEVEL = 3
+PLANES = 4
+"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
+BLOCK_BYTES = 2**24
+"""Bytes in memory at a time; a multiple of `PLANES`."""
+FRAME_HEADER_BYTES = 18
+"""Longest header of zstandard."""
 
 
 class Part:
@@ -54,12 +61,11 @@ class Part:
         self.chunks = chunks
         self.num_held = 0
         """Verified chunks, from the first one on."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        # Closed with the last reference: a reader may still use the file after its version is removed.
-        finalize(self, os.close, self._file)
+        # A reader may still use the file after its version is removed.
+        self.file = RandomAccessFile(path)
         self._hash = blake3()
         self._digest: bytes | None = None
-        """Digest of the whole content where it was given; otherwise `_hash` has it."""
+        """Digest of an adopted file; otherwise `_hash` has it."""
 
     @property
     def complete(self) -> bool:
@@ -84,37 +90,18 @@ class Part:
         """Store the next chunk. Raises `CorruptChunk` for any other, `OSError` if it cannot be written."""
         if record_id(chunk) != self.chunks.chunk_ids[self.num_held]:
             raise CorruptChunk(f"chunk {self.num_held} does not match its signed digest")
-        self._write(chunk)
+        self.file.write(self.num_held * self.chunks.chunk_bytes, chunk)
         self._hash.update(chunk)
         self.num_held += 1
 
-    def fill(self, content: bytes) -> None:
-        """Store all missing chunks of the whole content. Raises as `add` does."""
-        for chunk in self._missing(content):
-            self.add(chunk)
-
-    def put(self, content: bytes, digest: bytes) -> None:
-        """Store the content that the chunks were cut from; neither they nor its digest are computed again.
+    def adopt(self, file: RandomAccessFile, digest: bytes | None = None) -> None:
+        """Move the file here that the chunks were cut from; neither they nor its digest are computed again.
 
         Raises `OSError`.
         """
-        self._digest = digest
-        for chunk in self._missing(content):
-            self._write(chunk)
-            self.num_held += 1
-
-    def _missing(self, content: bytes) -> Iterator[memoryview]:
-        """The chunk of `content` that comes next, each time, until all are held."""
-        view, size = memoryview(content), self.chunks.chunk_bytes
-        while not self.complete:
-            yield view[self.num_held * size : (self.num_held + 1) * size]
-
-    def _write(self, chunk: bytes | memoryview) -> None:
-        """Write the chunk after those held. Raises `OSError`."""
-        offset, rest = self.num_held * self.chunks.chunk_bytes, memoryview(chunk)
-        while rest:
-            written = os.pwrite(self._file, rest, offset)
-            offset, rest = offset + written, rest[written:]
+        file.move(self.file.path)
+        self.file, self._digest = file, digest
+        self.num_held = len(self.chunks.chunk_ids)
 
     def read(self, index: int) -> bytes:
         """A held chunk. Raises `LookupError` if it cannot be read in full."""
@@ -124,14 +111,7 @@ class Part:
         return chunk
 
     def _read(self, index: int) -> bytes:
-        return os.pread(self._file, self.chunks.size(index), index * self.chunks.chunk_bytes)
-
-    def content(self) -> bytes:
-        """The bytes of all held chunks. Raises `OSError`."""
-        pieces = []
-        for start in range(0, self.num_bytes_held, MAX_READ_BYTES):
-            pieces.append(os.pread(self._file, min(MAX_READ_BYTES, self.num_bytes_held - start), start))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return self.file.read(index * self.chunks.chunk_bytes, self.chunks.size(index))
 
     def has(self, digest: bytes) -> bool:
         """Whether the held bytes have this digest."""
@@ -146,8 +126,8 @@ class Stored:
         self.sealed = sealed
         self.manifest = manifest
         self._folder = folder
-        self.whole = Part(folder / "whole", manifest.whole)
-        self.change = Part(folder / "change", manifest.change) if manifest.change else None
+        self.whole = Part(folder / WHOLE, manifest.whole)
+        self.change = Part(folder / CHANGE, manifest.change) if manifest.change else None
         self.taking: PartName = "whole"
         """The part that is being fetched while the version is incomplete."""
 
@@ -170,8 +150,8 @@ class Stored:
         """Keep the delta only; current readers of the whole can finish. Raises `OSError`."""
         self.taking = "change"
         if self.whole.num_held:
-            (self._folder / "whole").unlink(missing_ok=True)
-            self.whole = Part(self._folder / "whole", self.manifest.whole)
+            (self._folder / WHOLE).unlink(missing_ok=True)
+            self.whole = Part(self._folder / WHOLE, self.manifest.whole)
 
     def verify(self) -> None:
         """Verify the chunks of an earlier process."""
@@ -203,6 +183,9 @@ class SnapshotStore:
             raise SnapshotError(f"snapshots cannot be stored in {self._folder}: {error.strerror or error}") from error
 
     def _load_one(self, folder: Path, open_manifest: Callable[[bytes], SnapshotManifest]) -> None:
+        if not folder.is_dir():  # packed by a process that was killed before it was stored
+            folder.unlink(missing_ok=True)
+            return
         try:
             sealed = (folder / MANIFEST).read_bytes()
             manifest = open_manifest(sealed)
@@ -299,10 +282,6 @@ class SnapshotStore:
         return self._folder / str(version)
 
 
-NUM_CHUNKS = 256
-"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
-
-
 def chunk_bytes_for(num_bytes: int) -> int:
     """Chunk size for a snapshot of this size."""
     return min(max(-(-num_bytes // NUM_CHUNKS), MIN_SNAPSHOT_CHUNK_BYTES), MAX_SNAPSHOT_CHUNK_BYTES)
@@ -320,73 +299,99 @@ def check_size(num_bytes: int, chunk_bytes: int | None) -> int:
     return size
 
 
-def cut(content: bytes, chunk_bytes: int | None) -> ChunkList:
-    """The chunk list of `content`; the default chunk size fits it. Raises `SnapshotError` for none or too many."""
-    size = check_size(len(content), chunk_bytes)
-    view = memoryview(content)
-    ids = tuple(record_id(view[start : start + size]) for start in range(0, len(content), size))
-    return ChunkList(len(content), size, ids)
+def cut(file: RandomAccessFile, chunk_bytes: int | None) -> tuple[ChunkList, bytes]:
+    """The chunk list of a file, of default size for it, and its digest. Raises `SnapshotError` for no or too many
+    bytes."""
+    num_bytes = file.size
+    size = check_size(num_bytes, chunk_bytes)
+    ids, whole = [], blake3(max_threads=blake3.AUTO)
+    for chunk in file.pieces(size):
+        ids.append(record_id(chunk))
+        whole.update(chunk)
+    return ChunkList(num_bytes, size, tuple(ids)), whole.digest()
 
 
 def describe(
-    run_id: str, learner: str, version: int, snapshot: bytes, parent: tuple[int, bytes] | None, chunk_bytes: int | None
-) -> tuple[SnapshotManifest, bytes | None]:
-    """The manifest of a snapshot, and its delta from the parent (version, bytes) if that is smaller.
+    run_id: str,
+    learner: str,
+    version: int,
+    snapshot: RandomAccessFile,
+    parent: tuple[int, RandomAccessFile] | None,
+    chunk_bytes: int | None,
+) -> tuple[SnapshotManifest, RandomAccessFile | None]:
+    """The manifest of a snapshot, and its delta from the parent (version, content) if that is smaller.
 
-    Raises `SnapshotError` if the snapshot is empty or too large.
+    Raises `SnapshotError` if the snapshot is empty or too large, `OSError` if the delta cannot be written.
     """
+    whole, digest = cut(snapshot, chunk_bytes)
     change = delta(snapshot, parent[1]) if parent is not None else None
-    if change is not None and len(change) >= len(snapshot):
+    if change is not None and change.size >= whole.num_bytes:
+        change.path.unlink()
         change = None
     return SnapshotManifest(
         run_id=run_id,
         learner=learner,
         version=version,
-        digest=digest(snapshot),
-        whole=cut(snapshot, chunk_bytes),
+        digest=digest,
+        whole=whole,
         parent=parent[0] if parent is not None and change is not None else None,
-        change=cut(change, chunk_bytes) if change is not None else None,
+        change=cut(change, chunk_bytes)[0] if change is not None else None,
     ), change
 
 
-LEVEL = 3
-PLANES = 4
-"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
-
-
-def delta(new: bytes, parent: bytes) -> bytes | None:
-    """The delta from `parent` to `new`; None if their sizes differ, since nothing would be gained."""
-    if len(new) != len(parent):
+def delta(new: RandomAccessFile, parent: RandomAccessFile) -> RandomAccessFile | None:
+    """The delta from `parent` to `new`, in a file beside `new`; None if their sizes differ, since nothing would be
+    gained. Raises `OSError`."""
+    num_bytes = new.size
+    if num_bytes != parent.size:
         return None
-    changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(parent, np.uint8))
-    return zstandard.ZstdCompressor(LEVEL).compress(_to_planes(changed))
+    planes = RandomAccessFile.scratch(new.path.parent)
+    num_rows = num_bytes // PLANES
+    for start in range(0, num_bytes, BLOCK_BYTES):
+        blocks = (np.frombuffer(file.read(start, BLOCK_BYTES), np.uint8) for file in (new, parent))
+        changed = np.bitwise_xor(*blocks)
+        even = len(changed) - len(changed) % PLANES
+        for index, plane in enumerate(np.ascontiguousarray(changed[:even].reshape(-1, PLANES).T)):
+            planes.write(index * num_rows + start // PLANES, plane.tobytes())
+        planes.write(start + even, changed[even:].tobytes())  # the last row, if it is incomplete
+    change = RandomAccessFile(new.path.with_name(f"{new.path.name}.{CHANGE}"), fresh=True)
+    # In one call: a stream would have other bytes. Only the delta itself is in memory that cannot be reclaimed.
+    change.write(0, zstandard.ZstdCompressor(LEVEL).compress(planes.mapped()))
+    return change
 
 
-def apply_delta(change: bytes, parent: bytes) -> bytes:
-    """The inverse of `delta`. Raises `SnapshotError` if the delta does not fit a parent of this size."""
+def apply_delta(
+    change: RandomAccessFile, parent: RandomAccessFile, chunk_bytes: int, first: int = 0
+) -> Iterator[bytes]:
+    """The inverse of `delta`: the chunks of the new snapshot, from the one with index `first` on.
+
+    Raises `SnapshotError` if the delta does not fit a parent of this size, `OSError` if its planes cannot be written.
+    """
+    num_bytes = parent.size
+    planes = RandomAccessFile.scratch(change.path.parent)
+    _decompress(change, planes, num_bytes)
+    num_rows = num_bytes // PLANES
+    for start in range(first * chunk_bytes, num_bytes, chunk_bytes):
+        before = np.frombuffer(parent.read(start, chunk_bytes), np.uint8)
+        begin, end = (min(row, num_rows) for row in (start // PLANES, -(-(start + len(before)) // PLANES)))
+        columns = [planes.read(index * num_rows + begin, end - begin) for index in range(PLANES)]
+        rows = np.stack([np.frombuffer(column, np.uint8) for column in columns], axis=1).reshape(-1)
+        rest = np.frombuffer(planes.read(PLANES * num_rows, num_bytes % PLANES), np.uint8)
+        offset = start - PLANES * begin
+        yield np.bitwise_xor(np.concatenate([rows, rest])[offset : offset + len(before)], before).tobytes()
+
+
+def _decompress(change: RandomAccessFile, planes: RandomAccessFile, num_bytes: int) -> None:
+    """Write the `num_bytes` bytes of a delta. Raises `SnapshotError` if it has others, `OSError`."""
+    written = 0
     try:
-        if zstandard.frame_content_size(change) != len(parent):
-            raise SnapshotError(f"the delta is not for a parent of {len(parent)} bytes")
-        planes = zstandard.ZstdDecompressor().decompress(change, max_output_size=len(parent))
+        if change.size == 0 or zstandard.frame_content_size(change.read(0, FRAME_HEADER_BYTES)) != num_bytes:
+            raise SnapshotError(f"the delta is not for a parent of {num_bytes} bytes")
+        with zstandard.ZstdDecompressor().stream_reader(change.mapped()) as reader:
+            while block := reader.read(BLOCK_BYTES):
+                planes.write(written, block)
+                written += len(block)
     except zstandard.ZstdError as error:
         raise SnapshotError(f"the delta cannot be read: {error}") from error
-    changed = _from_planes(np.frombuffer(planes, np.uint8))
-    restored: bytes = np.bitwise_xor(changed, np.frombuffer(parent, np.uint8)).tobytes()
-    return restored
-
-
-def digest(snapshot: bytes) -> bytes:
-    """32-byte digest of a snapshot."""
-    return blake3(snapshot, max_threads=blake3.AUTO).digest()
-
-
-def _to_planes(content: np.ndarray) -> bytes:
-    """Group every fourth byte, for each of four offsets; the remainder of an incomplete row comes last."""
-    even = len(content) - len(content) % PLANES
-    planes = np.ascontiguousarray(content[:even].reshape(-1, PLANES).T)
-    return planes.tobytes() + content[even:].tobytes()
-
-
-def _from_planes(planes: np.ndarray) -> np.ndarray:
-    even = len(planes) - len(planes) % PLANES
-    return np.concatenate([planes[:even].reshape(PLANES, -1).T.reshape(-1), planes[even:]])
+    if written != num_bytes:
+        raise SnapshotError(f"the delta cannot be read: it has {written} of its {num_bytes} bytes")

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.files import RandomAccessFile
 from swarm.net.bandwidth import LinkLimit
 from swarm.net.config import NetworkSettings
 from swarm.net.roster import Progress
@@ -33,7 +34,7 @@ from swarm.net.snapshots.messages import (
 )
 from swarm.net.snapshots.plan import LinkLimits, Slot
 from swarm.net.snapshots.serving import RETRY_S, DirectClient, Serving, SnapshotThread, direct_links
-from swarm.net.snapshots.store import PartName, Stored, apply_delta, digest
+from swarm.net.snapshots.store import PartName, Stored, apply_delta
 from swarm.protocols import Transport
 from swarm.reasons import Reason
 
@@ -94,7 +95,7 @@ class Subscriber:
         node that needs longer than `finish_behind` publications would never have one, and deltas may catch up."""
         self._lock = threading.Lock()
         """Guards `_ready` and `_handed_out`."""
-        self._ready: tuple[int, bytes] | None = None
+        self._ready: tuple[int, RandomAccessFile] | None = None
         self._handed_out = -1
 
     def start(self) -> None:
@@ -108,7 +109,7 @@ class Subscriber:
         self._thread.close()
         self._downloads.askers.shutdown(wait=False, cancel_futures=True)
 
-    def newest(self) -> tuple[int, bytes] | None:
+    def newest(self) -> tuple[int, RandomAccessFile] | None:
         """The newest complete snapshot, returned once. Raises `SnapshotError` after a permanent failure."""
         self._thread.require_running()
         with self._lock:
@@ -246,9 +247,12 @@ class Subscriber:
         """
         if not self._take(stored, "change"):
             return False
+        assert stored.change is not None
         try:
-            _apply(stored, parent)
-        except SnapshotError as error:
+            chunks = stored.whole.chunks
+            for chunk in apply_delta(stored.change.file, parent.whole.file, chunks.chunk_bytes, stored.whole.num_held):
+                stored.whole.add(chunk)
+        except (SnapshotError, OSError) as error:
             self._serving.counters.add("useless_changes")
             logger.warning(
                 "the delta to version %d cannot be applied, the whole is fetched instead: %s",
@@ -278,16 +282,7 @@ class Subscriber:
         return target is not None and target.manifest.version == fetching.version
 
     def _hand_out(self, stored: Stored) -> None:
-        version, snapshot = stored.manifest.version, stored.whole.content()
+        version = stored.manifest.version
         with self._lock:
             if version > self._handed_out:
-                self._ready, self._handed_out = (version, snapshot), version
-
-
-def _apply(stored: Stored, parent: Stored) -> None:
-    """Build the whole from the delta. Raises `SnapshotError`."""
-    assert stored.change is not None
-    snapshot = apply_delta(stored.change.content(), parent.whole.content())
-    if digest(snapshot) != stored.manifest.digest:
-        raise SnapshotError("the result does not match the signed digest")
-    stored.whole.fill(snapshot)
+                self._ready, self._handed_out = (version, stored.whole.file), version

@@ -29,6 +29,8 @@ from swarm.net.records.feed import FOLLOWED_AT_ONCE
 from swarm.net.records.offers import KNOWING, describe, pulling_is_cheaper
 from swarm.types import NetworkStatus, Offer, VerifiedGroup
 
+logger = logging.getLogger(__name__)
+
 OFFERS_PER_S = 32.0
 """Offers of all members together: about those of a thousand nodes with one group in 30 s."""
 WINDOW_S = 60.0
@@ -42,6 +44,12 @@ MEMORY = 0.97
 MAX_APPETITE = 2.0**30
 SATED = 0.9
 """Factor of each round whose update had enough."""
+MIN_HEARD = 64
+"""Groups before the fraction says anything."""
+MEMORY_GROUPS = 512
+"""Older groups fade."""
+MIN_ROUND_S = 1.0
+"""Shorter ones count as this long."""
 
 
 class _Heard(Struct, frozen=True):
@@ -151,12 +159,6 @@ class Appetite:
         self.factor = min(MAX_APPETITE, 2 * self.factor) if short else max(1.0, SATED * self.factor)
 
 
-MIN_HEARD = 64
-"""Groups before the fraction says anything."""
-MEMORY_GROUPS = 512
-"""Older groups fade."""
-
-
 class Demand:
     """Groups that others sent or offered, and those that updates used; recent ones count most."""
 
@@ -181,12 +183,6 @@ class Demand:
     def fraction(self) -> float | None:
         """The fraction of others' groups that this node uses, in [0, 1]; None while too few were heard of."""
         return min(1.0, self._used / self._heard) if self._total >= MIN_HEARD else None
-
-
-logger = logging.getLogger(__name__)
-
-MIN_ROUND_S = 1.0
-"""Shorter ones count as this long."""
 
 
 class Sharing:

@@ -1,9 +1,9 @@
-"""How a policy reads pictures, sounds and clips.
+"""How a policy reads images, audio and video.
 
-    part ── processor.py: tokens, and what the encoder reads ──▶ ids.py: a medium, by places in a sequence of ids
-                                                                    │
-    forward pass ◀── inputs.py: embeddings, features at their places ◀── encoder.py: features, once a medium
+    part ── processor.py: tokens, and the encoder's inputs ──▶ features.py: a medium, its slots in a sequence of ids
+                                                                  │ features, once a medium
+    forward pass ◀── inputs.py: embeddings, features in their slots ◀┘
 
-`opening.py` makes all of it for a model. A sequence stays a list of integers: those from `FIRST_PLACE` on are places of
-features. So all that cuts, joins and compares sequences needs to know nothing of media.
+A sequence stays a list of integers: those from `FIRST_SLOT` on are slots for features. So all that cuts, joins and
+compares sequences needs to know nothing of media.
 """

@@ -1,8 +1,8 @@
-"""Reads a model's processor: the tokens of a picture or sound, and what the encoder is given of it.
+"""Reads a model's processor: the tokens of an image or sound, the encoder's inputs, and the modalities of a policy.
 
 The processor's parts are used one medium at a time: what a question's other parts are does not change how one is read.
 Clips are read as their frames, each after its time, as models without an encoder for clips are given them. So no video
-processor is needed; those of transformers need torchvision. Pictures are always resized by Pillow: torchvision would
+processor is needed; those of transformers need torchvision. Images are always resized by Pillow: torchvision would
 give other pixels, and a policy would not be the same on two machines.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,12 +21,13 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.utils import cached_file
 
 from swarm.distribution import how_to_install
 from swarm.errors import PolicyError
-from swarm.policy.media.ids import Kind, Known, Medium, TokenIds
-from swarm.policy.media.modalities import feature_ids, readable
-from swarm.policy.reading import foreign_files
+from swarm.policy.config import MADE_HERE, TINY_SEES, PolicySettings
+from swarm.policy.media.features import Kind, Known, Medium, TokenIds
+from swarm.policy.reading import foreign_files, has_encoder, read_config
 from swarm.types import Shown, Text
 from swarm.types.media import Audio, Image, Modality, Video, media_digest
 
@@ -57,7 +59,7 @@ class Reader:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What it can read."""
+        """The modalities of the model."""
         return readable(self._feature_ids)
 
     @property
@@ -68,13 +70,13 @@ class Reader:
 
     @property
     def digest(self) -> str:
-        """Of all settings: those who sample and those who train must read pictures alike."""
+        """Digest of all settings: samplers and trainers must preprocess images alike."""
         settings = json.dumps(_plain(self._processor.to_dict()), sort_keys=True, default=str)
         return hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What the model has encoders for."""
+        """Kinds of media that the model has encoders for."""
         return tuple(self._feature_ids)
 
     def feature_id(self, kind: Kind) -> int:
@@ -86,17 +88,17 @@ class Reader:
         return str(getattr(self._processor, f"{kind}_token"))
 
     def tokens(self) -> list[str]:
-        """Those of all kinds."""
+        """Tokens of all kinds."""
         return [self.token(kind) for kind in self._feature_ids]
 
     def escaped(self, text: str) -> str:
-        """A text that spells no such token: a question may repeat what a stranger wrote."""
+        """A text that spells no such token: a question may repeat text of untrusted peers."""
         for token in self.tokens():
             text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
 
     def ids(self, part: Image | Audio) -> TokenIds:
-        """The tokens of a picture or sound."""
+        """The tokens of an image or sound."""
         medium = self.medium(part)
         return TokenIds(medium.ids, [medium])
 
@@ -113,7 +115,7 @@ class Reader:
         self._processor.save_pretrained(directory)
 
     def medium(self, part: Image | Audio) -> Medium:
-        """A picture or sound, made once while somebody holds it."""
+        """The medium of an image or sound; one object for equal content."""
         digest = media_digest([part])
         known = self._known.get(digest)
         return known if known is not None else self._read(part, digest)
@@ -147,8 +149,8 @@ class Reader:
         row = torch.tensor([ids])
         kinds = (row == feature).int()
         positions, _ = self._rope(row, kinds, image_grid_thw=inputs["image_grid_thw"])
-        places = positions[:, 0][:, kinds[0].bool()]
-        return places - places.min()
+        found = positions[:, 0][:, kinds[0].bool()]
+        return found - found.min()
 
 
 def frames(clip: Video) -> Iterator[Text | Image]:
@@ -203,8 +205,8 @@ def without_videos(processor: type[ProcessorMixin]) -> type[ProcessorMixin]:
             return [name for name in attributes if name != VIDEOS]
 
         @classmethod
-        def _get_arguments_from_pretrained(cls, *place: object, **options: object) -> list[object]:
-            parts: list[object] = super()._get_arguments_from_pretrained(*place, **options)
+        def _get_arguments_from_pretrained(cls, *path: object, **options: object) -> list[object]:
+            parts: list[object] = super()._get_arguments_from_pretrained(*path, **options)
             parts.insert(attributes.index(VIDEOS), None)
             return parts
 
@@ -213,8 +215,54 @@ def without_videos(processor: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _plain(settings: object) -> object:
-    """Settings without places on this machine and versions of libraries."""
+    """Settings without paths of this machine and versions of libraries."""
     if isinstance(settings, dict):
         left_out = ("name_or_path", "_name_or_path", "transformers_version", "processor_class")
         return {key: _plain(value) for key, value in settings.items() if key not in left_out}
     return settings
+
+
+TOKENS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
+    {"image": ("image_token_id", "image_token_index"), "audio": ("audio_token_id", "audio_token_index")}
+)
+"""Fields of a model's configuration with the id that stands for a feature."""
+FILES = ("processor_config.json", "preprocessor_config.json")
+"""One of them is in every directory with a processor."""
+SEEING = (TINY_SEES,)
+"""Embedded policies that see."""
+
+
+def feature_ids(config: PreTrainedConfig) -> dict[Kind, int]:
+    """The ids that stand for features, by what they are of."""
+    found = {}
+    for kind, names in TOKENS.items():
+        tokens = [token for name in names if (token := getattr(config, name, None)) is not None]
+        if tokens:
+            found[kind] = int(tokens[0])
+    return found
+
+
+def readable(kinds: Mapping[Kind, object]) -> frozenset[Modality]:
+    """The modalities of a model with encoders of these kinds; a clip is read as its frames."""
+    found: set[Modality] = set(kinds)
+    return frozenset(found | {"video"} if "image" in found else found)
+
+
+def has_processor(source: str, revision: str | None) -> bool:
+    """Whether a directory, or a repository of the hub, has a processor beside its tokenizer."""
+    if Path(source).is_dir():
+        return any((Path(source) / name).is_file() for name in FILES)
+    return any(
+        cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False) is not None
+        for name in FILES
+    )
+
+
+def modalities_of(settings: PolicySettings) -> frozenset[Modality]:
+    """The modalities of a policy beside text. Raises `PolicyError` for a model whose configuration cannot be read."""
+    if settings.model in MADE_HERE:
+        return readable({"image": 0} if settings.model in SEEING else {})
+    config = read_config(settings.model, settings.revision, settings.trust_remote_code)
+    if not (has_encoder(config) and has_processor(settings.model, settings.revision)):
+        return frozenset()
+    return readable(feature_ids(config))

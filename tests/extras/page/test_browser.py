@@ -19,8 +19,8 @@ from msgspec import structs
 from swarm.extras.page.report import frozen
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, EndEvent, encode
-from tests.extras.page.folders import PICTURE, crowd, events, hostile, swarm
-from tests.extras.page.served import Served, serving, until
+from tests.extras.page.served import Served, serving
+from tests.telemetry.folders import PICTURE, crowd, events, hostile, swarm, until
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -36,8 +36,9 @@ from swarm.telemetry.report import SwarmSummary, swarm_summary, write_report
 from swarm.types import Sample
 from swarm.types.media import Image
 from swarm.types.thumbnails import as_url, thumbnail
-from tests.extras.page.folders import ending_at, events, swarm
 from tests.telemetry import synthetic
+from tests.telemetry.folders import ending_at, events, swarm
+from tests.test_foreign import HOSTILE, harmless
 
 CONFIG: dict[str, object] = {"seed": 7, "mix": {"local": 4, "fill": "none"}, "out": Path("out"), "tasks": []}
 VERSIONS = {"python": "3.11.9", "swarm": "0.1.0"}
@@ -245,6 +246,20 @@ def test_names_and_notes_are_data_not_markup(tmp_path: Path) -> None:
     data = embedded(frozen(histories, {evil: {evil: evil}}, {evil: evil}).decode())
     assert data["details"][0]["name"] == evil and data["details"][0]["moments"][-1]["text"] == evil
     assert data["config"] == [[f"{evil}.{evil}", evil]] and data["versions"] == [[evil, evil]]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_are_harmless(text: str, tmp_path: Path) -> None:
+    note = text.encode(errors="replace").decode()  # a metrics file is UTF-8
+    asked = {note: (1, 2)}
+    events = [
+        StartEvent(time=1.0, peer_id="p", name=note, config={"tasks": [note], note: note}),
+        *(EvaluationEvent(time=1.0, round=n, accuracy=0.5, num_questions=2, tasks=asked) for n in (0, 1)),
+        NoteEvent(time=2.0, text=note, level="warning"),
+    ]
+    history = PeerHistory.read(synthetic.write(tmp_path / "run", list(events)))
+    page = frozen([history], {note: note, "tasks": [note]}, {note: note}).decode()
+    assert harmless(page) and embedded(page)
 
 
 def test_answers_before_and_now_are_shown_cut(tmp_path: Path) -> None:

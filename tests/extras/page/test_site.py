@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from nodes.commands.watching import check_named, find_nodes
-from swarm.errors import ConfigError
+from nodes.commands.watching import find_nodes
 from swarm.extras.page.site import MAX_MEMBERS, Site
 from swarm.net.roster import PROGRESS_FILE, Progress, write_progress
 from swarm.telemetry.curves import MAX_BINS
-from swarm.telemetry.history import FIRST_ROUNDS, KEPT_ROUNDS, PeerHistory
+from swarm.telemetry.history import FIRST_ROUNDS, KEPT_ROUNDS
 from swarm.telemetry.nodes import NodeReader
 from swarm.telemetry.records import METRICS_FILE, NoteEvent, encode
 from swarm.types.thumbnails import as_url, thumbnail
-from tests.extras.page.folders import LONG, PICTURE, crowd, ending_at, events, hostile, swarm
+from tests.telemetry.folders import LONG, PICTURE, crowd, ending_at, events, hostile, swarm
 from tests.telemetry.synthetic import EPOCH, TASKS, write
 
 NOW = EPOCH + 10_000
@@ -147,26 +146,6 @@ def test_the_page_of_a_long_run_does_not_grow(tmp_path: Path) -> None:
     assert all(not event.figures for event in node.history.series()[:-1]), "of past rounds only what is needed"
 
 
-def test_bounded_histories_say_the_same_of_the_present(tmp_path: Path) -> None:
-    path = write(tmp_path, events(1, 100, 0.0))
-    whole, short = PeerHistory.read(path), PeerHistory(path, max_rounds=30)
-    while short.tail(20_000):
-        pass
-    assert len(short.rounds) == FIRST_ROUNDS + 30 and short.latest == whole.latest and short.worth == whole.worth
-    assert short.recent_reward(20) == whole.recent_reward(20)
-    assert short.seconds_per_round() == whole.seconds_per_round()
-
-
-def test_a_new_run_in_the_folder_begins_anew(tmp_path: Path) -> None:
-    home = tmp_path / "peer-1"
-    write(home, events(1, 40, 0.0))
-    node = NodeReader(home)
-    node.read()
-    write(home, events(1, 5, 0.0))
-    node.read()
-    assert [number for number, _ in node.curves["reward"].points()] == [1, 2, 3, 4, 5]
-
-
 def test_a_torn_roster_and_a_missing_directory_are_no_error(tmp_path: Path) -> None:
     home = tmp_path / "peer-1"
     write(home, events(1, 5, 0.0))
@@ -187,15 +166,6 @@ def test_two_hundred_peers_and_more(tmp_path: Path) -> None:
     assert len(seen["members"]) == MAX_MEMBERS and seen["num_omitted"] == 1_001 - MAX_MEMBERS
     standings = {member["standing"] for member in seen["members"]}
     assert "away" not in standings, "the connected ones come first"
-
-
-def test_find(tmp_path: Path) -> None:
-    folder = swarm(tmp_path, NOW, num_nodes=11, num_rounds=1)
-    names = [found.name for found in find_nodes([folder])]
-    assert names[1] == "peer-2" and names[-2:] == ["peer-11", "alone"]
-    assert [found.name for found in find_nodes([folder / "peer-3"])] == ["peer-3"]
-    with pytest.raises(ConfigError, match="there is no directory"):
-        check_named([tmp_path / "nowhere"])
 
 
 def test_a_snapshot_on_its_way_is_seen_from_both_ends(tmp_path: Path) -> None:
@@ -252,3 +222,9 @@ def test_what_changes_only_in_the_details_is_news(tmp_path: Path) -> None:
     before = site.overview
     assert site.refresh() and site.overview == before
     assert _detail(site)["moments"][0]["text"] == "asking 64 held-out questions"
+
+
+def test_claims_are_shown_as_claims(tmp_path: Path) -> None:
+    shown = json.loads(_site(crowd(tmp_path, NOW)).overview)["swarm"]
+    assert "nobody checks" in shown["claims"]
+    assert {each["claimed"] for each in shown["leaders"]} == {True, False}

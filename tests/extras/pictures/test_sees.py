@@ -19,9 +19,8 @@ from swarm.extras.pictures.sees import TINY_SEES_TASK
 from swarm.policy import tiny
 from swarm.policy.config import TINY_SEES, PolicySettings
 from swarm.policy.loading import Policy, load_policy
-from swarm.policy.media.ids import FIRST_PLACE
-from swarm.policy.media.modalities import modalities_of
-from swarm.policy.media.processor import as_array
+from swarm.policy.media.features import FIRST_SLOT
+from swarm.policy.media.processor import as_array, modalities_of
 from swarm.types import HELD_OUT_STREAMS, Grade, Message, Prompt, Question, Sampling, Text, media_of
 
 QUICK = {"questions_per_task": 40, "steps": 2, "batch_size": 8, "warmup_steps": 1}
@@ -79,7 +78,7 @@ def test_it_practises_what_it_is_asked_later() -> None:
     (example,) = sees._examples([question], recipe, sees.sees_tokenizer())
     asked = policy.encode((Message("user", (question.picture, Text(question.text))),))
     feature = policy.tokenizer.convert_tokens_to_ids(sees.IMAGE)
-    prompt = [feature if each >= FIRST_PLACE else each for each in asked]
+    prompt = [feature if each >= FIRST_SLOT else each for each in asked]
     answer = [*policy.tokenizer.encode(f"<answer>{question.answer}</answer>"), policy.tokenizer.eos_token_id]
     assert example.ids == [*prompt, *answer]
     assert [label for label in example.labels if label != tiny.IGNORED] == answer

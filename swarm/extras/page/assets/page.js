@@ -71,7 +71,7 @@ function overview(state) {
   setText(byId("answer-why"), answer.why);
   setText(byId("answer-how"), answer.how);
   byId("answer").className = answer.standing;
-  show(byId("tiles"), [answer.per_round, answer.in_time], tiles);
+  show(byId("tiles"), [["per round", answer.per_round], ["in the same time", answer.in_time], ["for the same processor time", answer.in_processor_time]], tiles);
   show(byId("alarms"), state.alarms, (alarms) => alarms.map((alarm) => alertBox(alarm, alarm.name)));
   if (state.nodes.length && state.nodes.every((node) => ENDED.test(node.state))) connection("all nodes have ended");
   show(byId("nodes"), [state.nodes, chosen], nodeTable);
@@ -84,9 +84,7 @@ function overview(state) {
   show(byId("kinds"), state.swarm.kinds, kinds);
 }
 
-function tiles([perRound, inTime]) {
-  const [clock, processor] = (inTime ?? "").split(", for the same processor time ");
-  const ratios = [["per round", perRound], ["in the same time", clock], ["for the same processor time", processor]];
+function tiles(ratios) {
   return ratios.filter(([, value]) => value).map(([what, value]) => {
     const [number, interval] = value.split(" (");
     return el("div", { class: "tile" }, el("div", { class: "note" }, what), el("div", { class: "value" }, number),

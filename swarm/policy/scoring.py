@@ -8,15 +8,23 @@ gradient.
 Logits are float32 even where the forward pass computes in half precision. Rounded to bfloat16, logits near 16 are
 multiples of 1/8, and two engines whose hidden states differ by rounding differ by 0.03 nats a token. The matrix product
 keeps its half-precision inputs, which make it fast, and returns the sum that it accumulates in float32 anyway.
+
+Filters of sampling exclude tokens: for engines that sample, and for checks of what they report. Code for GPUs with CUDA
+is compiled: several small operations become one kernel, for any number of tokens, kept on disk for the next start.
+Where kernels cannot be made, for example without a C compiler, a warning says so and the code runs as it is.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import MethodType
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +33,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
-from swarm.policy.scoring.compiled import compiled
-from swarm.policy.scoring.filters import keep_likely_and
+from swarm.machine import num_cores
+from swarm.policy.out_of_memory import is_out_of_memory
+from swarm.policy.packaged.cache import cached
 from swarm.types import Sampling
+
+logger = logging.getLogger(__name__)
 
 CHUNK_NUMBERS = {"cpu": 2**24, "cuda": 2**28}
 """Logits in memory at a time, by type of device: 64 MiB and 1 GiB in float32; more is hardly faster there."""
@@ -133,8 +144,8 @@ class OutputHead:
         filters: Sampling | None,
         powers: Sequence[float],
     ) -> tuple[Tensor, ...]:
-        """As `logprobs`, and then, for each of the positive `powers` a, log sum p^a over the distribution p of each
-        token, [N]; without entropies and without gradient."""
+        """Log-probabilities as of `logprobs`, and for each of the positive `powers` a, log sum p^a over the
+        distribution p of each token, [N]; without entropies and without gradient."""
         size = tokens_of_chunk(hidden.device.type, self._model.config.get_text_config().vocab_size)
         parts = []
         for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
@@ -402,3 +413,62 @@ class _Projection(torch.autograd.Function):
             slope.T @ hidden if wants_weight else None,
             grad.sum(dim=0) if wants_bias else None,
         )
+
+
+def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [B, V] with those of the tokens that `top_k`, `top_p` and `min_p` exclude at minus infinity."""
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # the most likely token is always kept
+        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
+        logits = logits.masked_fill(dropped, -torch.inf)
+    if sampling.min_p > 0:
+        logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p), -torch.inf)
+    return logits
+
+
+def keep_likely_and(tokens: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
+    """`keep_likely`, but `tokens` [B], one in each row, always stay.
+
+    A token that was sampled at the edge of what a filter leaves may be beyond it when rounding differs.
+    """
+    return keep_likely(logits, sampling).scatter(-1, tokens[:, None], logits.gather(-1, tokens[:, None]))
+
+
+Code = Callable[..., Any]
+KERNELS = "kernels"
+"""The directory of kernels, among those that are made once on a machine."""
+MAKERS = 4
+"""Most processes that make kernels: those of a layer take one core seconds, and each process loads torch first."""
+
+
+@cache
+def compiled(code: Code) -> Code:
+    """`code`, compiled at its first call; one for each function, so that its kernels are made once."""
+    from torch._inductor import config
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cached(KERNELS)))
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        config.compile_threads = min(num_cores(), MAKERS)
+    return _Compiled(code)
+
+
+class _Compiled:
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self._fast: Code | None = torch.compile(code, dynamic=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fast is None:
+            return self._code(*args, **kwargs)
+        try:
+            return self._fast(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, torch._dynamo.exc.TorchDynamoException) or is_out_of_memory(error):
+                raise
+            self._fast = None
+            logger.warning("nothing can be compiled for this GPU, so that updates take longer: %s", error)
+        return self._code(*args, **kwargs)

@@ -1,8 +1,11 @@
-"""Expert choices of a mixture-of-experts model: recorded at generation, replayed in training.
+"""Mixture-of-experts models: expert choices recorded at generation, replayed in training; experts in half precision.
 
 Engine and trainer compute with the same weights in a different order. When two experts score almost equally, rounding
 decides the choice, and the token's log-probability differs by far more than rounding. Only the choice is replayed: the
 experts' weights are recomputed, so that routers still learn. Source: arXiv:2510.11370.
+
+Autocast casts the matrix products of linear layers, but not the grouped ones of transformers' experts, which take their
+weights' type: they are cast here.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from swarm.errors import PolicyError
 
@@ -97,13 +101,13 @@ class Routers:
             self._experts = None
             return
         experts = np.full((sum(p.num_tokens + p.padding for p in pieces), *known.shape[1:]), -1, dtype=np.int64)
-        place = 0
+        start = 0
         for piece in pieces:
             record = records[piece.row]
             if record is not None:
                 part = record[piece.start : piece.start + piece.num_tokens]
-                experts[place : place + len(part)] = part
-            place += piece.num_tokens + piece.padding
+                experts[start : start + len(part)] = part
+            start += piece.num_tokens + piece.padding
         self._experts = torch.from_numpy(experts).to(device)
 
     def read(self, stored: bytes, num_tokens: int) -> Routing | None:
@@ -162,3 +166,41 @@ def _is_normalised(router: nn.Module) -> bool:
         f"the routing of {type(router).__name__} cannot be replayed: its weights are not a softmax; set "
         "policy.routing_replay to false"
     )
+
+
+GROUPED, CAST = "grouped_mm", "swarm_grouped_mm"
+"""The names of transformers' implementation, and of the same with casts."""
+
+
+def cast_experts(model: PreTrainedModel) -> None:
+    """Make experts that are computed by grouped products take part in autocast."""
+    chosen = model.get_experts_implementation()
+    model.set_experts_implementation({part: CAST if each == GROUPED else each for part, each in chosen.items()})
+
+
+def are_cast(module: nn.Module) -> bool:
+    """Whether a module holds experts whose parameters `cast_experts` casts."""
+    values = vars(module)
+    return "is_concatenated" in values and values["config"]._experts_implementation == CAST
+
+
+class _Rounded:
+    """Experts as transformers' function sees them: parameters in another type, all else as it is."""
+
+    def __init__(self, experts: nn.Module, dtype: torch.dtype) -> None:
+        self._experts = experts
+        self._dtype = dtype
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._experts, name)
+        return value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _compute(experts: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    kind = hidden.device.type
+    seen = _Rounded(experts, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else experts
+    result: Tensor = grouped_mm_experts_forward(seen, hidden, chosen, weights)
+    return result
+
+
+ALL_EXPERTS_FUNCTIONS.register(CAST, _compute)

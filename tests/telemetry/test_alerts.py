@@ -14,10 +14,10 @@ from swarm.telemetry.curves import SCORER_FAILURES
 from swarm.telemetry.live import state_text
 from swarm.telemetry.nodes import NodeReader
 from swarm.telemetry.records import EndEvent, Event, NoteEvent, PauseEvent, ResumeEvent, RoundEvent
-from tests.extras.page.folders import ending_at, events
+from tests.telemetry.folders import ending_at, events
 from tests.telemetry.synthetic import EPOCH, write
 
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent
 NOW = EPOCH + 10_000
 PLENTY = 2**40
 

@@ -1,9 +1,9 @@
-"""Renders chat templates: a script for `renderer.py` only, which imports nothing of this project.
+"""Renders chat templates: a script for `turns.py` only, which imports nothing of this project.
 
 A template is a program: whoever made the model wrote it. Jinja's sandbox keeps it from Python's objects, but not from
 loops and texts without end; so it runs in this process, which has little memory and little time for each request.
 
-The environment is that of transformers (its module chat_template_utils), without a clock: see `turns.py`.
+The environment is that of transformers (its module chat_template_utils), without a clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LIMIT_S = 2.0
-"""Of processor time, for one conversation."""
+"""Processor time for one conversation."""
 MAX_MEMORY_BYTES = 2**30
 MAX_RENDERED_CHARS = 2**24
 MAX_ERROR_CHARS = 300
@@ -36,7 +36,7 @@ class Generation(jinja2.ext.Extension):
     tags = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """As a block that is called."""
+        """Parse it to a block that is called."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("render"), [], [], body).set_lineno(line)
@@ -47,7 +47,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Without attributes that lead into Python."""
+    """A namespace without attributes that lead into Python."""
 
     def __init__(*args: Any, **values: Any) -> None:
         """A template may name a value `self`."""
@@ -58,7 +58,7 @@ class Namespace(jinja2.utils.Namespace):
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: object) -> None:
-        """What `set` does."""
+        """Set a value."""
         _check_name(name)
         super().__setitem__(name, value)
 
@@ -72,11 +72,11 @@ class Dictionaries:
     """`dict`, without the class."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
-        """As the class does."""
+        """A new dictionary."""
         return dict(*args, **values)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As of `dict`."""
+        """See `dict`."""
         return dict.fromkeys(*args)
 
 
@@ -89,7 +89,7 @@ def _to_json(value: object, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What a chat template may use."""
+    """The environment of chat templates."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )

@@ -1,10 +1,11 @@
-"""AdamW: as usual, with moments of 8 bits, or with moments in the CPU's memory.
+"""AdamW: as usual, with moments of 8 bits, or with moments in the CPU's memory; and the learning rate of each update.
 
 Source: arXiv:1711.05101; 8 bits: arXiv:2110.02861, by torchao.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -22,7 +23,7 @@ CPU = torch.device("cpu")
 FUSED = ("cpu", "cuda")
 """Devices with a fused optimizer kernel."""
 MOMENT_BYTES: dict[OptimizerName, int] = {"adamw": 8, "adamw_8bit": 2, "adamw_offloaded": 0}
-"""Of a GPU's memory for each trained weight, both moments together."""
+"""Bytes of a GPU's memory for each trained weight, both moments together."""
 
 
 def make_optimizer(policy: Policy, settings: UpdateSettings) -> torch.optim.Optimizer:
@@ -38,7 +39,7 @@ def make_optimizer(policy: Policy, settings: UpdateSettings) -> torch.optim.Opti
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use this learning rate from the next step on."""
-    # torchao compiles its step, and takes the rate as a tensor so as not to compile it anew.
+    # torchao compiles its step, and takes the rate as a tensor so as not to compile it again.
     value = rate if isinstance(optimizer, torch.optim.AdamW) else torch.tensor(rate)
     for group in optimizer.param_groups:
         group["lr"] = value
@@ -104,3 +105,18 @@ class OffloadedAdamW(torch.optim.AdamW):
             maximize=False,
         )
         parameter.copy_(weight)
+
+
+def learning_rate(settings: UpdateSettings, update: int) -> float:
+    """Learning rate of the `update`-th update, counted from 0: a linear rise over `warmup_updates`, then the schedule.
+
+    A falling schedule is at `final_learning_rate` from update `total_updates` on.
+    """
+    rising = (update + 1) / max(1, settings.warmup_updates)
+    if rising < 1 or settings.total_updates is None:
+        return settings.learning_rate * min(1.0, rising)
+    span = settings.total_updates - settings.warmup_updates
+    progress = min(1.0, max(0.0, (update - settings.warmup_updates) / span))
+    remaining = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    fall = settings.learning_rate - settings.final_learning_rate
+    return settings.final_learning_rate + fall * remaining[settings.schedule]

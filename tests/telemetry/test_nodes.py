@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.commands.watching import find_nodes, show_top
-from swarm.extras.page.site import Site
+from nodes.commands.watching import check_named, find_nodes, show_top
+from swarm.errors import ConfigError
 from swarm.net.roster import write_roster
+from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory
 from swarm.telemetry.nodes import MAX_CLAIMS, Leader, NodeReader, kinds, leaders
 from swarm.types import MemberSummary
-from tests.extras.page.folders import crowd, hostile, roster, row, swarm
-from tests.telemetry.synthetic import EPOCH
+from tests.telemetry.folders import crowd, events, hostile, roster, row, swarm
+from tests.telemetry.synthetic import EPOCH, write
 
 NOW = EPOCH + 10_000
 
@@ -69,13 +69,8 @@ def test_strangers_names_are_cut_and_printable(tmp_path: Path) -> None:
     assert len(texts) > 20 and all(text.isprintable() and len(text) <= 60 for text in texts)
 
 
-def test_the_page_and_the_terminal_say_that_claims_are_claims(tmp_path: Path) -> None:
-    site = Site(lambda: find_nodes([tmp_path]), lambda: NOW)
+def test_the_terminal_says_that_claims_are_claims(tmp_path: Path) -> None:
     crowd(tmp_path, NOW)
-    site.refresh()
-    shown = json.loads(site.overview)["swarm"]
-    assert "nobody checks" in shown["claims"]
-    assert {each["claimed"] for each in shown["leaders"]} == {True, False}
     output = io.StringIO()
     show_top([tmp_path], True, Console(file=output, width=140, height=60))
     assert "member-0" in output.getvalue() and "yellow: What others say" in output.getvalue()
@@ -87,3 +82,32 @@ def test_a_member_without_an_evaluation_has_no_accuracy(tmp_path: Path, summary:
     write_roster(tmp_path / "peer-1", roster(1, NOW, [replace(row(3, 1), summary=summary)]))
     claimed: list[Leader] = [each for each in leaders(_nodes(tmp_path)) if each.claimed]
     assert [each.accuracy for each in claimed] == ([] if summary is None else [None])
+
+
+def test_bounded_histories_say_the_same_of_the_present(tmp_path: Path) -> None:
+    path = write(tmp_path, events(1, 100, 0.0))
+    whole, short = PeerHistory.read(path), PeerHistory(path, max_rounds=30)
+    while short.tail(20_000):
+        pass
+    assert len(short.rounds) == FIRST_ROUNDS + 30 and short.latest == whole.latest and short.worth == whole.worth
+    assert short.recent_reward(20) == whole.recent_reward(20)
+    assert short.seconds_per_round() == whole.seconds_per_round()
+
+
+def test_a_new_run_in_the_folder_starts_over(tmp_path: Path) -> None:
+    home = tmp_path / "peer-1"
+    write(home, events(1, 40, 0.0))
+    node = NodeReader(home)
+    node.read()
+    write(home, events(1, 5, 0.0))
+    node.read()
+    assert [number for number, _ in node.curves["reward"].points()] == [1, 2, 3, 4, 5]
+
+
+def test_find(tmp_path: Path) -> None:
+    folder = swarm(tmp_path, NOW, num_nodes=11, num_rounds=1)
+    names = [found.name for found in find_nodes([folder])]
+    assert names[1] == "peer-2" and names[-2:] == ["peer-11", "alone"]
+    assert [found.name for found in find_nodes([folder / "peer-3"])] == ["peer-3"]
+    with pytest.raises(ConfigError, match="there is no directory"):
+        check_named([tmp_path / "nowhere"])

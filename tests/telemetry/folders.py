@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from swarm.types.media import Image
 from swarm.types.thumbnails import thumbnail
 from tests.telemetry.synthetic import TASKS, peer_events, write
 
+DEADLINE_S = 120.0
 SCRIPT = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
 BIDI = "\u202eevil\u2066\ufeff\x1b[31m\x07"
 LONG = "n" * 100_000
@@ -199,3 +201,11 @@ def samples(home: Path, now: float, hostile: Sequence[str] = ()) -> None:
             )
             lines.append(encode(record))
     (home / SAMPLES_FILE).write_bytes(b"".join(lines))
+
+
+def until(happened: Callable[[], object], what: str) -> None:
+    """Wait for a condition, however slow the machine is."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} never came"
+        time.sleep(0.05)

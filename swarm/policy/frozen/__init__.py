@@ -1,1 +1,0 @@
-"""Frozen matrices of 8 or 4 bits, beside which adapters learn: QLoRA. Start at `layers.py`."""

@@ -1,1 +1,0 @@
-"""Chat templates, which are programs of whoever made the model: rendered in a process of their own."""
