@@ -2,7 +2,3 @@
 
 This package assembles the parts of `swarm/`; nothing in `swarm/` imports it.
 """
-
-from swarm import torchao
-
-torchao.hide()  # before transformers is imported, which would import it

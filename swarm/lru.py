@@ -46,6 +46,10 @@ class LruDict(MutableMapping[Key, Value]):
         """Remove an entry. Raises `KeyError`."""
         del self._entries[key]
 
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._entries.clear()
+
     def __contains__(self, key: object) -> bool:
         """Whether there is an entry; not a use."""
         return key in self._entries

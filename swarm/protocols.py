@@ -13,7 +13,6 @@ from swarm.types import (
     Arrival,
     Commitment,
     Context,
-    End,
     Grade,
     GradedGroup,
     MemberSummary,
@@ -30,6 +29,7 @@ from swarm.types import (
     RunManifest,
     Sampling,
     TaskRef,
+    Terminal,
     UpdateReport,
 )
 
@@ -67,7 +67,7 @@ chunk is not ready, it yields what will bring one, or None: the caller tries aga
 class Episode(Protocol):
     """An episode after its first observation."""
 
-    def step(self, action: str) -> Observation | End:
+    def step(self, action: str) -> Observation | Terminal:
         """What follows the policy's next turn; never called after the end."""
         ...
 
@@ -75,8 +75,8 @@ class Episode(Protocol):
 class Environment(Episode, Protocol):
     """Episodes, one at a time, each a pure function of its start and of the policy's turns, in every process.
 
-    It knows no limits: whoever runs it bounds turns, tokens and time. An action may be a stranger's text: it must never
-    be evaluated.
+    It knows no limits: the caller bounds turns, tokens and time. An action may be an untrusted peer's text: it must
+    never be evaluated.
     """
 
     def reset(self, seed: int, index: int) -> Observation:
@@ -84,8 +84,8 @@ class Environment(Episode, Protocol):
         ...
 
 
-class TaskSource(Protocol):
-    """Questions of one task, made and graded locally: episodes of a single turn."""
+class QuestionSource(Protocol):
+    """Questions of one task, each by a reference from which every member makes it again."""
 
     name: str
 
@@ -106,9 +106,26 @@ class TaskSource(Protocol):
         """Whether only evaluations ask the question behind a reference that `recall` accepts."""
         ...
 
+
+class TaskSource(QuestionSource, Protocol):
+    """Questions made and graded locally: episodes of a single turn."""
+
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion text, in [0, 1]."""
         ...
+
+
+@runtime_checkable
+class EpisodeSource(QuestionSource, Protocol):
+    """Questions that begin episodes of several turns."""
+
+    def begin(self, ref: TaskRef) -> Episode:
+        """The episode behind a reference that `recall` accepts. Raises `Refusal`."""
+        ...
+
+
+Source = TaskSource | EpisodeSource
+"""Questions of any task."""
 
 
 @runtime_checkable
@@ -145,7 +162,7 @@ class Verifier(Protocol):
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """What the environment answers in an own episode so far, without waiting.
 
-        It may go on: its rewards count only when `begin` grades it with its group.
+        It may continue: its rewards count only when `begin` grades it with its group.
         """
         ...
 
@@ -205,7 +222,7 @@ class RolloutEngine(Protocol):
     def generate(
         self, prompts: Sequence[Context], num_completions: int, sampling: Sampling, seed: int
     ) -> list[Answers]:
-        """G completions for each of P prompts, [P][G]; a failed prompt gets a `Rejection`, the others go on.
+        """G completions for each of P prompts, [P][G]; a failed prompt gets a `Rejection`, the others continue.
 
         A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
         `SamplingError`, `Interrupted`.
@@ -360,13 +377,13 @@ class RecordTransport(Protocol):
         ...
 
     def hold(self, record: bytes) -> None:
-        """Keep a record for those who ask for it by its id: nobody is sent it."""
+        """Keep a record for peers that ask for it by its id; it is sent to no other."""
         ...
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a record on offer, from its author or another holder; it arrives like any other.
 
-        If the author was asked and nobody gave it within `patience_s`, that is a complaint about its author.
+        If the author was asked and no peer gave it within `patience_s`, that is a complaint about its author.
         """
         ...
 
@@ -575,7 +592,7 @@ class SnapshotPublisher(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises `SnapshotError` if no snapshot will be published any more: no worker could go on."""
+        """Raises `SnapshotError` if no snapshot will be published any more: no worker could continue."""
         ...
 
 

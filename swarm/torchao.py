@@ -1,7 +1,7 @@
-"""torchao, for those who ask for it only.
+"""Hides torchao in the processes that swarm starts, until a setting asks for it.
 
 transformers and peft import it in every process that has it, whatever the model: half a second, and lines on stderr.
-None among the loaded modules tells them that there is none.
+None among the loaded modules tells them that there is none. A user's own process (`swarm.Node`) is left alone.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class YamlFile:
         if not isinstance(values, dict | None):
             raise ConfigError(f"configuration {file} must be a mapping of fields, got {type(values).__name__}")
         check(self._root, values, f"configuration {file}")
+        self.path = file
         self.values: dict[str, JsonValue] = values or {}
 
     def line(self, path: Sequence[str | int]) -> int | None:

@@ -6,7 +6,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from swarm import torchao
 from swarm.machine import num_cores
+from tests import libp2p_process
+
+torchao.hide()  # as the command does
 
 MAX_ID_CHARS = 80
 
@@ -62,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Without groups every process makes anew what tests share, and runs all of libp2p's tests."""
     if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError("pytest-xdist does not group tests under this pytest: see pyproject.toml")
+    config.pluginmanager.register(libp2p_process)
 
 
 def _group(item: pytest.Item) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -210,3 +211,16 @@ def own_logprobs(policy: Policy, family: str, number: int, answer: Sequence[int]
 def _made(processor: type[ProcessorMixin], *parts: object, **settings: object) -> ProcessorMixin:
     made: ProcessorMixin = without_videos(processor)(*parts, **settings)
     return made
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[object]:
+    """Arguments of all calls of a method of one argument from now on."""
+    seen: list[object] = []
+    method = getattr(owner, name)
+
+    def noted(argument: object) -> object:
+        seen.append(argument)
+        return method(argument)
+
+    monkeypatch.setattr(owner, name, noted)
+    return seen

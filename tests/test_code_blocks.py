@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from nodes.cli import app
-from nodes.cli.arguments import rewrite
+from nodes.cli.options import rewrite
 from swarm.config import load_config
 from swarm.distribution import NAME, UNPINNED
 
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 def _blocks() -> Iterator[Block]:
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = path.read_text()
         for found in BLOCK.finditer(text):
             line = text.count("\n", 0, found.start()) + 1
@@ -64,7 +64,7 @@ def _each(language: str) -> pytest.MarkDecorator:
 
 def test_every_block_is_of_a_language_that_is_checked() -> None:
     assert {block.language for block in BLOCKS} <= LANGUAGES
-    fences = sum(len(re.findall(r"^```\w+$", path.read_text(), re.MULTILINE)) for path in (ROOT / "docs").glob("*.md"))
+    fences = sum(len(re.findall(r"^```\w+$", path.read_text(), re.MULTILINE)) for path in (ROOT / "docs").rglob("*.md"))
     assert len(BLOCKS) >= fences, "none is passed over"
 
 

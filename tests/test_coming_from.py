@@ -7,16 +7,16 @@ from pathlib import Path
 
 from swarm.config import NAMES_ELSEWHERE
 
-PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
+PAGE = Path(__file__).parent.parent / "docs" / "faq.md"
 
 
 def test_the_table_of_names_agrees_with_what_the_command_line_suggests() -> None:
     table = PAGE.read_text().partition("`GRPOConfig`")[2]
-    told = {}
+    listed = {}
     for line in table.splitlines():
         if line.startswith("| `"):
             theirs, ours = (re.findall(r"`(\S+)`", cell) for cell in line.split("|")[1:3])
-            told |= dict(zip(theirs, ours * len(theirs) if len(ours) == 1 else ours, strict=False))
-    known = {name: field for name, field in told.items() if name in NAMES_ELSEWHERE}
+            listed |= dict(zip(theirs, ours * len(theirs) if len(ours) == 1 else ours, strict=False))
+    known = {name: field for name, field in listed.items() if name in NAMES_ELSEWHERE}
     assert len(known) > 20
     assert {name: NAMES_ELSEWHERE[name] for name in known} == known

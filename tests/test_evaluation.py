@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.environments.tiny import TINY_SEES_TASK
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.evaluation import MAX_SAMPLE_CHARS, Evaluation, evaluate
+from swarm.extras.pictures.sees import TINY_SEES_TASK
 from swarm.telemetry.intervals import wilson_interval
 from swarm.types import HELD_OUT_STREAMS, Question, Sampling, media_of
 from swarm.types.thumbnails import thumbnails

@@ -32,8 +32,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _needed() -> set[str]:
-    assets = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "page" / "assets").iterdir()}
-    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "page" / "docs").glob("*.md")}
+    assets = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "extras" / "page" / "assets").iterdir()}
+    documents = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "docs").glob("**/*.md")}
     assert documents
     modules = {str(path.relative_to(ROOT)) for part in ("swarm", "nodes") for path in (ROOT / part).rglob("*.py")}
     return {*modules, *assets, *documents, *DATA}

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands.reference.reasons import TITLES
+from nodes.commands.reference import TITLES
 from swarm.errors import Refusal
 from swarm.net.trust.accounts import FORFEITS, OFFENCES
 from swarm.reasons import OF_GRADING, Reason, sentence

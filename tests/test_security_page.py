@@ -9,13 +9,13 @@ import pytest
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "security.md"
-NAMED = sorted(set(re.findall(r"`([a-z0-9_/]+\.py)::(\*|test_\w+)`", PAGE.read_text())))
+NAMED = sorted(set(re.findall(r"`(test_\w+)`", PAGE.read_text())))
+DEFINED = {name for path in TESTS.rglob("test_*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())}
 
 
-@pytest.mark.parametrize(("file", "name"), NAMED)
-def test_the_named_test_is_there(file: str, name: str) -> None:
-    wanted = r"def test_" if name == "*" else rf"def {name}\("
-    assert re.search(wanted, (TESTS / file).read_text())
+@pytest.mark.parametrize("name", NAMED)
+def test_the_named_test_is_there(name: str) -> None:
+    assert name in DEFINED
 
 
 def test_what_is_said_to_hold_is_shown() -> None:
@@ -23,4 +23,4 @@ def test_what_is_said_to_hold_is_shown() -> None:
     attacks = [row for row in rows if len(row) == 4 and row[0].strip() not in ("who", "---")]
     assert len(attacks) > 40
     for who, tries, holds, test in attacks:
-        assert "::" in test or holds.strip().startswith("believed"), f"{who.strip()} {tries.strip()}"
+        assert "`test_" in test or holds.strip().startswith("believed"), f"{who.strip()} {tries.strip()}"

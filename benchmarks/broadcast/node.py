@@ -29,7 +29,7 @@ from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
-from swarm.net.snapshots.plan import LinkLimits, Place, RelayPlan
+from swarm.net.snapshots.plan import LinkLimits, RelayPlan, Slot
 from swarm.net.snapshots.publish import Publisher
 from swarm.net.snapshots.store import cut
 from swarm.net.snapshots.subscribe import Subscriber
@@ -56,8 +56,8 @@ class Star(RelayPlan):
         """Every worker's source is the learner."""
         share = limits.up / max(1, len(workers)) if limits.up else None
         self.bytes_per_s = share
-        self.places = {worker: Place((learner,), 0, share) for worker in workers}
-        self.places[learner] = Place((), len(workers), None)
+        self.slots = {worker: Slot((learner,), 0, share) for worker in workers}
+        self.slots[learner] = Slot((), len(workers), None)
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class Node:
         emit(
             "status",
             connected=len(self._transport.status().connected) if self._transport else 0,
-            placed=len(publisher._placement.plan.places) - 1 if publisher else 0,
-            rate=subscriber._place.bytes_per_s if subscriber else None,
+            placed=len(publisher._placement.plan.slots) - 1 if publisher else 0,
+            rate=subscriber._slot.bytes_per_s if subscriber else None,
             source=progress.source if progress else None,
             fraction=progress.fraction if progress else 0.0,
             feeds=progress.feeds if progress else (),
@@ -173,8 +173,8 @@ class Node:
 def _feed_nobody(subscriber: Subscriber) -> None:
     """Accept no worker beyond the plan, not even one whose learner is silent."""
     uploads = subscriber._serving.uploads
-    uploads.follow(Place((), -1, None))
-    uploads.follow = lambda place, second=(): None  # type: ignore[method-assign]
+    uploads.follow(Slot((), -1, None))
+    uploads.follow = lambda slot, second=(): None  # type: ignore[method-assign]
 
 
 def main() -> None:

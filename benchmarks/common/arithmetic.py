@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Generator, Sequence
 
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.protocols import Turns
 from swarm.types import Completion, Context, Past, Prompt, Rejection, Sampling, as_text
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from benchmarks.common.children import ROOT, Child, ChildFailed, ChildProcesses, until
 from benchmarks.common.service_attacks import LEARNER_ATTACKS, ServiceAttacks
-from benchmarks.common.stranger import Stranger
-from nodes.simulation.shares import CpuShares
+from nodes.simulation.cell import CpuShares
 from swarm.errors import SwarmError
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
 from swarm.types import Completion, PolicyId, RolloutGroup, Sampling
+from tests.attacks.stranger import Stranger
 
 LOOPBACK = ("--network.listen=/ip4/127.0.0.1/tcp/0", "--network.nat_port_map=false", "--evaluation.num_questions=0")
 WIDE_COMPLETIONS = 120

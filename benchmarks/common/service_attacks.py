@@ -19,7 +19,6 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
-from benchmarks.common.own_feed import OwnFeed
 from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.dht import key_of
@@ -43,6 +42,7 @@ from swarm.types import (
     Sampling,
     VersionSpan,
 )
+from tests.attacks.own_feed import OwnFeed
 
 IDLE_STREAMS = 60
 """Streams held open at each victim, over all its services."""

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import random_policy
-from nodes.roles.coordinator import RankCoordinator
+from nodes.roles.ranks import PeerRanks
 from swarm.config import NodeConfig
 from swarm.figures import LAG_MAX
 from swarm.groups.building import Member
@@ -227,7 +227,7 @@ class Training:
             }
         )
         self._load, self._sampling = load, config.generation.sampling()
-        self._coordinator = RankCoordinator(config, None, Ranks(), lambda: False)
+        self._ranks = PeerRanks(config, None, Ranks(), lambda: False)
         self._verifier = HalfRight(grading_s)
         settings = SapoSettings(
             rollouts=RolloutPlan(
@@ -241,9 +241,9 @@ class Training:
             share=ShareSettings(groups="none"),
         )
         parts = Parts(
-            engine=AtOnce(self._coordinator) if at_once else self._coordinator,
+            engine=AtOnce(self._ranks) if at_once else self._ranks,
             verifier=self._verifier,
-            updater=self._coordinator,
+            updater=self._ranks,
             exchange=Nobody(),
         )
         self._node = SapoNode(settings, Member("", PolicyId("random", "", 0), self._sampling), parts)
@@ -264,7 +264,7 @@ class Training:
         """Tokens per CPU second of generating one round's completions, without anything else."""
         prompts: list[Context] = [question.prompt for question in self._verifier.draw(0, 0, self._load.questions)]
         began = time.process_time()
-        groups = self._coordinator.generate(prompts, self._load.group_size, self._sampling, 0)
+        groups = self._ranks.generate(prompts, self._load.group_size, self._sampling, 0)
         num_tokens = sum(len(each.token_ids) for group in groups if isinstance(group, tuple) for each in group)
         return num_tokens / (time.process_time() - began)
 
@@ -275,7 +275,7 @@ class Training:
     def close(self) -> None:
         """Stop everything."""
         self._node.close()
-        self._coordinator.close()
+        self._ranks.close()
         self._verifier.close()
 
 

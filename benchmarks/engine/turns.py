@@ -26,7 +26,7 @@ from benchmarks.common.report import Row, row
 from benchmarks.engine.generation import Outcome, Vllm, Workload, random_policy, timed
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import FinishedGroup, Stream, by_generate, run_episodes
 from swarm.policy.loading import Policy

@@ -12,9 +12,9 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 from swarm.environments.answering import FindRule, MatchRule
-from swarm.environments.config import DatasetTask
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import matches
+from swarm.environments.sources.dataset import DatasetTask
 
 
 class Pair(Struct, frozen=True):

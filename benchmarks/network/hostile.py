@@ -21,9 +21,7 @@ from pathlib import Path
 
 from benchmarks.common.arithmetic import TASKS
 from benchmarks.common.children import commands, emit
-from benchmarks.common.own_feed import OwnFeed
 from benchmarks.common.service_attacks import PEER_ATTACKS, ServiceAttacks
-from benchmarks.common.stranger import UNBOUNDED
 from benchmarks.network.attacks import LYING, NOBODY_HOLDS, Attacker, Attacks
 from benchmarks.network.node import LISTEN
 from swarm.environments.mixture import TaskMixture
@@ -33,6 +31,8 @@ from swarm.net.hivemind.daemon import Daemon
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
+from tests.attacks.own_feed import OwnFeed
+from tests.attacks.stranger import UNBOUNDED
 
 SPARES = 2
 ENOUGH = 8

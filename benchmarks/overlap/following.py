@@ -18,10 +18,10 @@ from benchmarks.common import halving
 from benchmarks.common.children import ChildFailed, until
 from benchmarks.common.report import Row, row
 from benchmarks.common.running import Result, scratch
-from nodes.roles.run import ADDRESS_FILE
+from nodes.boot.directory import ADDRESS_FILE
+from nodes.simulation.cell import CpuShares, missing
 from nodes.simulation.children import Child, stop_all
-from nodes.simulation.shares import CpuShares, missing
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.figures import LAG_MAX
 from swarm.telemetry.history import PeerHistory

@@ -43,17 +43,17 @@ class StopAndWait(WorkerNode):
 
     def step(self) -> None:
         """A batch while groups with signal are missing, else a short pause."""
-        self._follower.snapshots.install()
-        self._follower.send()
-        counts = self._follower.groups.ledger.snapshot()
-        version = self._follower.snapshots.version
+        self.assignment.follower.snapshots.install()
+        self.assignment.follower.send()
+        counts = self.assignment.follower.groups.ledger.snapshot()
+        version = self.assignment.follower.snapshots.version
         if self._version != version:
             self._version, self._shared_before = version, counts["shared"]
         settings, group_size = self._config.learner, self._config.generation.group_size
         share = settings.period * settings.rollouts_per_step / group_size / NUM_WORKERS
         grading = counts["generated"] > counts["shared"] + sum(counts["local"].values())
         if grading or counts["shared"] - self._shared_before >= share:
-            self._wait()
+            self.assignment.wait()
         else:
             super().step()
 

@@ -25,11 +25,11 @@ from rich.console import Console
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, wide_console
 from benchmarks.poison import workers
-from benchmarks.poison.attacks import ATTACKS, LANGUAGE_MODEL_ATTACKS, WORKER_ATTACKS, Attack, PeerAttack, WorkerAttack
 from benchmarks.poison.gemma import GEMMA, ensure_gemma
-from benchmarks.poison.swarm import LAST, Outcome, Plan, simulate
 from nodes.simulation.cells import read, write
 from swarm.policy.config import TINY
+from tests.attacks.attackers import ATTACKS, LANGUAGE_MODEL_ATTACKS, WORKER_ATTACKS, Attack, PeerAttack, WorkerAttack
+from tests.attacks.poisoned_swarm import LAST, Outcome, Plan, simulate
 
 WITHIN = 0.97
 MARKED = 0.02

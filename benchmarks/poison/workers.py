@@ -15,11 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.common.running import scratch
-from benchmarks.poison.attacks import WorkerAttack
-from benchmarks.poison.marking import mark
-from benchmarks.poison.swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles.learner import LearnerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.worker import WorkerNode
 from swarm.central.learner import Learner
 from swarm.config import NodeConfig
@@ -29,6 +27,9 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm
+from tests.attacks.attackers import WorkerAttack
+from tests.attacks.marking import mark
+from tests.attacks.poisoned_swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
 
 ROLLOUTS = 64
 
@@ -40,7 +41,7 @@ class AttackedLearner(LearnerNode):
 
     def _make_learner(self) -> Learner:
         self.fates: Counter[tuple[str, Fate]] = Counter()
-        counting(self._shell.samples, self.fates)
+        counting(self._runtime.samples, self.fates)
         return super()._make_learner()
 
     def _heed(self, alarm: Alarm | None, what: str) -> None:
@@ -49,7 +50,7 @@ class AttackedLearner(LearnerNode):
 
     def reputation(self, peer_id: str) -> float | None:
         """See `reputation`."""
-        return reputation(self._shell.exchange, peer_id)
+        return reputation(self._runtime.exchange, peer_id)
 
 
 class Run:
@@ -63,7 +64,7 @@ class Run:
         self._hub = MemoryHub()
         config = self._config("learner", 0)
         self._identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = found_run(config, self._identity)
+        self._sealed = found_run(config, self._identity).sealed
         self.peer_ids: list[str] = []
         """Of the workers."""
 

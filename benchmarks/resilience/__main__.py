@@ -23,7 +23,7 @@ from benchmarks.common.live import LOOK_EVERY_S, Attackers, Bombs, Nodes, find_r
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.network.flood import Memory, Scale, Times
-from nodes.simulation.shares import CpuShares, missing
+from nodes.simulation.cell import CpuShares, missing
 
 BOMBS_PER_S = (1, 2, 4)
 NUM_STRANGERS = (3, 10)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--quick] [--out FILE] [--only NAME ...] [--costs FILE]
 
-docs/scale.md describes the model, its assumptions, and the conclusions.
+benchmarks/results/scale.md describes the model, its assumptions, and the conclusions.
 """
 
 from __future__ import annotations

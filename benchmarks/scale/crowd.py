@@ -45,11 +45,13 @@ class Spec:
 class CrowdPeer:
     """A light peer that the code of nodes tells when to dial; it has enough members, and may lose the bootstrap."""
 
+    uses_relays = dials_claims = False
+
     def __init__(self, spec: Spec) -> None:
         """Not connected."""
         identity = Identity.generate()
         self._member = Member(NetworkSettings(bootstrap=(spec.bootstrap,)), identity, Profile(), None)
-        self._dialling = Dialling(self._member, self._connect, AsyncioRuntime())
+        self._dialling = Dialling(self._member, self, AsyncioRuntime())
         self._peer = LightPeer(identity, spec.run_id)
         self._bootstrap = split_multiaddr(spec.bootstrap)[1]
         self._dialing: asyncio.Task[bool] | None = None
@@ -92,7 +94,12 @@ class CrowdPeer:
         self.failures += not connected
         return connected
 
-    async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`."""
+        return True
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """See `Dialler`."""
         if peer_id in OTHERS:
             return
         began = time.monotonic()

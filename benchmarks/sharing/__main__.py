@@ -18,11 +18,10 @@ from benchmarks.common.running import at_least_one, conclude, option_parser, wid
 from benchmarks.sharing.swarms import Comparison, RealScale, Scale, Size
 from benchmarks.sharing.table import rows
 from benchmarks.sharing.tables import DEFENCES, TABLES, WITHOUT_ANY
-from nodes.simulation.cells import CellStore
-from nodes.simulation.schedule import run_cells
+from nodes.simulation.cells import CellStore, run_cells
 from swarm.machine import num_cores
-from swarm.telemetry.comparison.picture import Section, write_comparisons
-from swarm.telemetry.comparison.table import compare, markdown, stops_in_words
+from swarm.telemetry.benefit.comparison import compare, markdown, stops_in_words
+from swarm.telemetry.benefit.picture import Section, write_comparisons
 
 S = TypeVar("S", bound=Scale)
 

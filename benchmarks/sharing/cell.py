@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from benchmarks.common.poison import Copyist, HostilePeer, Recipe, gibberish, repetition, very_long
 from nodes.simulation.cell import Invite, main
+from tests.attacks.poison import Copyist, HostilePeer, Recipe, gibberish, repetition, very_long
 
 RECIPES = {
     "wrong": Recipe(num_right=0),

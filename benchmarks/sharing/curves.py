@@ -7,17 +7,18 @@ from statistics import fmean
 
 from benchmarks.common.report import Row
 from benchmarks.sharing.table import Outcomes, figure_row
-from swarm.telemetry.comparison.learning import (
+from swarm.telemetry.benefit.comparison import (
     COSTS,
     Cost,
     Point,
+    SwarmOutcome,
     accuracy_at,
     cost_to_reach,
+    estimate,
     learning_curve,
     mean_learning_curve,
+    ratio_by_seed,
 )
-from swarm.telemetry.comparison.outcome import SwarmOutcome
-from swarm.telemetry.comparison.table import estimate, ratio_by_seed
 
 UNITS: dict[Cost, str] = {"tokens": "tokens", "seconds": "s"}
 Figures = Mapping[str, Mapping[int, float]]

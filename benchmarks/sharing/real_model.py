@@ -10,9 +10,8 @@ from benchmarks.common.report import Row
 from benchmarks.sharing.curves import along, at_equal_cost, by_task
 from benchmarks.sharing.swarms import AUTO, Comparison, RealScale, Size, compare_mixes, peers
 from benchmarks.sharing.table import Outcomes
-from nodes.real_models.settings import real_model
-from nodes.roles.progress import policy_progress
-from nodes.simulation.mixes import Fields, as_fields
+from nodes.console import policy_progress
+from nodes.simulation.configs import Fields, as_fields, real_model
 from swarm.policy.loading import find_source
 from swarm.preflight.check import check_nodes
 

@@ -11,7 +11,7 @@ from benchmarks.sharing.table import Outcomes, target_row
 from nodes.simulation.cells import Cell
 from nodes.simulation.in_memory import ROUND_S
 from swarm.policy.config import TINY
-from swarm.telemetry.comparison.table import ratio
+from swarm.telemetry.benefit.comparison import ratio
 
 ALL = "all groups"
 SAMPLE = "2 J of them"

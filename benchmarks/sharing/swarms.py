@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from benchmarks.common.specialists import specialty
 from nodes.simulation.cells import Cell, Seat, Values, alike, complete
-from nodes.simulation.mixes import Fields, mix_configs
-from nodes.simulation.processes import on_loopback
+from nodes.simulation.children import on_loopback
+from nodes.simulation.configs import Fields, mix_configs
 from swarm.policy.config import SMOLLM2, TINY, TINY_SPARSE
 
 ALONE = "8/0"

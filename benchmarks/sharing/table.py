@@ -9,8 +9,7 @@ from rich.console import Console
 
 from benchmarks.common.report import Row
 from benchmarks.sharing.swarms import Comparison, Scale, Size
-from swarm.telemetry.comparison.outcome import SwarmOutcome
-from swarm.telemetry.comparison.table import ComparedRow, Estimate, compare
+from swarm.telemetry.benefit.comparison import ComparedRow, Estimate, SwarmOutcome, compare
 
 Outcomes = Mapping[str, Sequence[SwarmOutcome]]
 """By row of a comparison; the first is the baseline."""

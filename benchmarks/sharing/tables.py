@@ -28,11 +28,10 @@ from benchmarks.sharing.swarms import (
     swarm_cells,
 )
 from benchmarks.sharing.table import Outcomes, Table, target_row
-from nodes.roles.progress import policy_progress
+from nodes.console import policy_progress
 from nodes.simulation.cells import Cell
-from nodes.simulation.mixes import Fields
-from swarm.telemetry.comparison.outcome import SwarmOutcome
-from swarm.telemetry.comparison.table import Estimate, ratio
+from nodes.simulation.configs import Fields
+from swarm.telemetry.benefit.comparison import Estimate, SwarmOutcome, ratio
 
 FIXED = (ALONE, "6/2", UNIFORM, "2/6")
 """SAPO's. Source: arXiv:2509.08721, section 5."""

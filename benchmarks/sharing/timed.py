@@ -8,8 +8,8 @@ from benchmarks.common.report import Row
 from benchmarks.sharing.curves import along, time_to_reach
 from benchmarks.sharing.swarms import ALONE, UNIFORM, Comparison, Size, as_processes, peers, swarm_cells
 from benchmarks.sharing.table import Outcomes
-from nodes.simulation.schedule import SPARE_CORES
-from nodes.simulation.shares import missing
+from nodes.simulation.cell import missing
+from nodes.simulation.cells import SPARE_CORES
 from swarm.machine import num_cores
 from swarm.policy.config import TINY_SPARSE
 

@@ -35,7 +35,7 @@ from benchmarks.soak.courses import (
     notes,
     rows,
 )
-from nodes.simulation.shares import CpuShares, missing
+from nodes.simulation.cell import CpuShares, missing
 
 CORES = 0.2
 BOMB_EVERY_S = 10.0

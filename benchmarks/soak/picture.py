@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.soak.census import UNITS
-from swarm.telemetry.plots import FONT, PEER_COLOURS
+from swarm.telemetry.benefit.picture import COLOURS, FONT
 
 
 class Drawn(Protocol):
@@ -30,11 +30,11 @@ def draw(courses: Sequence[Drawn], quantities: Sequence[str], path: Path) -> Non
         figure = Figure(figsize=(9, 2.2 * len(quantities)), dpi=100, layout="constrained", facecolor="white")
         for axes, quantity in zip(figure.subplots(len(quantities), 1, sharex=True), quantities, strict=True):
             for i, course in enumerate(courses):
-                again, colour = divmod(i, len(PEER_COLOURS))
+                again, colour = divmod(i, len(COLOURS))
                 axes.plot(
                     course.times,
                     course.series(quantity),
-                    color=PEER_COLOURS[colour],
+                    color=COLOURS[colour],
                     linestyle="--" if again else "-",
                     linewidth=1,
                     label=course.name,

@@ -27,8 +27,7 @@ from benchmarks.staleness.rates import SEEDS, choose
 from benchmarks.staleness.run import Plan
 from benchmarks.staleness.subject import Subject, configured, counting_bits
 from benchmarks.staleness.table import notes, rows
-from nodes.real_models.settings import real_model
-from nodes.simulation.mixes import as_fields
+from nodes.simulation.configs import as_fields, real_model
 from swarm.config import NodeConfig, load_config
 from swarm.errors import SwarmError
 from swarm.machine import num_cores

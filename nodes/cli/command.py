@@ -10,13 +10,13 @@ import typer
 
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
-from nodes.cli.arguments import rewrite
-from nodes.cli.unknown import Command, check_known
+from nodes.cli.options import Command, check_known, rewrite
 from nodes.console import literal_console, open_streams
+from swarm import torchao
+from swarm.children import spare_loopback
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.foreign import CleanFormatter, clean_lines
-from swarm.inherited import spare_loopback
 from swarm.types import SCHEMA_VERSION
 
 app = typer.Typer(
@@ -54,6 +54,7 @@ def swarm(
 
 def main() -> None:
     """Entry point: turns typed errors into one message and an exit code."""
+    torchao.hide()  # before transformers is imported, which would import it
     open_streams()
     spare_loopback()
     if logging.lastResort is not None:
@@ -70,7 +71,7 @@ def main() -> None:
     except SwarmError as error:
         _fail(error, exits.FAILED)
     except OSError as error:
-        from nodes.refusals import disk_problem
+        from nodes.boot.directory import disk_problem
 
         if (problem := disk_problem(error)) is None:
             raise

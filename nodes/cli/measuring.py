@@ -43,7 +43,7 @@ def doctor(
     file, pairs = find_target(target, bootstrap)
     pairs += [*given_fields({"policy.model": model, "out": out}), *extra_fields(context)]
     check_config(file, pairs)
-    from nodes.commands.doctor.command import doctor as run
+    from nodes.commands.doctor import doctor as run
 
     raise typer.Exit(run(file, pairs, cast("RoleName", role), as_json, make_console()))
 
@@ -73,8 +73,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure accuracy, or suites' avg@k and pass@k, on held-out questions, per task, with 95% intervals."""
-    from nodes.commands.measuring.evaluate import Asked
-    from nodes.commands.measuring.evaluate import evaluate as run
+    from nodes.commands.evaluate import Asked
+    from nodes.commands.evaluate import evaluate as run
 
     pairs = [*given_fields({"generation.engine": engine}), *extra_fields(context)]
     raise typer.Exit(run(Asked(model, config, pairs, tuple(suite or ()), questions), as_json, make_console()))
@@ -86,7 +86,7 @@ def export(
     directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
 ) -> None:
     """Write a checkpoint's policy as a directory that from_pretrained loads."""
-    from nodes.commands.measuring.checkpoints import export_checkpoint
+    from nodes.commands.evaluate import export_checkpoint
 
     export_checkpoint(checkpoint, directory, make_console())
 
@@ -115,7 +115,7 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    from nodes.commands.measuring.plan import NEEDED, CapacityPlan, demand_of, parse_workers, show_plan
+    from nodes.commands.plan import NEEDED, CapacityPlan, demand_of, parse_workers, show_plan
 
     if rollouts is None or train_s is None or broadcast_s is None or not worker:
         raise ConfigError(NEEDED)
@@ -130,6 +130,6 @@ def bench(
     name: Annotated[str | None, typer.Argument(help="Name, such as network; default: list them.")] = None,
 ) -> None:
     """Run a benchmark from a source checkout, e.g. `swarm bench network --quick`."""
-    from nodes.commands.measuring.bench import bench as run
+    from nodes.commands.bench import bench as run
 
     raise typer.Exit(run(name, context.args))

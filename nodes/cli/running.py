@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from nodes.cli.arguments import Fields
-from nodes.cli.identity import identity_app
 from nodes.cli.options import (
+    DEFAULT_HOME,
     BootstrapOption,
     ConfigArgument,
     EngineOption,
+    Fields,
     LiveOption,
     ModelOption,
     Options,
     OutOption,
-    ReportOption,
-    ResumeOption,
-    RunNameOption,
     RunsArgument,
     SupervisedOption,
     TargetArgument,
-    UiOption,
     check_config,
     check_node,
     extra_fields,
@@ -45,8 +43,13 @@ DEFAULT_MIXES = ("8/0", "6/2", "4/4", "2/6", "auto")
 
 app = typer.Typer()
 service_app = typer.Typer(help="Have the machine run a node.", no_args_is_help=True)
+identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_args_is_help=True)
 app.add_typer(service_app, name="service")
 app.add_typer(identity_app, name="identity")
+
+ROLES = {"join": "peer", "learn": "learner", "work": "worker"}
+HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
+PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 
 
 @app.command()
@@ -101,9 +104,9 @@ def demo(
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
     policy = config.policy.model if "policy.model" in chosen else None
-    from nodes.commands.running.demo import DemoOptions, Start
-    from nodes.commands.running.demo import demo as run
-    from nodes.real_models.settings import num_rounds
+    from nodes.commands.demo import DemoOptions, Start
+    from nodes.commands.demo import demo as run
+    from nodes.simulation.configs import num_rounds
 
     options = DemoOptions(
         peers=peers,
@@ -125,31 +128,33 @@ def demo(
     raise typer.Exit(run(options, make_console()))
 
 
-@app.command()
-def join(
+def _start(
+    command: str,
     context: typer.Context,
     target: TargetArgument = None,
     bootstrap: BootstrapOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
-    name: Annotated[str | None, typer.Option(help="Name of this peer in views and reports.")] = None,
-    run_name: RunNameOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this {role} in views and reports.")] = None,
+    run_name: Annotated[str | None, typer.Option(help="Name of the run to found when none is joined.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many {rounds}.")] = None,
     seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
     follow: Annotated[
         str | None, typer.Option(help="Peer id of a learner; its snapshots are adopted when they answer better.")
     ] = None,
     out: OutOption = None,
-    resume: ResumeOption = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from a checkpoint with another objective, other tasks or another role."),
+    ] = False,
     live: LiveOption = True,
-    ui: UiOption = None,
-    report: ReportOption = True,
+    ui: Annotated[
+        bool | None, typer.Option("--ui/--no-ui", help="Serve a page about this node for browsers on this machine.")
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html and summary.json at the end.")] = True,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Train as one peer of a swarm. Set any configuration field with --path.to.field VALUE.
-
-    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
-    """
+    """Start a node, unless something can be refused at once: the commands join, learn and work."""
     options: Options = {
         "policy.model": model,
         "generation.engine": engine,
@@ -162,90 +167,45 @@ def join(
         "telemetry.ui": ui,
         "checkpoint.resume_changed": resume or None,
     }
-    file, pairs, loaded = _checked(context, target, bootstrap, options)
-    if file is None and run_name is None and not supervised:
-        pairs += _asked(loaded)
-    from nodes.roles.join import PEER
-    from nodes.roles.launch import launch
+    file, pairs = find_target(target, bootstrap)
+    pairs += [*given_fields(options), *extra_fields(context)]
+    loaded = check_node(file, pairs)
+    if command == "join" and file is None and run_name is None and not supervised and (asked := _asked(loaded)):
+        loaded = check_config(file, [*pairs, *asked])
+    if command == "work":
+        from nodes.boot.directory import check_joins
 
-    raise typer.Exit(launch(PEER, file, pairs, make_console(), live, report, supervised))
+        check_joins(loaded)
+    from nodes.boot.loop import launch
 
-
-@app.command()
-def learn(
-    context: typer.Context,
-    target: TargetArgument = None,
-    bootstrap: BootstrapOption = None,
-    model: ModelOption = None,
-    name: Annotated[str | None, typer.Option(help="Name of this learner in views and reports.")] = None,
-    run_name: RunNameOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    live: LiveOption = True,
-    ui: UiOption = None,
-    report: ReportOption = True,
-    supervised: SupervisedOption = False,
-) -> None:
-    """Train one policy on its workers' rollouts. Set any configuration field with --path.to.field VALUE.
-
-    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
-    """
-    options: Options = {
-        "policy.model": model,
-        "name": name,
-        "run_name": run_name,
-        "rounds": rounds,
-        "out": out,
-        "telemetry.ui": ui,
-        "checkpoint.resume_changed": resume or None,
-    }
-    file, pairs, _ = _checked(context, target, bootstrap, options)
-    from nodes.roles.launch import launch
-    from nodes.roles.learner import LEARNER
-
-    raise typer.Exit(launch(LEARNER, file, pairs, make_console(), live, report, supervised))
+    role = getattr(import_module(f"nodes.roles.{ROLES[command]}"), ROLES[command].upper())
+    raise typer.Exit(launch(role, loaded, make_console(), live=live, report=report, supervised=supervised))
 
 
-@app.command()
-def work(
-    context: typer.Context,
-    target: TargetArgument = None,
-    bootstrap: BootstrapOption = None,
-    model: ModelOption = None,
-    engine: EngineOption = None,
-    name: Annotated[str | None, typer.Option(help="Name of this worker in views and reports.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many batches of questions.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Stream of questions and samples.")] = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    live: LiveOption = True,
-    ui: UiOption = None,
-    report: ReportOption = True,
-    supervised: SupervisedOption = False,
-) -> None:
-    """Sample rollouts for a learner with its snapshots. Set any configuration field with --path.to.field VALUE.
+def _node_command(command: str, summary: str, rounds: str, without: Sequence[str] = ()) -> None:
+    """Add a command that starts a node, with the options of `_start` but some."""
 
-    `swarm config show` lists the fields with their values, docs/configuration.md what they mean.
-    """
-    options: Options = {
-        "policy.model": model,
-        "generation.engine": engine,
-        "name": name,
-        "rounds": rounds,
-        "seed": seed,
-        "out": out,
-        "telemetry.ui": ui,
-        "checkpoint.resume_changed": resume or None,
-    }
-    file, pairs, loaded = _checked(context, target, bootstrap, options)
-    from nodes.refusals import check_joins
+    def run(**given: Any) -> None:
+        _start(command, **given)
 
-    check_joins(loaded)
-    from nodes.roles.launch import launch
-    from nodes.roles.worker import WORKER
+    parameters = list(inspect.signature(_start, eval_str=True).parameters.values())[1:]
+    for parameter in parameters:
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            info.help = info.help.replace("{role}", ROLES[command]).replace("{rounds}", rounds)
+    kept = [parameter for parameter in parameters if parameter.name not in without]
+    run.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]  # the parser reads it
+    run.__doc__ = (
+        f"{summary} Set any configuration field with --path.to.field VALUE.\n\n"
+        "`swarm config show` lists the fields with their values, docs/configuration.md what they mean."
+    )
+    app.command(command)(run)
 
-    raise typer.Exit(launch(WORKER, file, pairs, make_console(), live, report, supervised))
+
+_node_command("join", "Train as one peer of a swarm.", "rounds")
+_node_command("learn", "Train one policy on its workers' rollouts.", "steps", ("engine", "seed", "follow"))
+_node_command(
+    "work", "Sample rollouts for a learner with its snapshots.", "batches of questions", ("run_name", "follow")
+)
 
 
 @app.command()
@@ -260,10 +220,10 @@ def bootstrap(
     """Start a run and print the command that others join it with. Trains nothing."""
     pairs = [("out", "runs/bootstrap"), *given_fields({"out": out, "run_name": run_name})]
     pairs += [*([("network.serve_relay", "true")] if relay else []), *extra_fields(context)]
-    check_node(config, pairs)
+    loaded = check_node(config, pairs)
     from nodes.roles.bootstrap import bootstrap as run
 
-    raise typer.Exit(run(config, pairs, make_console(), supervised))
+    raise typer.Exit(run(loaded, make_console(), supervised=supervised))
 
 
 @app.command()
@@ -276,8 +236,8 @@ def init(
     port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
 ) -> None:
     """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
-    from nodes.commands.init.answers import Given
-    from nodes.commands.init.command import init as run
+    from nodes.commands.init import Given
+    from nodes.commands.init import init as run
 
     given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
     run(file, given, make_console())
@@ -290,7 +250,7 @@ def pause(
     until: Annotated[str | None, typer.Option(help="Until when, in local time, such as 18:00.")] = None,
 ) -> None:
     """Let nodes pause when their round is finished, until `swarm resume`. They stay members of their run."""
-    from nodes.commands.running.pause import pause_nodes
+    from nodes.commands.control import pause_nodes
 
     pause_nodes(runs or [], lasting, until, make_console())
 
@@ -298,7 +258,7 @@ def pause(
 @app.command()
 def resume(runs: RunsArgument = None) -> None:
     """End what `swarm pause` began; a node's schedule still holds."""
-    from nodes.commands.running.pause import resume_nodes
+    from nodes.commands.control import resume_nodes
 
     resume_nodes(runs or [], make_console())
 
@@ -306,7 +266,7 @@ def resume(runs: RunsArgument = None) -> None:
 @app.command()
 def stop(runs: RunsArgument = None) -> None:
     """End nodes as Ctrl-C does: with a checkpoint, from which the same command goes on."""
-    from nodes.commands.running.stop import stop_nodes
+    from nodes.commands.control import stop_nodes
 
     stop_nodes(runs or [], make_console())
 
@@ -339,9 +299,9 @@ def sweep(
     """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
     if transport not in ("memory", "hivemind"):
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
-    from nodes.commands.running.sweep import SweepOptions
-    from nodes.commands.running.sweep import sweep as run
-    from nodes.simulation.mixes import named
+    from nodes.commands.sweep import SweepOptions
+    from nodes.commands.sweep import sweep as run
+    from nodes.simulation.configs import named
     from swarm.machine import num_cores
 
     options = SweepOptions(
@@ -368,7 +328,7 @@ def simulate_in_memory(
     supervised: SupervisedOption = False,
 ) -> None:
     """Run all nodes of a demo in this process."""
-    from nodes.simulation.demo_in_memory import simulate_in_memory as run
+    from nodes.simulation.in_memory import simulate_in_memory as run
 
     raise typer.Exit(run(config, out, peers, first_seed, control, supervised))
 
@@ -385,27 +345,51 @@ def service_install(
 
     Options of the service come first: swarm service install --name home join /ip4/... --out runs/peer
     """
-    from nodes.commands.running.service import install_service
+    from nodes.commands.service import install_service
 
     install_service(command, name, show, make_console())
 
 
-def _checked(
-    context: typer.Context, target: str | None, bootstraps: Sequence[str] | None, options: Options
-) -> tuple[Path | None, Fields, LoadedConfig]:
-    """The configuration file and the fields of a node that is about to start, and both together.
+@identity_app.command("show")
+def identity_show(
+    where: HomeArgument = DEFAULT_HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show peer id, key file, its mode and age, and whether a node is using it."""
+    from nodes.commands.identity import show_identity
 
-    Raises `SwarmError` for what can be refused at once.
-    """
-    file, pairs = find_target(target, bootstraps)
-    pairs += [*given_fields(options), *extra_fields(context)]
-    return file, pairs, check_node(file, pairs)
+    show_identity(where, as_json, make_console())
+
+
+@identity_app.command("export")
+def identity_export(
+    backup: Annotated[Path, typer.Argument(help="File to write; must not exist yet.")],
+    where: Annotated[Path, typer.Option("--from", help="A node's directory, or its key file.")] = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Back up a node's key; the node may be running."""
+    from nodes.commands.identity import export_identity
+
+    export_identity(backup, where, passphrase_file, make_console())
+
+
+@identity_app.command("import")
+def identity_import(
+    backup: Annotated[Path, typer.Argument(help="A file written by `swarm identity export`.")],
+    where: Annotated[Path, typer.Option("--to", help="A node's directory, or a key file.")] = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another identity; its file is kept.")] = False,
+) -> None:
+    """Restore a key, which gives the directory's node that peer id."""
+    from nodes.commands.identity import import_identity
+
+    import_identity(backup, where, passphrase_file, force, make_console())
 
 
 def _asked(loaded: LoadedConfig) -> Fields:
     """The address of a member, asked for where there is a terminal and the directory belongs to no run yet."""
-    from nodes.commands.init.answers import ask_address
-    from nodes.roles.run import remembered
+    from nodes.boot.directory import remembered
+    from nodes.commands.init import ask_address
 
     config = loaded.config
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and "WORLD_SIZE" not in os.environ

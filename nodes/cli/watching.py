@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nodes.cli.options import (
-    DEFAULT_HOME,
-    RunsArgument,
-    SupervisedOption,
-)
-from nodes.cli.unknown import is_address
+from nodes.cli.options import DEFAULT_HOME, RunsArgument, SupervisedOption, is_address
 from nodes.console import make_console
 from swarm.errors import ConfigError
 
@@ -28,7 +23,7 @@ def peers(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh in a terminal until Ctrl-C.")] = False,
 ) -> None:
     """Show the peers of a run, what they send, and how useful it was to this node."""
-    from nodes.commands.watching.peers import show_peers
+    from nodes.commands.peers import show_peers
 
     show_peers(target, is_address(target), as_json, watch, make_console())
 
@@ -41,7 +36,7 @@ def ui(
     supervised: SupervisedOption = False,
 ) -> None:
     """Serve a page about nodes for browsers on this machine: does the swarm help, who shares what, what is wrong."""
-    from nodes.commands.watching.ui import UiOptions, show_ui
+    from nodes.commands.watching import UiOptions, show_ui
 
     raise typer.Exit(show_ui(UiOptions(tuple(runs or ()), port, socket, supervised), make_console()))
 
@@ -60,14 +55,14 @@ def top(
     """Show nodes live in a terminal, with what is wrong and what to do. Of a run's member: whom it knows."""
     addresses = [target for target in targets or () if is_address(target)]
     if addresses:
-        from nodes.commands.watching.peers import show_peers
+        from nodes.commands.peers import show_peers
 
         if len(targets or ()) > 1:
             raise ConfigError("name one address, or directories")
         console = make_console()
         show_peers(addresses[0], True, False, console.is_terminal and not once, console)
         return
-    from nodes.commands.watching.top import show_top
+    from nodes.commands.watching import show_top
 
     show_top([Path(target) for target in targets or ()], once, make_console())
 
@@ -81,7 +76,7 @@ def logs(
     level: Annotated[str, typer.Option(help="The least to show: info, warning or error.")] = "info",
 ) -> None:
     """Show what happened to nodes: starts, notes, warnings, evaluations, checkpoints, ends."""
-    from nodes.commands.watching.logs import LEVELS, LogOptions, show_logs
+    from nodes.commands.watching import LEVELS, LogOptions, show_logs
 
     if level not in LEVELS:
         raise ConfigError(f"--level must be one of {', '.join(LEVELS)}, got {level!r}")
@@ -101,7 +96,7 @@ def samples(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show questions and answers of a node and its peers, with rewards and what became of them."""
-    from nodes.commands.watching.samples import SampleFilter, show_samples
+    from nodes.commands.watching import SampleFilter, show_samples
 
     show_samples(run, SampleFilter(task, sender, outcome, last), as_json, make_console())
 
@@ -115,6 +110,6 @@ def health(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that nodes make progress: exits with 0 if so, 1 if one does not or none runs. For health checks."""
-    from nodes.commands.watching.health import report_health
+    from nodes.commands.control import report_health
 
     raise typer.Exit(report_health(out, within, as_json, make_console()))

@@ -1,4 +1,4 @@
-"""The subcommands that are not a role, in folders as `nodes/cli/` has them.
+"""The subcommands that are not a role: one module for each, or for those about one thing.
 
 Commands may start roles; roles do not import commands.
 """

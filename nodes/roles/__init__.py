@@ -1,4 +1,4 @@
-"""The roles of a process in a swarm: bootstrap node, peer, learner, worker, hybrid; and their shared code.
+"""The roles of a process in a swarm: `peer.py` is `swarm join`, `learner.py` `swarm learn`, `worker.py` `swarm work`.
 
-`join.py` is `swarm join`, `learner.py` is `swarm learn`, `worker.py` is `swarm work`; `shell.py` surrounds all of them.
+`bootstrap.py` is `swarm bootstrap`; `runtime.py` holds what surrounds a role, `ranks.py` a policy on several processes.
 """

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack
 
 from rich.console import Console
 
 from nodes import exits
-from nodes.roles.run import (
-    IDENTITY_FILE,
-    NO_TASKS,
-    best_address,
-    found_run,
-    lacking_files,
-    left_run,
-    on_same_ports,
-    remember,
-    remembered,
-    reopen,
-    warn,
-    warn_of_readers,
-    write_addresses,
-)
+from nodes.boot.assemble import open_network
+from nodes.boot.directory import best_address, claim_directory, write_addresses
+from nodes.boot.manifest import NO_TASKS, lacking_files
+from nodes.console import warn
 from nodes.stop import StopRequest
-from swarm.config import NodeConfig, load_config
+from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
-from swarm.net.backends import open_transport
 from swarm.net.membership.member import Profile
-from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.protocols import Transport
 
@@ -38,32 +23,27 @@ LOOK_EVERY_S = 0.2
 REPORT_EVERY_S = 60.0
 
 
-def bootstrap(file: Path | None, overrides: Sequence[tuple[str, str]], console: Console, supervised: bool) -> int:
+def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> int:
     """Serve until a stop request. Writes the addresses to `OUT/multiaddrs`. Returns the exit code."""
     stop = StopRequest(supervised)
-    config = load_config(file, None, os.environ, overrides).config
-    warn_of_readers(config.out, console)
-    identity = Identity.load_or_create(config.network.identity or config.out / IDENTITY_FILE)
-    kept = remembered(config.out)
-    sealed = found_run(config, identity, kept)
-    remember(config.out, sealed)
-    if left := left_run(kept, sealed):
-        warn(left, console)
-    if not reopen(sealed).tasks:
-        warn(f"nobody can join with the tasks of this run: {NO_TASKS}", console)
-    for name in lacking_files(sealed):
-        warn(f"the files or code of the task {name} are not here, so nobody can join with a copy of them", console)
-    profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=own_version())
-    network = on_same_ports(config.network, config.out, console)
-    transport = open_transport(network, identity, profile=profile, manifest=sealed)
-    try:
+    config = loaded.config
+    directory = claim_directory(config, True, founds=True)
+    assert directory.run is not None  # it is founded here
+    with ExitStack() as stack:
+        stack.callback(directory.identity.close)
+        for warning in directory.warnings:
+            warn(console, warning)
+        if not directory.run.manifest.tasks:
+            warn(console, f"nobody can join with the tasks of this run: {NO_TASKS}")
+        for name in lacking_files(directory.run.manifest):
+            warn(console, f"the files or code of the task {name} are not here, so nobody can join with a copy of them")
+        profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=own_version())
+        transport, _ = open_network(config.network, directory, profile, console)
+        stack.callback(transport.close)
         serve_diagnosis(transport)
         transport.start()
         _announce(transport, config, console)
         _serve(transport, stop, console)
-    finally:
-        transport.close()
-        identity.close()
     return exits.INTERRUPTED
 
 

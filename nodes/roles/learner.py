@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, json, structs
 
-from nodes.roles.launch import Role
-from nodes.roles.ranks.learner import LearnerRanks
-from nodes.roles.run import terms_of
-from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
+from nodes.boot.directory import CHECKPOINTS
+from nodes.boot.manifest import terms_of
+from nodes.roles.ranks import LearnerRanks
+from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
 from nodes.roles.snapshots import FOLDER as SNAPSHOTS
 from nodes.roles.snapshots import open_publisher
 from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
@@ -28,17 +28,15 @@ from swarm.policy.ranks import Ranks
 from swarm.protocols import SnapshotPublisher, Transport, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm, EvaluationWatch, Watch
-from swarm.schedule.pausing import Pausing
-from swarm.schedule.schedule import Schedule
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.audit import SnapshotAuditor
-from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.training.checkpoint import CheckpointStore
 from swarm.types import GradedGroup, RolloutGroup
 
 PUBLISHED_FILE = "published.json"
-TELL_EVERY_S = 0.1
-MAX_TOLD = 64
-"""Workers of which is said that they differ: identities are free."""
+LOOK_EVERY_S = 0.1
+MAX_NOTED = 64
+"""Most workers whose differences are noted: identities are free."""
 
 
 class Published(Struct, frozen=True):
@@ -47,7 +45,7 @@ class Published(Struct, frozen=True):
     version: int
 
 
-class LearnerNode(LearnerObserver):
+class LearnerNode(RoleNode, LearnerObserver):
     """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     def __init__(
@@ -61,63 +59,50 @@ class LearnerNode(LearnerObserver):
         ranks: Ranks | None = None,
     ) -> None:
         """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`, `SnapshotError`."""
-        self._config = config
-        self._identity = identity
-        self._transport = transport
-        self._verifier = verifier
-        self._shell = Shell(config, identity, transport, verifier)
-        self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
-        found = self._store.newest()
+        runtime = RoleRuntime(config, identity, transport, verifier)
+        store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
+        found = store.newest()
         self._ranks = LearnerRanks(config, found, ranks or Ranks(), cancelled, progress)
+        super().__init__(runtime, cancelled)
+        self._verifier = verifier
         self._policy, self._updater = self._ranks.policy, self._ranks.updater
         self._terms = terms_of(config, self._policy)
-        self._workforce = Workforce(config.learner, time.monotonic, self._terms, self._shell.exchange.established)
+        self._workforce = Workforce(config.learner, time.monotonic, self._terms, runtime.exchange.established)
         self._watch = Watch(config.watch)
         self._evaluations = EvaluationWatch(config.watch)
-        self._told: set[str] = set()
-        """Workers of which a note has said that they differ."""
+        self._noted: set[str] = set()
+        """Workers whose differences a note has named."""
         self._looked_at = 0.0
         serve_heartbeats(transport, self._workforce.beat)
-        self._open = contextlib.ExitStack()
-        self._cancelled = cancelled
-        self._pausing = Pausing(
-            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, go_on=self._workforce.go_on
-        )
-        self._open.callback(self._pausing.close)
         self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
-        self._shell.count_also("snapshots", self._snapshots.counters)
+        runtime.count_also("snapshots", self._snapshots.counters)
         self._learner = self._make_learner()
-        resumed = self._ranks.resumed
-        self._resumed_from = self._resume(found, resumed) if found and resumed else None
+        self._checkpoints = Checkpoints(runtime, store, self._ranks, self._watch, "learner")
+        if (state := self._checkpoints.resume(found, self._learner.buffer, self._learner.ledger)) is not None:
+            self._learner.round = state.round
         self._rise()
-        self._saved_round = self._resumed_from
-        suites = self._shell.prepare_suites(self._policy, cancelled, self._learner.receive)
+        suites = runtime.prepare_suites(self._policy, cancelled, self._learner.receive)
         self._open.callback(suites.close)
 
     @property
     def done(self) -> bool:
         """Whether all requested steps are made."""
-        return self._shell.has_enough(self._learner.round)
+        return self._runtime.has_enough(self._learner.round)
 
     def begin(self) -> None:
         """Publish the current policy; evaluate if due. Raises `Interrupted`."""
-        self._shell.begin(self._resumed_from)
+        self._runtime.begin(self._checkpoints.resumed_from)
         self._pausing.wait()
         self._learner.publish()
-        self._shell.evaluate_at_start(self._ranks, self._learner.round)
+        self._runtime.evaluate_at_start(self._ranks, self._learner.round)
         needed = self._config.learner.rollouts_per_step
         self.note(f"waiting for workers: a step needs {needed} of their rollouts, however long that takes")
-        self._shell.start_clock()
+        self._runtime.start_clock()
 
-    def step(self) -> None:
-        """One update, and due evaluations and checkpoints; a moment of a pause instead, if there is one.
-
-        Raises `Interrupted` in a consistent state.
-        """
-        if self._pausing.hold():
-            return
-        self._tell_of_workers()
-        self._shell.samples.begin(self._learner.round + 1)
+    def _work(self) -> None:
+        """One update, and due evaluations and checkpoints."""
+        self._look_at_workers()
+        self._runtime.samples.begin(self._learner.round + 1)
         try:
             report = self._learner.run_step()
         except Interrupted:
@@ -129,53 +114,35 @@ class LearnerNode(LearnerObserver):
         self._record(report, mean_reward(rewards))
         self._look_back(report.senders, self._workforce.most_reach(rewards))
         self._evaluations.used(report.senders)
-        self._shell.do_what_is_due(self._ranks, report.round, self.save)
-        if (evaluated := self._shell.evaluated) is not None:
+        self._runtime.do_what_is_due(self._ranks, report.round, self.save)
+        if (evaluated := self._runtime.evaluated) is not None:
             at, result = evaluated
             if result.accuracy is not None:
                 self._heed(self._evaluations.observe(at, result.accuracy, result.num_questions), "its accuracy")
 
-    def note(self, text: str, level: str = "info", alert: str = "") -> None:
-        """Put a line for people into the metrics file."""
-        self._shell.note(text, level, alert)
-
     def save(self) -> None:
         """Write a checkpoint of the steps made, unless it exists."""
-        if self._saved_round == self._learner.round:
-            return
-        state = TrainingState(
-            peer_id=self._identity.peer_id,
-            model=self._policy.name,
-            origin=self._policy.origin,
-            role="learner",
-            round=self._learner.round,
-            version=self._updater.version,
-            position=0,
-            pool=self._learner.buffer.dump(),
-            ledger=self._learner.ledger.snapshot(),
-            tokens_generated=0,
-            sequences=self._shell.exchange.book.highest_sequences(),
-            num_passed_over=self._updater.num_passed_over,
-            watch=self._watch.dump(),
-        )
-        config = self._config.model_dump_json(indent=1)
-        path = self._ranks.save(self._store, state, config, well=self._watch.well)
-        self._saved_round = self._learner.round
-        self._shell.saved(state.round, path)
+        learner, passed_over = self._learner, self._updater.num_passed_over
+        self._checkpoints.save(learner.round, learner.buffer, learner.ledger, num_passed_over=passed_over)
 
     def end(self, reason: EndReason) -> None:
-        """Tell the workers, write a checkpoint, evaluate if all steps are made, write the end event.
+        """Dismiss the workers, write a checkpoint, evaluate if all steps are made, write the end event.
 
         Raises errors of the evaluation.
         """
         if reason == "done":
             self._dismiss()
         self.save()
-        self._shell.end(self._learner.round, reason, self._ranks)
+        self._runtime.end(self._learner.round, reason, self._ranks)
 
-    def close(self) -> None:
-        """Stop serving snapshots."""
-        self._open.close()
+    def on_pause(self) -> None:
+        """Have the workers wait, and save."""
+        self._workforce.rest()
+        self.save()
+
+    def on_resume(self) -> None:
+        """Have the workers sample again."""
+        self._workforce.go_on()
 
     def _look_back(self, senders: Sequence[str], reward: float | None) -> None:
         """Roll back if the reward has fallen that most workers report of all that they sample.
@@ -192,11 +159,9 @@ class LearnerNode(LearnerObserver):
             self._go_back(alarm, what)
 
     def _go_back(self, alarm: Alarm, what: str) -> None:
-        """Roll back to the policy before its workers' rewards fell, publish it, and go on under a new version."""
+        """Roll back to the policy before its workers' rewards fell, publish it, and continue under a new version."""
         before = self._updater.version
-        outcome = roll_back(self._store, self._ranks.go_back)
-        # At once: after a kill the learner would go on from what has been harmed.
-        self._saved_round = None
+        outcome = self._checkpoints.roll_back()
         self.save()
         if self._updater.version > before:
             self._learner.publish()
@@ -206,27 +171,23 @@ class LearnerNode(LearnerObserver):
             "warning",
         )
 
-    def _rest(self) -> None:
-        self._workforce.rest()
-        self.save()
-
-    def _tell_of_workers(self) -> None:
+    def _look_at_workers(self) -> None:
         """Note which workers do not share this learner's terms, and why groups are dropped; at a limited rate."""
-        if time.monotonic() - self._looked_at < TELL_EVERY_S:
+        if time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = time.monotonic()
         for peer_id, worker in self._workforce.workers().items():
             terms = worker.heartbeat.terms
-            if terms is None or peer_id in self._told or len(self._told) >= MAX_TOLD:
+            if terms is None or peer_id in self._noted or len(self._noted) >= MAX_NOTED:
                 continue
             if lines := list(differences(terms, self._terms)):
-                self._told.add(peer_id)
+                self._noted.add(peer_id)
                 self.note(f"worker {peer_id} samples what this learner cannot use: {'; '.join(lines)}", "warning")
-        self._shell.tell_of_refusals(self._learner.ledger.snapshot())
+        self._runtime.note_refusals(self._learner.ledger.snapshot())
 
     def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
         """See `LearnerObserver`."""
-        self._shell.samples.keep(fate, group)
+        self._runtime.samples.keep(fate, group)
 
     def delivered(self, peer_id: str, rollouts: int) -> None:
         """See `LearnerObserver`."""
@@ -234,7 +195,7 @@ class LearnerNode(LearnerObserver):
 
     def cancelled(self) -> bool:
         """See `LearnerObserver`."""
-        self._tell_of_workers()
+        self._look_at_workers()
         return self._cancelled() or self._pausing.due
 
     def _make_learner(self) -> Learner:
@@ -244,8 +205,8 @@ class LearnerNode(LearnerObserver):
             plausibility=config.plausibility,
             corroboration=config.corroboration,
             credit=config.update.credit,
-            max_group_size=self._shell.max_group_size(),
-            max_pending_per_peer=self._shell.max_pending_per_peer,
+            max_group_size=self._runtime.max_group_size(),
+            max_pending_per_peer=self._runtime.max_pending_per_peer,
             trusted=config.trusted,
         )
         auditor = SnapshotAuditor(
@@ -259,21 +220,12 @@ class LearnerNode(LearnerObserver):
         parts = LearnerParts(
             updater=self._updater,
             verifier=self._verifier,
-            exchange=self._shell.exchange,
+            exchange=self._runtime.exchange,
             publisher=_Numbered(self._snapshots, config.out / PUBLISHED_FILE, self._workforce),
             auditor=auditor,
             folder=config.out / SNAPSHOTS,
         )
         return Learner(terms, parts, self)
-
-    def _resume(self, checkpoint: Path, state: TrainingState) -> int:
-        learner = self._learner
-        self._shell.resume(checkpoint, state, self._config.policy, learner.buffer, learner.ledger)
-        learner.round = state.round
-        if state.watch is not None:
-            self._watch.restore(state.watch)
-        self._store.resume(state)
-        return state.round
 
     def _rise(self) -> None:
         """Continue above every version that an earlier process published: a version number never has two meanings."""
@@ -292,11 +244,11 @@ class LearnerNode(LearnerObserver):
         self._workforce.finish()
         deadline = time.monotonic() + FAREWELL_S
         while not self._workforce.all_told and time.monotonic() < deadline:
-            time.sleep(TELL_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
 
     def _record(self, report: StepReport, reward: float | None) -> None:
         outlook = self._workforce.outlook()
-        self._shell.made(
+        self._runtime.record(
             RoundEvent(
                 round=report.round,
                 reward=reward,

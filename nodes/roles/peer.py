@@ -1,18 +1,18 @@
-"""A peer: SAPO rounds, with its policy, checkpoints and the list of peers in the run."""
+"""`swarm join`: one peer that trains in a swarm by SAPO rounds, or alone while it finds none."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 
-from nodes.roles.coordinator import NODES_OWN, OwnParts, RankCoordinator
-from nodes.roles.run import unreadable_tasks
-from nodes.roles.shell import CHECKPOINTS, EndReason, Shell, roll_back
+from nodes.boot.directory import CHECKPOINTS
+from nodes.boot.manifest import unreadable_tasks
+from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
+from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
+from nodes.roles.snapshots import SnapshotAdoption
 from swarm.config import NodeConfig
-from swarm.environments.config import own_tool_tasks
+from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.foreign import clean
@@ -29,10 +29,8 @@ from swarm.sapo.external import ExternalSettings
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
-from swarm.schedule.pausing import Pausing
-from swarm.schedule.schedule import Schedule
 from swarm.telemetry.records import MixDecision, RoundEvent
-from swarm.training.checkpoint import CheckpointStore, TrainingState
+from swarm.training.checkpoint import CheckpointStore
 from swarm.types import PolicyId
 from swarm.types.questions import stream_seed
 
@@ -42,7 +40,7 @@ SPEED_ROUNDS = 10
 """Rounds in the mean of tokens per second."""
 
 
-class PeerNode:
+class PeerNode(RoleNode):
     """One peer, resumed from its newest checkpoint or new, on an open transport."""
 
     def __init__(
@@ -55,35 +53,33 @@ class PeerNode:
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
-        own: OwnParts = NODES_OWN,
+        custom: CustomParts = NO_CUSTOM_PARTS,
     ) -> None:
         """Load everything; `ranks` are this node's processes, of which this is the first.
 
         Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`.
         """
-        self._config = config
+        runtime = RoleRuntime(config, identity, transport, verifier, clock)
+        store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
+        found = store.newest()
+        self._ranks = PeerRanks(config, found, ranks or Ranks(), cancelled, progress, custom)
+        super().__init__(runtime, cancelled)
+        self._open.callback(self._ranks.close)
         self._identity = identity
         self._transport = transport
         self._verifier = verifier
         self._clock = clock
-        self._shell = Shell(config, identity, transport, verifier, clock)
-        self._store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
+        self._num_ranks = ranks.size if ranks else 1
         self._tokens = 0
         self._begun = False
         self._roster_at = -math.inf
         self._speed: float | None = None
         self._processor = ProcessorTime()
         self._processor_s = 0.0
-        """Of the last round."""
-        self._sampling = config.generation.sampling()
-        found = self._store.newest()
-        self._ranks = ranks or Ranks()
+        """Processor time of the last round."""
         self._num_unasked = 0
         self._problem = ""
-        self._coordinator = RankCoordinator(config, found, self._ranks, cancelled, progress, own)
-        self._open = ExitStack()
-        self._open.callback(self._coordinator.close)
-        self.policy = self._coordinator.policy
+        self.policy = self._ranks.policy
         """What it trains and samples with."""
         if config.generation.max_new_tokens >= self.policy.max_positions:
             raise ConfigError(
@@ -91,18 +87,18 @@ class PeerNode:
                 f"{self.policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
         # It reads the gradients of the node's own updater, which a user's updater need not take.
-        self._worth = None if own.updater else self._make_worth()
+        self._worth = None if custom.updater else self._make_worth()
         self._node = self._make_node()
-        self._resumed_from = (
-            self._resume(found, self._coordinator.resumed) if found and self._coordinator.resumed else None
-        )
-        self._saved_round = self._resumed_from
-        suites = self._shell.prepare_suites(self.policy, cancelled, self._node.external.receive)
+        self._checkpoints = Checkpoints(runtime, store, self._ranks, self._node.external.watch, "peer")
+        if (state := self._checkpoints.resume(found, self._node.external.pool, self._node.ledger)) is not None:
+            self._node.round, self._node.position = state.round, state.position
+            self._tokens = state.tokens_generated
+            if state.mix is not None:
+                self._node.external.mixer.restore(state.mix)
+        self._adoption = self._make_adoption()
+        suites = runtime.prepare_suites(self.policy, cancelled, self._node.external.receive)
         self._open.callback(suites.close)
-        self._pausing = Pausing(
-            Schedule(config.schedule, config.out), self._shell, cancelled, rest=self._rest, idle=self.write_roster
-        )
-        self._open.callback(self._pausing.close)
+        self._open.callback(self._node.close)  # first: batches generated ahead are lost, and regenerated by a restart
 
     @property
     def round(self) -> int:
@@ -112,79 +108,59 @@ class PeerNode:
     @property
     def done(self) -> bool:
         """Whether all requested rounds are finished."""
-        return self._shell.has_enough(self._node.round)
+        return self._runtime.has_enough(self._node.round)
 
     def begin(self) -> None:
         """Write the start event; evaluate if due. Raises `Interrupted`; can then be called again."""
+        if self._adoption is not None and self._num_ranks > 1:
+            raise ConfigError("a peer that follows a learner runs in one process: omit --follow, or torchrun")
         if not self._begun:
             self._begun = True
-            self._shell.begin(self._resumed_from)
-            self.note(str(self._coordinator.choice), self._coordinator.choice.level)
+            self._runtime.begin(self._checkpoints.resumed_from)
+            self.note(str(self._ranks.choice), self._ranks.choice.level)
             if self._worth is not None and self._worth.refusal is not None:
                 self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         self._pausing.wait()
-        self._shell.evaluate_at_start(self._coordinator, self._node.round)
-        self._shell.start_clock()
+        self._runtime.evaluate_at_start(self._ranks, self._node.round)
+        self._runtime.start_clock()
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count time that has just passed, in which nobody called `step`."""
-        self._shell.leave_out(seconds)
-
-    def step(self) -> None:
-        """One round, and due evaluations and checkpoints; a moment of a pause instead, if there is one.
-
-        Raises `Interrupted` in a consistent state.
-        """
-        if not self._pausing.hold():
-            self._work()
+        """Do not count time that has just passed, in which `step` was not called."""
+        self._runtime.leave_out(seconds)
 
     def _work(self) -> None:
-        """What `step` does outside of pauses."""
-        self._shell.samples.begin(self._node.round + 1)
+        """One round, due evaluations and checkpoints, and a comparison with the learner that it follows, if any."""
+        self._runtime.samples.begin(self._node.round + 1)
         before = self._processor.seconds()
         report = self._node.run_round()
         self._processor_s = self._processor.seconds() - before
         self._record(report)
-        self._tell_unasked(report.num_unasked)
-        self._tell_problem(report.problem)
+        self._note_unasked(report.num_unasked)
+        self._note_problem(report.problem)
         if report.alarm is not None:
             self._go_back(report.alarm)
         self.write_roster()
-        self._shell.do_what_is_due(self._coordinator, report.round, self.save)
+        self._runtime.do_what_is_due(self._ranks, report.round, self.save)
+        if self._adoption is not None:
+            self._adoption.look()
 
     def write_roster(self) -> None:
         """Write the list of peers and their usefulness, at a limited rate."""
         if time.monotonic() - self._roster_at >= ROSTER_EVERY_S:
             self._roster_at = time.monotonic()
-            write_roster(self._config.out, build_roster(self._transport, self._shell.exchange.book, time.time()))
-
-    def note(self, text: str, level: str = "info", alert: str = "") -> None:
-        """Put a line for people into the metrics file."""
-        self._shell.note(text, level, alert)
+            write_roster(self._config.out, build_roster(self._transport, self._runtime.exchange.book, time.time()))
 
     def save(self) -> None:
         """Write a checkpoint of the finished rounds, unless it exists."""
-        if self._saved_round == self._node.round:
-            return
-        state = TrainingState(
-            peer_id=self._identity.peer_id,
-            model=self.policy.name,
-            origin=self.policy.origin,
-            role="peer",
-            round=self._node.round,
-            version=self._coordinator.version,
-            position=self._node.position,
-            pool=self._node.external.pool.dump(),
-            ledger=self._node.ledger.snapshot(),
+        node = self._node
+        self._checkpoints.save(
+            node.round,
+            node.external.pool,
+            node.ledger,
+            position=node.position,
             tokens_generated=self._tokens,
-            sequences=self._shell.exchange.book.highest_sequences(),
-            mix=self._node.external.mixer.dump(),
-            watch=self._node.external.watch.dump(),
+            mix=node.external.mixer.dump(),
         )
-        config = self._config.model_dump_json(indent=1)
-        path = self._coordinator.save(self._store, state, config, well=self._node.external.watch.well)
-        self._saved_round = self._node.round
-        self._shell.saved(state.round, path)
 
     def end(self, reason: EndReason) -> None:
         """Write a checkpoint, evaluate if all rounds are done, write the end event.
@@ -192,20 +168,20 @@ class PeerNode:
         `reason`: done, interrupted or error. Raises errors of the evaluation.
         """
         self._node.close()
-        self._coordinator.close_beside()
+        self._ranks.close_async_engine()
         self.save()
-        self._shell.end(self._node.round, reason, self._coordinator, self.close)
+        self._runtime.end(self._node.round, reason, self._ranks, self.close)
 
-    def close(self) -> None:
-        """Stop generating; batches generated ahead are lost and regenerated after a restart."""
-        self._node.close()
-        self._open.close()
-
-    def _rest(self) -> None:
-        self._node.rest()
+    def on_pause(self) -> None:
+        """Stop generating, and save."""
+        self._node.pause()
         self.save()
 
-    def _tell_unasked(self, count: int) -> None:
+    def while_paused(self) -> None:
+        """Keep the list of peers up to date."""
+        self.write_roster()
+
+    def _note_unasked(self, count: int) -> None:
         """Say so when this machine begins to do less than the run asks for."""
         if count and not self._num_unasked:
             asked = self._config.num_questions(self.policy.device.type)
@@ -217,18 +193,16 @@ class PeerNode:
             )
         self._num_unasked = count
 
-    def _tell_problem(self, problem: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         """Say so when rounds begin to have no groups of this node's own."""
         if problem and not self._problem:
             text = f"no question of round {self._node.round} has a group; {problem}"
-            self._shell.note(text, "warning", alert="no-groups")
+            self.note(text, "warning", alert="no-groups")
         self._problem = problem
 
     def _go_back(self, alarm: Alarm) -> None:
         """Roll back to the policy before it learned from harmful groups."""
-        outcome = roll_back(self._store, self._coordinator.go_back)
-        # At once: after a kill the node would go on from what others have harmed, and learn from them.
-        self._saved_round = None
+        outcome = self._checkpoints.roll_back()
         self.save()
         if alarm.tokens:
             habit = ", ".join(repr(clean(self.policy.decode([token]), MAX_TOKEN_CHARS)) for token in alarm.tokens)
@@ -248,7 +222,7 @@ class PeerNode:
                 num_questions=config.num_questions(self.policy.device.type),
                 group_size=config.generation.group_size,
                 max_staleness=config.generation.max_staleness,
-                limit_s=config.generation.round_s if self._ranks.size == 1 else math.inf,
+                limit_s=config.generation.round_s if self._num_ranks == 1 else math.inf,
                 max_sequences=config.generation.max_batch_sequences,
                 # vLLM keeps all media of a call.
                 batches_a_call=BATCHES_A_CALL if self.policy.media is None else 1,
@@ -260,51 +234,49 @@ class PeerNode:
                 corroboration=config.corroboration,
                 watch=config.watch,
                 credit=config.update.credit,
-                max_group_size=self._shell.max_group_size(),
-                max_pending_per_peer=self._shell.max_pending_per_peer,
+                max_group_size=self._runtime.max_group_size(),
+                max_pending_per_peer=self._runtime.max_pending_per_peer,
                 trusted=config.trusted,
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
             share=config.share,
-            unshared=() if self._identity.peer_id in config.trusted else own_tool_tasks(config.tasks),
+            unshared=() if self._identity.peer_id in config.trusted else custom_tool_tasks(config.tasks),
         )
         policy_id = PolicyId(public_name(config.policy.model), self.policy.tokenizer_hash, 0)
         seed = config.seed if config.seed is not None else stream_seed(self._identity.peer_id)
-        me = Member(self._identity.peer_id, policy_id, self._sampling, seed, self._clock)
+        me = Member(self._identity.peer_id, policy_id, config.generation.sampling(), seed, self._clock)
         parts = Parts(
-            engine=self._coordinator,
+            engine=self._ranks,
             verifier=self._verifier,
-            updater=self._coordinator,
-            exchange=self._shell.exchange,
+            updater=self._ranks,
+            exchange=self._runtime.exchange,
             worth=self._worth,
         )
-        return SapoNode(settings, me, parts, self._shell.samples.keep)
+        return SapoNode(settings, me, parts, self._runtime.samples.keep)
 
     def _make_worth(self) -> WorthEstimator | None:
-        """None for a node that is not to measure, or learns from nobody else."""
+        """None for a node that is not to measure, or learns only from its own groups."""
         every, mix = self._config.telemetry.worth_every_rounds, self._config.mix
         if every == 0 or (mix.policy == "fixed" and mix.external == 0):
             return None
-        return WorthEstimator(self._coordinator.sketcher, every, mix.local + mix.external)
+        return WorthEstimator(self._ranks.sketcher, every, mix.local + mix.external)
 
-    def _resume(self, checkpoint: Path, state: TrainingState) -> int:
-        node = self._node
-        self._shell.resume(checkpoint, state, self._config.policy, node.external.pool, node.ledger)
-        node.round, node.position = state.round, state.position
-        if state.mix is not None:
-            node.external.mixer.restore(state.mix)
-        if state.watch is not None:
-            node.external.watch.restore(state.watch)
-        self._store.resume(state)
-        self._tokens = state.tokens_generated
-        return state.round
+    def _make_adoption(self) -> SnapshotAdoption | None:
+        """None for a peer that follows no learner."""
+        if self._config.follow.learner is None:
+            return None
+        adoption = SnapshotAdoption(
+            self._config.follow.learner, self._runtime, self._transport, self.policy, self._ranks, self._verifier
+        )
+        self._open.callback(adoption.close)
+        return adoption
 
     def _record(self, report: RoundReport) -> None:
         self._tokens += report.num_tokens
         speed = report.num_tokens / sum(report.timings.values())
         decision = report.mix.decision
         self._speed = speed if self._speed is None else self._speed + (speed - self._speed) / SPEED_ROUNDS
-        self._shell.made(
+        self._runtime.record(
             RoundEvent(
                 round=report.round,
                 reward=report.reward,
@@ -320,8 +292,25 @@ class PeerNode:
                 figures=finite({**report.figures, **report.update.figures}),
                 tasks=report.tasks,
                 timings=report.timings,
-                processor_s=self._processor_s if self._ranks.size == 1 else None,  # others' processes are not seen here
+                processor_s=self._processor_s if self._num_ranks == 1 else None,  # others' processes are not seen here
                 problem=report.problem,
                 worth=report.worth,
             )
         )
+
+
+def _plan(config: NodeConfig) -> list[tuple[str, str]]:
+    generation, mix, network = config.generation, config.mix, config.network
+    on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
+    questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
+    # The run's founder may have set these limits.
+    limits = f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
+    return [
+        ("per round", f"{questions} questions x {generation.group_size} completions"),
+        ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
+        ("external groups", limits),
+        *([("trusted for their tools", ", ".join(config.trusted))] if config.trusted else []),
+    ]
+
+
+PEER = Role("peer", PeerNode, _plan, "training alone")

@@ -16,8 +16,9 @@ from contextlib import closing, contextmanager
 
 from swarm.config import NodeConfig
 from swarm.engines.process.engine import ProcessEngine
-from swarm.environments.config import DatasetTask, TaskConfig, VerificationSettings
-from swarm.environments.tools.own import with_own_tools
+from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.policy.loading import Policy
@@ -52,7 +53,7 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
     try:
         if left_out := pool.wait_until_ready():
             raise TaskError("; ".join(left_out.values()))
-        return with_own_tools(pool, tasks)
+        return with_custom_tools(pool, tasks)
     except TaskError:
         pool.close()
         raise

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from nodes import exits
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.simulation.members import Member
-from nodes.stop import Stop
-from swarm.config import NodeConfig
-from swarm.environments.config import judge_of
-from swarm.environments.tools.own import with_own_tools
+from nodes.simulation.configs import Member
+from nodes.stop import Stop, StopRequest
+from swarm.config import NodeConfig, load_config
+from swarm.environments.judge import judge_of
+from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
 from swarm.machine import return_free_memory
@@ -20,6 +24,8 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.protocols import TaskVerifier
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
 
 Clock = Callable[[], float]
 ROUND_S = 30.0
@@ -96,7 +102,7 @@ class MemoryRun:
     def _join(self, config: NodeConfig) -> PeerNode:
         config.out.mkdir(parents=True, exist_ok=True)
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity)
+        self._sealed = self._sealed or found_run(config, identity).sealed
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         transport = MemoryTransport(
             self.hub,
@@ -115,7 +121,7 @@ class MemoryRun:
         if key not in self._verifiers:
             if any(judge_of(task) for task in config.tasks):
                 raise ConfigError("a swarm in one process has no judge: use tasks without rewards of the kind judge")
-            self._verifiers[key] = with_own_tools(InlineVerifier(config.tasks), config.tasks)
+            self._verifiers[key] = with_custom_tools(InlineVerifier(config.tasks), config.tasks)
         return self._verifiers[key]
 
 
@@ -130,3 +136,31 @@ def take_turns(runs: Sequence[MemoryRun], turns: Turns, stop: Stop) -> None:
         pass  # `stop` says so too
     for run in runs:
         run.end()
+
+
+def simulate_in_memory(
+    file: Path, out: Path, num_peers: int, first_seed: int, control: Path | None, supervised: bool
+) -> int:
+    """Run `num_peers` peers round by round, and one alone if `control` configures it. Returns the exit code."""
+    stop = StopRequest(supervised)
+    folders = [out / f"peer-{k + 1}" for k in range(num_peers)]
+    turns = _turns(folders)
+    runs = [MemoryRun(_members(file, folders, first_seed), stop, turns)]
+    if control is not None:
+        runs.append(MemoryRun(_members(control, [out / control.stem], first_seed), stop, turns))
+    take_turns(runs, turns, stop)
+    return exits.INTERRUPTED if stop() else exits.DONE
+
+
+def _turns(folders: Sequence[Path]) -> Turns:
+    """From where the nodes in these folders were when they ended; those that are ahead wait for the others."""
+    rounds = [max(PeerHistory.read(folder / METRICS_FILE).rounds, default=0) for folder in folders]
+    return Turns(min(rounds), int(time.time()) + max(rounds))
+
+
+def _members(file: Path, folders: Sequence[Path], first_seed: int) -> list[Member]:
+    base = load_config(file, None, os.environ).config
+    return [
+        Member(base.model_copy(update={"name": folder.name, "out": folder, "seed": first_seed + k}))
+        for k, folder in enumerate(folders)
+    ]

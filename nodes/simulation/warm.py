@@ -1,15 +1,16 @@
-"""What the process that nodes are forked from imports, once; nothing else imports this.
+"""Imports of the process that nodes are forked from; nothing else imports this module.
 
-None of the network's libraries: which one a node takes is in its configuration, and no process can have both.
+The network's libraries are left out: a node's configuration chooses one, and no process can have both.
 """
 
 import gc
+from importlib import import_module
 
-import nodes.roles.bootstrap
-import nodes.roles.join
-import nodes.roles.learner
-import nodes.roles.worker  # noqa: F401
+from swarm import torchao
 
+torchao.hide()
+for role in ("bootstrap", "learner", "peer", "worker"):
+    import_module(f"nodes.roles.{role}")
 # A child's collector would write to what it shares with its siblings: time, and memory for a copy.
 gc.collect()
 gc.freeze()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from swarm.kinds import Kinds
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -42,4 +44,6 @@ def rloo(rewards: Tensor) -> Tensor:
     return dr_grpo(rewards) * group_size / (group_size - 1)
 
 
-ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+ADVANTAGES: Kinds[Callable[[Tensor], Tensor]] = Kinds(
+    "advantage", "swarm.advantages", "", {name: f"{__name__}:{name}" for name in ("grpo", "dr_grpo", "rloo")}
+)

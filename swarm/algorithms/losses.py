@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from swarm.figures import Figure
+from swarm.kinds import Kinds
 from swarm.settings import Settings
 
 if TYPE_CHECKING:
@@ -325,14 +326,19 @@ class Tis(Loss):
 
 __all__ = ["LOSSES", "ClippedLoss", "Loss", "LossBatch", "LossOutput"]
 
-LOSSES: dict[str, type[Loss]] = {
-    "grpo": Grpo,
-    "dapo": Dapo,
-    "dr_grpo": DrGrpo,
-    "gspo": Gspo,
-    "gepo": Gepo,
-    "tis": Tis,
-}
+LOSSES: Kinds[type[Loss]] = Kinds(
+    "loss",
+    "swarm.losses",
+    "swarm.algorithms.losses:Loss",
+    {
+        "grpo": "swarm.algorithms.losses:Grpo",
+        "dapo": "swarm.algorithms.losses:Dapo",
+        "dr_grpo": "swarm.algorithms.losses:DrGrpo",
+        "gspo": "swarm.algorithms.losses:Gspo",
+        "gepo": "swarm.algorithms.losses:Gepo",
+        "tis": "swarm.algorithms.losses:Tis",
+    },
+)
 
 
 KlEstimatorName = Literal["k1", "k2", "k3"]

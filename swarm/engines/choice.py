@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from swarm.children import inherited, user_path
 from swarm.distribution import how_to_install
 from swarm.engines.config import EngineName, GenerationSettings
 from swarm.errors import ConfigError
-from swarm.inherited import inherited, user_path
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
@@ -58,7 +58,7 @@ class EngineChoice(Struct, frozen=True):
 
     @property
     def level(self) -> Literal["info", "warning"]:
-        """Of a note about it: a GPU without vLLM generates several times more slowly than it could."""
+        """Level of a log entry: a GPU without vLLM generates several times more slowly than it could."""
         return "warning" if self.fix else "info"
 
     def __str__(self) -> str:
@@ -86,8 +86,7 @@ def choose(
     look: Callable[[], Vllm],
     routing_replay: bool = False,
 ) -> EngineChoice:
-    """As `choose_engine`, before a policy is loaded; `device` is a torch device type, `look` is called only if
-    needed."""
+    """`choose_engine` before a policy is loaded; `device` is a torch device type, `look` is called only if needed."""
     found = _choose(settings, model, device, num_processes, look)
     if not routing_replay or found.name == "transformers":
         return found
@@ -106,7 +105,7 @@ def choose(
 def _choose(
     settings: GenerationSettings, model: str, device: str, num_processes: int, look: Callable[[], Vllm]
 ) -> EngineChoice:
-    """The engine, apart from what recorded experts need."""
+    """The engine, without regard to routing replay."""
     if settings.engine == "transformers":
         return EngineChoice("transformers", "asked for")
     if settings.engine == "auto" and (reason := _why_not_vllm(model, device, num_processes)):

@@ -137,7 +137,7 @@ class GenerationSettings(Settings):
         return self.cuda_graphs and device == "cuda"
 
     def default_questions(self, device: str) -> int:
-        """Of `questions_per_round` on this type of torch device, whatever the mix."""
+        """Default of `questions_per_round` on this type of torch device, whatever the mix."""
         return max(QUESTIONS, -(-GPU_SEQUENCES // self.group_size)) if device == "cuda" else QUESTIONS
 
     def sampling(self) -> Sampling:

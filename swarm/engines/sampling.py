@@ -58,26 +58,26 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def uniforms_on_device(seeds: Tensor, positions: Tensor) -> Tensor:
-    """The same numbers, of tensors [B] of `as_signed` seeds and of positions: [B] in float64, on their device."""
+    """`uniforms` of tensors: `as_signed` seeds [B] and positions [B]; returns [B] in float64 on their device."""
     return _bits(seeds, positions).double() * 2.0**-53
 
 
 def as_signed(seeds: Sequence[int]) -> NDArray[np.int64]:
-    """Unsigned numbers of 64 bits, [B], as the signed ones of the same bits."""
+    """Unsigned 64-bit numbers [B], reinterpreted as signed."""
     return np.array(seeds, dtype=np.uint64).view(np.int64)
 
 
 def _bits(seeds: Integers, positions: Integers) -> Integers:
-    """The 53 highest bits that SplitMix64 with these seeds gives at these positions. Products wrap around."""
+    """The 53 highest bits of SplitMix64 with these seeds at these positions. Products wrap around."""
     state = seeds + (positions + 1) * GAMMA
     state = (state ^ _shifted(state, 30)) * MIX[0]
     state = (state ^ _shifted(state, 27)) * MIX[1]
     return _shifted(state ^ _shifted(state, 31), 11)
 
 
-def _shifted(numbers: Integers, places: int) -> Integers:
-    """To the right, without copies of the sign."""
-    shifted: Integers = (numbers >> places) & (2 ** (64 - places) - 1)
+def _shifted(numbers: Integers, bits: int) -> Integers:
+    """Logical shift to the right."""
+    shifted: Integers = (numbers >> bits) & (2 ** (64 - bits) - 1)
     return shifted
 
 
@@ -103,27 +103,27 @@ def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, 
         scaled = scaled / sampling.temperature
     probabilities = keep_likely(scaled, sampling).softmax(dim=-1)
     if probabilities.shape[-1] <= LARGE:
-        tokens = _place(probabilities.cumsum(dim=-1, dtype=uniform.dtype), uniform[:, None])
+        tokens = _index_at(probabilities.cumsum(dim=-1, dtype=uniform.dtype), uniform[:, None])
     else:
         blocks = probabilities.view(len(probabilities), -1, BLOCK)
         sums = blocks.sum(dim=-1, dtype=uniform.dtype)
         cumulative = sums.cumsum(dim=-1)
-        place = _place(cumulative, uniform[:, None])
-        into = uniform[:, None] * cumulative[:, -1:] - (cumulative - sums).gather(-1, place)
-        block = blocks.gather(1, place[..., None].expand(-1, -1, BLOCK))[:, 0].cumsum(dim=-1, dtype=uniform.dtype)
-        tokens = place * BLOCK + _place(block, (into / sums.gather(-1, place)).clamp_(0, 1))
+        index = _index_at(cumulative, uniform[:, None])
+        into = uniform[:, None] * cumulative[:, -1:] - (cumulative - sums).gather(-1, index)
+        block = blocks.gather(1, index[..., None].expand(-1, -1, BLOCK))[:, 0].cumsum(dim=-1, dtype=uniform.dtype)
+        tokens = index * BLOCK + _index_at(block, (into / sums.gather(-1, index)).clamp_(0, 1))
     return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
 
 
-def _place(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """Where `uniform` [B, 1], from 0 to 1, of the totals of cumulative weights [B, N] falls, [B, 1]: on none of 0."""
-    below_one = 1 - torch.finfo(uniform.dtype).eps  # rounding must not reach the total, otherwise no place is found
+def _index_at(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """Index [B, 1] at which cumulative weights [B, N] exceed `uniform` [B, 1] of their total; never one of weight 0."""
+    below_one = 1 - torch.finfo(uniform.dtype).eps  # rounding must not reach the total, otherwise no index is found
     target = uniform * cumulative[:, -1:] * below_one
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[-1] - 1)
 
 
 def _in_blocks(logits: Tensor) -> Tensor:
-    """Logits [B, V] in float32, [B, N]; N is V, or for a large V whole blocks, of impossible tokens at the end."""
+    """Logits [B, V] as float32 [B, N]; a large V is padded to whole blocks with impossible tokens."""
     num = logits.shape[-1]
     if num <= LARGE or num % BLOCK == 0:
         return logits.float()

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from swarm.environments.fields import MAX_TARGET_CHARS
-from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
-from swarm.environments.rewards import RewardedTask
+from swarm.environments.config import MAX_TARGET_CHARS, Context, TaskSettings
+from swarm.environments.rewards import MAX_RE2_CHARS, check_pattern
+from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL, ToolSource, tool_class
+from swarm.protocols import Source, TaskSource
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
 
 MAX_TEMPLATE_CHARS = 16_384
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 MAX_PROMPT_CHARS = 2**20
-"""Of a question, of several in one reply, and of the observations of a group's episodes together."""
+"""Characters of a question, of several in one reply, and of the observations of a group's episodes together."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
 READING_VERSION = 3
-"""Of how answers are read, in digests: nodes that read them in another way refuse each other's groups.
+"""Version of the reading of answers, in digests: nodes with another one refuse each other's groups.
 To be raised with every change of a right answer under `match`, or of `find: last_number`."""
 
 FindRule = Literal["tags", "last_number", "boxed", "regex", "whole"]
@@ -36,26 +39,16 @@ REQUESTS: Mapping[FindRule, str] = MappingProxyType(
 )
 """What follows a question so that the answer can be found; the system prompt asks for tags."""
 
-ToolName = Literal["calculator", "python", "trusted"]
-TRUSTED_TOOL: ToolName = "trusted"
-"""A tool that this node lacks and peers have whom it trusts."""
-
 GRADING_RULES = {"answer", "answer_pattern", "choice_labels", "match", "reward"}
 """Fields that decide which answers are right, and what they are worth; `find` and `rewards` do so too."""
 
-OwnTool = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+:[A-Za-z_]\w*$")]
-"""A function of one's own, `(call: str) -> str`: it runs in the node's process, without a sandbox."""
 
-TOOL_REQUESTS: Mapping[str, str] = MappingProxyType(
-    {
-        "calculator": "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is "
-        "answered with the result.",
-        "python": "You may run Python before you answer: a message with <tool>print(sum(range(10)))</tool> is answered "
-        "with what the program prints.",
-    }
-)
-"""What follows a question with a tool, before the request for the answer's form."""
-OWN_TOOL_REQUEST = "You may use a tool before you answer: a message with <tool>...</tool> is answered with its result."
+CUSTOM_TOOL = r"^[^:]+:[A-Za-z_]\w*$"
+TOOL_SCHEMAS: list[JsonValue] = [
+    {"enum": [*TOOLS], "type": "string"},
+    {"maxLength": MAX_TARGET_CHARS, "pattern": CUSTOM_TOOL, "type": "string"},
+    {"type": "null"},
+]
 
 
 class RewardSettings(Settings):
@@ -77,12 +70,22 @@ class FindSettings(Settings):
     find: FindRule | None = None
     """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of
     `find_pattern`; `whole`: the whole completion. Default: `tags`; in a data set without `find`, the last box counts if
-    there are no tags, and with `match: numeric` else the last number. Code of one's own gets the whole completion."""
+    there are no tags, and with `match: numeric` else the last number. Custom code gets the whole completion."""
     find_pattern: str | None = Field(None, max_length=MAX_RE2_CHARS)
     """Regular expression for `find: regex`, in RE2's syntax; group 1 is the answer if there is one, else the match."""
     ask: Template | None = None
     """Sentence after each question that asks for the answer in this form. Default: one that fits `find`; required for
     `regex`; an empty text adds none."""
+
+    @property
+    def scored_by_code(self) -> bool:
+        """Whether custom code scores completions: by default it reads all of them."""
+        return False
+
+    @property
+    def match_rule(self) -> MatchRule | None:
+        """The rule that compares answers with references, if any."""
+        return None
 
     @property
     def finds_as(self) -> tuple[str | None, ...]:
@@ -112,12 +115,14 @@ class FindSettings(Settings):
         return self
 
 
-class QuestionSettings(FindSettings, RewardedTask):
-    """How a question is answered, at once or after calls of a tool, and rewarded."""
+class QuestionSettings(FindSettings, TaskSettings):
+    """A kind of task whose questions are answered at once or after calls of a tool."""
 
-    tool: ToolName | OwnTool | None = None
+    reads_whole: ClassVar[bool] = False
+
+    tool: str | None = Field(None, max_length=MAX_TARGET_CHARS, json_schema_extra={"anyOf": TOOL_SCHEMAS})
     """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
-    function of one's own, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
+    custom function, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
     in `trusted`; or `trusted`: such a function that only they have, so that this node asks no questions of the task and
     learns from theirs. A turn with `<tool>...</tool>` is a call, any other turn the answer."""
     max_turns: int = Field(4, ge=2, le=MAX_TURNS)
@@ -127,21 +132,46 @@ class QuestionSettings(FindSettings, RewardedTask):
         asked = super()._request()
         if self.tool is None or self.ask is not None:
             return asked
-        return f"{TOOL_REQUESTS.get(self.tool, OWN_TOOL_REQUEST)} {asked}".rstrip()
+        return f"{tool_class(self.tool).request} {asked}".rstrip()
+
+    @abstractmethod
+    def source(self, context: Context) -> TaskSource:
+        """The source of the questions, without the tool. Raises `TaskError`."""
+
+    def build(self, context: Context) -> Source:
+        """See `TaskSettings`."""
+        source = self.source(context)
+        return source if self.tool is None else ToolSource(source, tool_class(self.tool)(), self.max_turns)
+
+    def import_libraries(self) -> None:
+        """See `TaskSettings`."""
+        super().import_libraries()
+        if self.find == "regex":
+            import swarm.environments.scoring.patterns  # noqa: F401
+        if self.tool is not None:
+            tool_class(self.tool).import_libraries()
 
     @property
     def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
         """What distinguishes the rules for right answers from the default, for digests; empty for the default."""
         rules = self.model_dump(mode="json", include=GRADING_RULES, exclude_defaults=True)
         graded = ({"graded": rules},) if rules else ()
-        return (*graded, {"reading": READING_VERSION}) if self._compares else graded
+        compares = self.match_rule is not None and not self.scored_by_code
+        return (*graded, {"reading": READING_VERSION}) if compares else graded
 
     @property
-    def _compares(self) -> bool:
-        """Whether answers are compared with references by rules of this package."""
-        return False
+    def custom_tool(self) -> str | None:
+        """The code of a custom tool, `(call: str) -> str`, which runs in the node's process without a sandbox."""
+        return self.tool if self.tool is not None and ":" in self.tool else None
 
     @property
-    def own_tool(self) -> str | None:
-        """The code of a tool of one's own, if any."""
-        return None if self.tool in get_args(ToolName) else self.tool
+    def is_asked(self) -> bool:
+        """See `TaskSettings`."""
+        return self.tool != TRUSTED_TOOL
+
+    @field_validator("tool")
+    @classmethod
+    def _tool_exists(cls, tool: str | None) -> str | None:
+        if tool is not None and re.fullmatch(CUSTOM_TOOL, tool) is None:
+            TOOLS.find(tool)
+        return tool

@@ -1,221 +1,213 @@
-"""Settings of a node's tasks: a weighted mixture."""
+"""What every task has, the kinds of task by name, and the settings of verification.
+
+A kind of task is one class: its fields are what users set, and its methods build the source of its questions. To add
+one, extend `QuestionSettings`, `GeneratedTask` or `EnvironmentTask`, and name the class in `kind`.
+"""
 
 from __future__ import annotations
 
-import re
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Annotated, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
+from msgspec import Struct, field
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
-from swarm.environments.answering import (
-    TRUSTED_TOOL,
-    MatchRule,
-    QuestionSettings,
-    RewardSettings,
-    Template,
-)
-from swarm.environments.decoding.settings import MediaSettings
-from swarm.environments.episodes.config import (
-    HoldemTask,
-    KuhnTask,
-    MazeTask,
-    NumberGuessingTask,
-    TextArenaTask,
-    VerifiersTask,
-)
-from swarm.environments.fields import (
-    MAX_HUB_ID_CHARS,
-    MAX_HUB_NAME_CHARS,
-    Target,
-    TaskName,
-    Weight,
-    is_hub_id,
-    is_hub_name,
-)
-from swarm.environments.generated.config import ClipTask, DigitsTask, ShapesTask, TonesTask
-from swarm.environments.rewards import JudgeReward, RewardedTask, RewardPart
+from swarm.environments.code import code_digest, resolved
+from swarm.environments.rewards import RewardPart, check_rewards
+from swarm.foreign import NAME_CHARS
+from swarm.kinds import Kinds
+from swarm.protocols import Source
 from swarm.settings import Settings
 from swarm.types.media import Modality
 
-MAX_PATTERN_CHARS = 1_024
-MAX_CHOICES = 26
-"""Of one question: the letters."""
-Each = Annotated[tuple[Template, ...], Field(min_length=2, max_length=MAX_CHOICES)]
-"""Something for each choice."""
+if TYPE_CHECKING:
+    from swarm.environments.conversion.counting import Conversion
+
+MAX_TASK_NAME_CHARS = 64
+MAX_WEIGHT = 1e6
+MAX_TARGET_CHARS = 512
+MAX_REWARDS = 8
+MAX_SHOWN_ROWS = 4
+"""Malformed rows of a task that are shown; further ones are counted."""
+MAX_FAILURE_CHARS = 400
+
+TaskName = Annotated[str, Field(max_length=MAX_TASK_NAME_CHARS, pattern=f"^[{NAME_CHARS}]+$")]
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
+Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-Za-z_]\w*)?$")]
+"""Custom code, as in `swarm/environments/code.py`."""
 
 
-class ReasoningGymTask(QuestionSettings):
-    """A data set of the ReasoningGYM library."""
+class Failures(Counter[str]):
+    """Counts by kind, and texts about the first failures, each with a key of its own."""
 
-    kind: Literal["reasoning_gym"] = "reasoning_gym"
-    name: TaskName
-    """Name in this run; also the library's name of the data set, e.g. `gcd`, unless `dataset` is set."""
-    dataset: str | None = None
-    """The library's name of the data set if it differs from `name`, so that a run can use `gcd` at two difficulties;
-    `swarm tasks` lists the names."""
-    weight: Weight = 1.0
-    options: dict[str, JsonValue] = {}
-    """Fields of the data set's own configuration, e.g. `max_value: 40`, except `seed` and `size`."""
-    reward: RewardSettings = RewardSettings()
+    def __init__(self) -> None:
+        """Without any."""
+        super().__init__()
+        self._texts: dict[str, str] = {}
+        self._shown: dict[tuple[str, str], set[int]] = {}
 
-    @property
-    def finds_as(self) -> tuple[str | None, ...]:
-        """As above; `tags` is this kind's default."""
-        return () if self.find == "tags" else super().finds_as
+    def note(self, kind: str, task: str, text: str, row: int | None = None) -> None:
+        """Count a failure of a task, and keep its text: the first of a kind, or of each of the first rows."""
+        self[kind] += 1
+        shown = self._shown.setdefault((kind, task), set())
+        if len(shown) < (1 if row is None else MAX_SHOWN_ROWS) and (row or 0) not in shown:
+            shown.add(row or 0)
+            self._texts[f"{kind} {task} {row}"] = f"task {task!r}: {text}"[:MAX_FAILURE_CHARS]
+
+    def take_texts(self) -> dict[str, str]:
+        """The texts since the last call, by key."""
+        taken, self._texts = self._texts, {}
+        return taken
 
 
-class DatasetTask(QuestionSettings, MediaSettings):
-    """A Hugging Face data set: hub id or local files with prompt and answer columns."""
+class FileRows(Struct, frozen=True):
+    """Adjacent rows of one Arrow file."""
 
-    kind: Literal["dataset"]
-    name: TaskName
-    """Name in this run; peers agree on it through the manifest."""
-    weight: Weight = 1.0
     path: str
-    """Hub id, or a local file or folder (json, jsonl, csv, parquet, text)."""
-    public: bool = False
-    """Read only a public repository of the hub, `OWNER/NAME`: no local files, no access token, no URLs that the
-    repository names. Data sets of a run's manifest are always read this way."""
-    subset: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    """Hub revision; pin it, so that all peers see the same rows."""
-    prompt: Template = "{question}"
-    """Column, or a template with columns in braces. A column may be a path such as `extra_info.question` or
-    `messages[0].content`; one with a list of messages, each with `role` and `content`, is asked as a conversation."""
-    answer: Template = "answer"
-    """As `prompt`; of a list such as `answers.text` any item is right."""
-    answer_pattern: str | None = Field(None, max_length=MAX_PATTERN_CHARS)
-    """Regular expression; its last match in the answer column (group 1 if there is one) is the reference answer."""
-    choices: Template | Each | None = None
-    """For multiple choice: a column with a list, such as `choices.text`, or a list of columns. The question lists them
-    with letters; the right one's letter or text is a right answer."""
-    choice_labels: Template | Each | None = None
-    """How `answer` names a choice: a column with a list of labels, such as `choices.label`, or these labels. Default:
-    the letter from A, the number from 0, the text, or as one of the columns in `choices`."""
-    shuffle: int | None = Field(None, ge=0, lt=2**32)
-    """Seed of each row's order of choices; default: as in the data set."""
-    match: MatchRule = "exact"
-    """Compare text, numbers, or mathematics in \\\\boxed{}."""
-    scorer: Target | None = None
-    """A function of one's own instead of `match`, `reward(question, completion, reference) -> float` in [0, 1]:
-    `mypackage.mymodule:reward`, `rewards.py:reward`, or the name under which a package offers it."""
-    reward: RewardSettings = RewardSettings(threshold=None)
-
-    @property
-    def _compares(self) -> bool:
-        return self.scorer is None
-
-    @property
-    def offers_as(self) -> tuple[Mapping[str, JsonValue], ...]:
-        """What decides the list of choices, for digests; empty without them."""
-        if self.choices is None:
-            return ()
-        choices = self.choices if isinstance(self.choices, str) else list[JsonValue](self.choices)
-        return ({"choices": choices, "shuffle": self.shuffle},)
-
-    @model_validator(mode="after")
-    def _the_right_choice_has_no_fixed_letter(self) -> DatasetTask:
-        if self.choices is None and (self.choice_labels is not None or self.shuffle is not None):
-            raise ValueError("choice_labels and shuffle need `choices`")
-        if self.choices is not None and (self.answer_pattern is not None or self.scorer is not None):
-            raise ValueError("answer_pattern and scorer do not go with `choices`: `answer` must name the right one")
-        if isinstance(self.choices, tuple) and self.answer in self.choices and self.shuffle is None:
-            raise ValueError(f"choices with the right one always at {self.answer!r} need `shuffle`, a seed")
-        return self
-
-    @model_validator(mode="after")
-    def _a_public_one_names_nothing_but_a_repository(self) -> DatasetTask:
-        if not self.public:
-            return self
-        if not is_hub_id(self.path):
-            raise ValueError(f"path must be OWNER/NAME of a data set on the hub, got {self.path[:MAX_HUB_ID_CHARS]!r}")
-        for field, value in (("subset", self.subset), ("revision", self.revision)):
-            if value is not None and not is_hub_name(value):
-                raise ValueError(f"{field} must be a name on the hub, got {value[:MAX_HUB_NAME_CHARS]!r}")
-        if re.fullmatch(r"[\w.+:%\[\]-]{1,128}", self.split, re.ASCII) is None:
-            raise ValueError(f"split must be like train or train[:10%], got {self.split[:MAX_HUB_NAME_CHARS]!r}")
-        return self
+    first: int
+    count: int
 
 
-class PythonTask(QuestionSettings):
-    """A task of one's own: a subclass of `swarm.environments.task.Task`. Every member needs the same code."""
+class StoredRows(Struct, frozen=True):
+    """All rows of a task's split, in order, on the disk after download and conversion."""
 
-    kind: Literal["python"]
+    files: tuple[FileRows, ...]
+    revision: str
+    """The `revision` of `DatasetRef`."""
+
+
+class Context(Struct, frozen=True):
+    """What a task's source is built from, beside its settings."""
+
+    counts: Failures = field(default_factory=Failures)
+    """Receives the source's failures."""
+    stored: StoredRows | None = None
+    """Rows of a task with `has_rows`, if `store` wrote them."""
+
+
+class TaskSettings(Settings):
+    """A kind of task: settings that build the source of its questions."""
+
+    code_field: ClassVar[str] = ""
+    """The field that names custom code; empty for kinds that run none."""
+    has_rows: ClassVar[bool] = False
+    """Whether `store` must write its rows to the disk before it is built."""
+    reads_whole: ClassVar[bool] = True
+    """Whether it reads a whole completion by default, and asks for no tags."""
+
+    kind: str
     name: TaskName
     """Name in this run; peers agree on it through the manifest."""
-    target: Target
-    """`mypackage.mymodule:Name`, `path/to/file.py:Name`, or the name under which an installed package offers it: that
-    of an entry point of the group `swarm.environments`."""
     weight: Weight = 1.0
-    options: dict[str, JsonValue] = {}
-    """Values for the fields of the class."""
-    modalities: tuple[Modality, ...] = Field((), max_length=3)
-    """What its questions have besides text: `image`, `audio` and `video`. A question with anything else is refused, so
-    that it is known from the settings alone which policies can read the task."""
-    reward: RewardSettings = RewardSettings(threshold=None)
+    """Questions of the task in proportion to other tasks' weights."""
+    rewards: tuple[RewardPart, ...] = Field((), max_length=MAX_REWARDS)
+    """Named rewards, each in [0, 1], whose weighted mean is an episode's reward: of the kinds `answer`, `format`,
+    `overlong` and `judge`. Default: the answer's alone."""
+
+    @abstractmethod
+    def build(self, context: Context) -> Source:
+        """The source of the task's questions; imports the library that it needs. Raises `TaskError`."""
+
+    def import_libraries(self) -> None:
+        """Import what starts threads or writes compiled files, before the sandbox is sealed. Raises as imports do."""
+        for part in self.rewards:
+            part.import_libraries()
+
+    def store(self, folder: Path, conversion: Conversion) -> StoredRows:
+        """Write the rows of a task with `has_rows` to files, `folder` being for its own. Raises `TaskError`."""
+        raise NotImplementedError
+
+    @property
+    def media(self) -> frozenset[Modality]:
+        """What its questions and observations may have besides text."""
+        return frozenset()
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether its kind is not one of swarm's own."""
+        return not TASKS.is_built_in(self.kind)
+
+    @property
+    def label(self) -> str:
+        """The kind's name in digests and references: a custom one's class name, since its location differs."""
+        return type(self).__name__ if self.is_custom else self.kind
+
+    @property
+    def code(self) -> str | None:
+        """The custom code that the task runs, as `swarm.environments.code.load` takes it; None without."""
+        if self.is_custom:
+            return TASKS.resolved(self.kind)
+        return getattr(self, self.code_field) if self.code_field else None
+
+    @property
+    def library(self) -> str:
+        """Foreign code that makes and scores questions, with its version; empty without. Raises `TaskError`."""
+        return code_digest(self.code) if self.is_custom and self.code else ""
+
+    @property
+    def custom_tool(self) -> str | None:
+        """The code of a custom tool, whose results others cannot replay; None without."""
+        return None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this node can ask its questions, and not only learn from the episodes of peers that it trusts."""
+        return True
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder whose files its rows may name; None without such rows."""
+        return None
+
+    def from_anywhere(self) -> Self:
+        """The same task for a process in another directory. Raises `TaskError`."""
+        if (target := self.code) is None:
+            return self
+        return self.model_copy(update={"kind" if self.is_custom else self.code_field: resolved(target)})
+
+    @property
+    def combines_as(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """What distinguishes the rewards from the default, for digests; empty for the default."""
+        return ({"rewards": [part.in_digest for part in self.rewards]},) if self.rewards else ()
+
+    @model_validator(mode="after")
+    def _the_rewards_can_be_combined(self) -> TaskSettings:
+        check_rewards(self.rewards)
+        return self
 
 
-TaskConfig = Annotated[
-    ReasoningGymTask
-    | DatasetTask
-    | PythonTask
-    | NumberGuessingTask
-    | KuhnTask
-    | HoldemTask
-    | TextArenaTask
-    | VerifiersTask
-    | ShapesTask
-    | DigitsTask
-    | MazeTask
-    | TonesTask
-    | ClipTask,
-    Field(discriminator="kind"),
-]
-
-TASKS: Mapping[str, type[Settings]] = MappingProxyType(
-    {get_args(each.model_fields["kind"].annotation)[0]: each for each in get_args(get_args(TaskConfig)[0])}
+TASKS: Kinds[type[TaskSettings]] = Kinds(
+    "task",
+    "swarm.tasks",
+    "swarm.environments.config:TaskSettings",
+    {
+        "reasoning_gym": "swarm.environments.sources.reasoning_gym:ReasoningGymTask",
+        "dataset": "swarm.environments.sources.dataset:DatasetTask",
+        "python": "swarm.environments.task:PythonTask",
+        "number_guessing": "swarm.environments.episodes.number_guessing:NumberGuessingTask",
+        "kuhn_poker": "swarm.extras.poker.tasks:KuhnTask",
+        "holdem": "swarm.extras.poker.tasks:HoldemTask",
+        "textarena": "swarm.extras.textarena.task:TextArenaTask",
+        "verifiers": "swarm.extras.verifiers.task:VerifiersTask",
+        "shapes": "swarm.extras.pictures.shapes:ShapesTask",
+        "digits": "swarm.extras.pictures.digits:DigitsTask",
+        "maze": "swarm.extras.pictures.maze:MazeTask",
+        "tones": "swarm.extras.audio_video.tones:TonesTask",
+        "clip": "swarm.extras.audio_video.clip:ClipTask",
+    },
 )
-"""By kind."""
-
-CODE_FIELDS: Mapping[str, str] = MappingProxyType({"dataset": "scorer", "python": "target", "verifiers": "target"})
-"""The field that names code of one's own, by kind of task."""
-
-
-def rewards_of(config: Settings) -> tuple[RewardPart, ...]:
-    """A task's named rewards; empty where the task alone decides."""
-    return config.rewards if isinstance(config, RewardedTask) else ()
-
-
-def judge_of(config: Settings) -> JudgeReward | None:
-    """The judge among a task's rewards; None without one."""
-    return next((part for part in rewards_of(config) if isinstance(part, JudgeReward)), None)
-
-
-def code_of(config: Settings) -> str | None:
-    """The code of one's own that a task runs, if any."""
-    match config:
-        case PythonTask() | VerifiersTask():
-            return config.target
-        case DatasetTask():
-            return config.scorer
-    return None
-
-
-def own_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
-    """Names of the tasks whose episodes nobody else could replay: those with own tools."""
-    return frozenset(config.name for config in configs if isinstance(config, QuestionSettings) and config.own_tool)
-
-
-def is_asked(config: Settings) -> bool:
-    """Whether this node can ask a task's questions, and not only learn from the episodes of those whom it trusts."""
-    return not (isinstance(config, QuestionSettings) and config.tool == TRUSTED_TOOL)
-
-
+TaskConfig = Annotated[TaskSettings, TASKS]
+"""A task of any kind."""
 TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, ...])
 """Reads and writes a list of tasks as JSON."""
+
+
+def custom_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
+    """Names of the tasks with custom tools: no other node can replay their episodes."""
+    return frozenset(config.name for config in configs if config.custom_tool)
 
 
 class DataSettings(Settings):

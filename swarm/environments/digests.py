@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 from pydantic import JsonValue
 
 from swarm.errors import Refusal
 from swarm.reasons import Reason
 from swarm.types import Prompt, Shown, TaskRef
 from swarm.types.media import Media, modality
+
+Choice = TypeVar("Choice")
+RESOLUTION = 2**53
+"""Steps of a random number in [0, 1)."""
 
 
 def digest(*parts: str | int | None | Mapping[str, JsonValue]) -> str:
@@ -49,10 +55,34 @@ def draw(bound: int, *parts: str | int) -> int:
     return int(digest(*parts), 16) % bound
 
 
+class Chance(Struct, frozen=True):
+    """Draws of one question or episode: integers that follow from a key alone, whatever was drawn before."""
+
+    key: tuple[str | int, ...]
+    """Such as task, stream and index."""
+
+    def number(self, low: int, high: int, *what: str | int) -> int:
+        """An integer from `low` to `high`, both included."""
+        return low + draw(high - low + 1, *self.key, *what)
+
+    def happens(self, probability: float, *what: str | int) -> bool:
+        """Whether something with this probability happens."""
+        return self.number(0, RESOLUTION - 1, *what) < probability * RESOLUTION
+
+    def one_of(self, choices: Sequence[Choice], *what: str | int) -> Choice:
+        """One of several."""
+        return choices[self.number(0, len(choices) - 1, *what)]
+
+    def shuffled(self, items: Sequence[Choice], *what: str | int) -> list[Choice]:
+        """All of them in a random order."""
+        keys = [draw(RESOLUTION, *self.key, *what, index) for index in range(len(items))]
+        return [items[index] for index in sorted(range(len(items)), key=lambda index: (keys[index], index))]
+
+
 def question_hash(prompt: Prompt) -> str:
     """Digest of a question as it is asked, as `TaskRef.question_hash` carries it.
 
-    Of pictures, sounds and clips it covers only the places: `TaskRef.media` is the digest of their content.
+    It covers the positions of images, audio and video, not their content: `TaskRef.media` is the digest of that.
     """
     if isinstance(prompt, str):
         return digest("question", prompt)
@@ -69,7 +99,7 @@ def check_question(ref: TaskRef, here: TaskRef, difference: str) -> None:
     """Compare a reference with the one that this node's question has.
 
     Raises `Refusal`: `question_mismatch` if the text is another one, in the words of `difference`; `media_mismatch` if
-    a picture, sound or clip is.
+    an image, audio or video is.
     """
     if here.question_hash != ref.question_hash:
         raise Refusal(Reason.QUESTION_MISMATCH, difference)

@@ -1,44 +1,47 @@
-"""A run's tasks as one stream of questions."""
+"""A run's tasks as one stream of questions, and the replay of episodes.
+
+A replay of the policy's turns in an environment is the only source of observations and returns, of any group.
+
+    begin ──▶ step(turn 1) ──▶ observation ──▶ step(turn 2) ──▶ ... ──▶ end with the return, or the next turn can follow
+
+The limits are here, not in the environments: an episode is over after `max_turns`, and an observation is cut off. Time
+and memory are limited by the process (`verification/`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from swarm.distribution import how_to_install
-from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig, is_asked, rewards_of
+from swarm.environments.config import Context, Failures, TaskConfig
 from swarm.environments.digests import draw
-from swarm.environments.episodes.config import (
-    HoldemTask,
-    KuhnTask,
-    MazeTask,
-    NumberGuessingTask,
-    TextArenaTask,
-    VerifiersTask,
-)
-from swarm.environments.episodes.number_guessing import NumberGuessing
-from swarm.environments.episodes.replay import OneTurn, replay
-from swarm.environments.episodes.source import EnvironmentSource
-from swarm.environments.episodes.tool_use import ToolSource
-from swarm.environments.failures import Failures
-from swarm.environments.generated.config import GeneratedTask
-from swarm.environments.scoring.combination import Combination, Parts
-from swarm.environments.sources.stored import StoredRows
-from swarm.environments.tools.base import Tool
-from swarm.environments.tools.calculator import Calculator
+from swarm.environments.rewards import Combination, Parts
 from swarm.environments.verification.messages import MAX_SHOWN_CHARS
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import Answered, Environment, Episode, TaskSource
+from swarm.protocols import Answered, Episode, EpisodeSource, Source, TaskSource
 from swarm.reasons import Reason
-from swarm.types import Actions, Grade, Observation, Question, Rejection, TaskRef, by_turn
+from swarm.types import (
+    Actions,
+    Grade,
+    Observation,
+    Part,
+    Question,
+    Rejection,
+    StepReward,
+    TaskRef,
+    Terminal,
+    by_turn,
+    earned,
+)
+from swarm.types.media import Media
 
-Source = TaskSource | EnvironmentSource | ToolSource
-
+MAX_OBSERVATION_CHARS = 8_192
 _RESOLUTION = 2**53
 MAX_SETUP_S = 300.0
 """For all tasks that somebody else has chosen."""
@@ -64,71 +67,60 @@ class Bounds(Struct, frozen=True):
             raise TaskError(f"it took {seconds:.0f} s to set up the run's tasks up to this one")
 
 
-def make_source(config: TaskConfig, counts: Failures, stored: StoredRows | None = None) -> Source:
-    """The source for a configuration; imports only the library that it needs. Raises `TaskError`."""
-    if isinstance(config, NumberGuessingTask):
-        return EnvironmentSource(config, lambda: NumberGuessing(config.highest, config.progress), counts)
-    if isinstance(config, MazeTask):
-        from swarm.environments.episodes.maze import Maze
-
-        return EnvironmentSource(config, lambda: Maze(config), counts)
-    if isinstance(config, KuhnTask | HoldemTask):
-        return EnvironmentSource(config, _poker(config), counts)
-    if isinstance(config, TextArenaTask):
-        from swarm.environments.adapters.textarena import VERSION, textarena_games
-
-        return EnvironmentSource(config, textarena_games(config), counts, VERSION)
-    if isinstance(config, VerifiersTask):
-        from swarm.environments.adapters.verifiers import code_name, verifiers_episodes
-
-        return EnvironmentSource(config, verifiers_episodes(config, stored), counts, code_name(config))
-    source = _make_questions(config, counts, stored)
-    return source if config.tool is None else ToolSource(source, _make_tool(config.tool), config.max_turns)
+def build(config: TaskConfig, counts: Failures) -> Source:
+    """The source of a task without stored rows. Raises `TaskError`."""
+    return config.build(Context(counts))
 
 
-def _make_questions(
-    config: ReasoningGymTask | DatasetTask | PythonTask | GeneratedTask,
-    counts: Failures,
-    stored: StoredRows | None,
-) -> TaskSource:
-    if isinstance(config, ReasoningGymTask):
-        from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+class Replay(Struct, frozen=True):
+    """What became of an episode."""
 
-        return ReasoningGymSource(config, counts=counts)
-    if isinstance(config, PythonTask):
-        from swarm.environments.sources.python import PythonSource
-
-        return PythonSource(config, counts=counts)
-    if isinstance(config, GeneratedTask):
-        from swarm.environments.generated.choice import generated_source
-
-        return generated_source(config)
-    from swarm.environments.sources.hf_datasets import DatasetSource
-
-    return DatasetSource(config, counts=counts, stored=stored)
+    observations: tuple[Observation, ...]
+    """What the environment answered to each turn except one that ended the episode."""
+    reward: float
+    """What all turns earned, at most 1."""
 
 
-def _make_tool(name: str) -> Tool | None:
-    """None for a tool of one's own, or of a peer, which does not run here."""
-    if name == "calculator":
-        return Calculator()
-    if name != "python":
-        return None
-    from swarm.environments.tools.python import PythonTool
+class OneTurn:
+    """A question of a `TaskSource` as an episode: its score ends it."""
 
-    return PythonTool()
+    def __init__(self, source: TaskSource, ref: TaskRef) -> None:
+        """`recall` of `source` accepts `ref`."""
+        self._source = source
+        self._ref = ref
+
+    def step(self, action: str) -> Terminal:
+        """The end. See `Episode`."""
+        return Terminal(self._source.score(self._ref, action))
 
 
-def _poker(config: KuhnTask | HoldemTask) -> Callable[[], Environment]:
-    try:
-        from swarm.environments.episodes.poker.holdem import Holdem
-        from swarm.environments.episodes.poker.kuhn import Kuhn
-    except ImportError as error:
-        raise TaskError(f"task {config.name!r} needs PokerKit ({error}): {how_to_install('poker')}") from error
-    compact = config.style == "compact"
-    if isinstance(config, KuhnTask):
-        return lambda: Kuhn(config.chosen, compact)
-    return lambda: Holdem(config.opponents, config.stack, compact)
+def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
+    """Replay all `actions` in a new episode.
+
+    Raises `Refusal` with `episode_mismatch` when one follows the end.
+    """
+    turns = by_turn(actions)
+    observations: list[Observation] = []
+    reward = 0.0
+    for number, action in enumerate(turns, start=1):
+        answer = episode.step(action)
+        reward = min(1.0, reward + (answer.reward if isinstance(answer, Terminal) else earned(answer)))
+        if isinstance(answer, Terminal) or number == max_turns:
+            if number < len(turns):
+                raise Refusal(Reason.EPISODE_MISMATCH, f"the episode ends with turn {number}, got {len(turns)}")
+            return Replay(tuple(observations), reward)
+        observations.append(tuple(_within(answer, MAX_OBSERVATION_CHARS)))
+    return Replay(tuple(observations), reward)
+
+
+def _within(observation: Observation, num_chars: int) -> Iterator[Part]:
+    """The parts of an observation, its texts up to so many characters in all."""
+    for part in observation:
+        if isinstance(part, StepReward | Media):
+            yield part
+            continue
+        yield replace(part, text=part.text[:num_chars])
+        num_chars = max(0, num_chars - len(part.text))
 
 
 class TaskMixture:
@@ -138,7 +130,7 @@ class TaskMixture:
         self,
         configs: Sequence[TaskConfig],
         lenient: bool = False,
-        make: Callable[[TaskConfig, Failures], Source] = make_source,
+        make: Callable[[TaskConfig, Failures], Source] = build,
         bounds: Bounds | None = None,
     ) -> None:
         """Set up every source and import its library.
@@ -161,7 +153,7 @@ class TaskMixture:
             if config.name in self.sources:
                 raise TaskError(f"two tasks are named {config.name!r}; give one another `name`")
             try:
-                combination = Combination(rewards) if (rewards := rewards_of(config)) else None
+                combination = Combination(config.rewards) if config.rewards else None
                 within.check(began)
                 self.sources[config.name] = make(config, self.counts)
                 within.check(began)
@@ -174,7 +166,7 @@ class TaskMixture:
                 self.skipped[config.name] = str(error)
         if not self.sources:
             raise TaskError(f"none of the tasks can be set up here: {'; '.join(self.skipped.values())}")
-        asked = [config for config in configs if config.name in self.sources and is_asked(config)]
+        asked = [config for config in configs if config.name in self.sources and config.is_asked]
         if not asked:
             raise TaskError(
                 f"only peers that this node trusts have the tools of {', '.join(self.sources)}: list a task with a "
@@ -260,7 +252,7 @@ class TaskMixture:
 
     def _begin(self, ref: TaskRef) -> Episode:
         source = self._source(ref)
-        return source.begin(ref) if isinstance(source, EnvironmentSource | ToolSource) else OneTurn(source, ref)
+        return source.begin(ref) if isinstance(source, EpisodeSource) else OneTurn(source, ref)
 
     def _source(self, ref: TaskRef) -> Source:
         if ref.task not in self.sources:

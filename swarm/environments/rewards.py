@@ -1,28 +1,71 @@
-"""Settings of a task's named rewards. Each is in [0, 1], and the reward of an episode is their weighted mean."""
+"""Named rewards of a task: each is in [0, 1], and the reward of an episode is their weighted mean.
+
+They are pure functions on untrusted text, in linear time, but for the judge's, which needs a network or a model.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from swarm.environments.pattern_bounds import MAX_RE2_CHARS, check_pattern
+from swarm.environments.code import code_digest
+from swarm.kinds import Kinds
 from swarm.settings import Settings
-from swarm.types import ANSWER
+from swarm.types import ANSWER, Actions, Observation, StepReward, by_turn
 
-MAX_REWARDS = 8
 MAX_REWARD_NAME_CHARS = 32
-MAX_RUBRIC_CHARS = 8_192
-MAX_JUDGED_CHARS = 65_536
+MAX_RE2_CHARS = 256
+MAX_RE2_SIZE = 1_024
+"""Limit of the characters of a pattern, times all its counts such as 3 in `{1,3}`: a bound on its automaton."""
+
+_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 RewardName = Annotated[str, Field(pattern=rf"^[a-z][a-z0-9_]{{0,{MAX_REWARD_NAME_CHARS - 1}}}$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,31}$")]
 RewardWeight = Annotated[float, Field(ge=0, le=1e6)]
+Scorer = Callable[[Actions], float]
+"""The reward of one completion, in [0, 1]."""
+Parts = dict[str, tuple[float, ...]]
+"""[G] rewards of a group's completions by name, each in [0, 1]."""
 
 
-class AnswerReward(Settings):
+class NamedReward(Settings):
+    """A kind of reward, with its settings."""
+
+    asks_judge: ClassVar[bool] = False
+    """Whether the node asks a judge for it, after the episode was replayed."""
+
+    kind: str
+    name: RewardName
+    """Name in figures and samples."""
+    weight: RewardWeight = 1.0
+    """Share in the mean; 0 only reports the reward."""
+
+    def scorer(self) -> Scorer | None:
+        """The function from a completion to its reward; None where it does not follow from the completion alone.
+
+        Raises `TaskError`.
+        """
+        return None
+
+    def import_libraries(self) -> None:
+        """Import what the scorer needs, before the sandbox is sealed."""
+
+    @property
+    def in_digest(self) -> dict[str, JsonValue]:
+        """What members of a run must agree on: the settings, and a custom kind's code. Raises `TaskError`."""
+        settings: dict[str, JsonValue] = self.model_dump(mode="json")
+        if REWARDS.is_built_in(self.kind):
+            return settings
+        return {**settings, "kind": type(self).__name__, "code": code_digest(REWARDS.resolved(self.kind))}
+
+
+class AnswerReward(NamedReward):
     """What the task itself gives: for the answer, after the task's `reward`; in an environment, the return."""
 
     kind: Literal["answer"]
@@ -32,14 +75,12 @@ class AnswerReward(Settings):
     """Share in the mean; 0 only reports the reward."""
 
 
-class FormatReward(Settings):
+class FormatReward(NamedReward):
     """1 for a completion of the right form, else 0. Of an episode, the last turn counts."""
 
     kind: Literal["format"]
     name: RewardName = "format"
     """Name in figures and samples."""
-    weight: RewardWeight = 1.0
-    """As in `kind: answer`."""
     tags: tuple[Tag, ...] = Field((), max_length=8)
     """The completion consists of these pairs of tags in this order, each once, with nothing but white space around
     them: `[think, answer]`. The first of several may lack its opening tag, which the chat templates of many thinking
@@ -54,20 +95,35 @@ class FormatReward(Settings):
         check_pattern("pattern", self.pattern or "")
         return self
 
+    def scorer(self) -> Scorer:
+        """Whether the last turn has the form."""
+        if self.pattern is None:
+            return lambda completion: has_tags(self.tags, by_turn(completion)[-1])
+        # pyarrow takes 60 MB, which only patterns need
+        from swarm.environments.scoring.patterns import LinearPattern
 
-class OverlongReward(Settings):
+        pattern = LinearPattern(self.pattern)
+        return lambda completion: 0.0 if pattern.last(by_turn(completion)[-1]) is None else 1.0
+
+    def import_libraries(self) -> None:
+        """The library for regular expressions."""
+        if self.pattern:
+            import swarm.environments.scoring.patterns  # noqa: F401
+
+
+class OverlongReward(NamedReward):
     """DAPO's soft punishment of long completions, plus 1: 1 up to `max_chars - cache_chars` characters, then falling
     linearly to 0 at `max_chars`. Source: arXiv:2503.14476, eq. 13.
 
     In characters instead of tokens: the members of a run have different tokenizers, and must agree. In an episode, all
-    turns of the policy count together, and nothing that it was told.
+    turns of the policy count together, observations not.
     """
 
     kind: Literal["overlong"]
     name: RewardName = "overlong"
     """Name in figures and samples."""
     weight: RewardWeight = 1.0
-    """As in `kind: answer`. DAPO's sum, with 1 or -1 for the answer, is a weight of 0.5 beside 1 for the answer."""
+    """Share in the mean. DAPO's sum, with 1 or -1 for the answer, is a weight of 0.5 beside 1 for the answer."""
     max_chars: int = Field(ge=1, le=2**24)
     """Characters from which the reward is 0."""
     cache_chars: int = Field(ge=1, le=2**24)
@@ -79,59 +135,24 @@ class OverlongReward(Settings):
             raise ValueError(f"cache_chars must be at most max_chars, got {self.cache_chars} > {self.max_chars}")
         return self
 
-
-class JudgeReward(Settings):
-    """What another model thinks of a completion, or of all that the policy said in an episode.
-
-    Each node that grades a group asks the judge of its own settings `judge`.
-    """
-
-    kind: Literal["judge"]
-    name: RewardName = "judge"
-    """Name in figures and samples."""
-    weight: RewardWeight = 1.0
-    """As in `kind: answer`."""
-    model: str = Field(min_length=1, max_length=256)
-    """The model that should judge. A node whose `judge.model` is another is told so when it starts."""
-    rubric: str = Field(min_length=1, max_length=MAX_RUBRIC_CHARS)
-    """What makes an answer good, for the judge."""
-    mode: Literal["points", "pairs"] = "points"
-    """`points`: each completion gets 0 to `most` points. `pairs`: completions of a group are compared two at a time,
-    and get the fraction of comparisons that they win; a draw is half a win."""
-    most: int = Field(10, ge=1, le=100)
-    """Most points."""
-    orders: Literal["both", "one"] = "both"
-    """Show each pair in both orders, because judges prefer a place; or in one order, drawn from the texts, for half of
-    the requests."""
-    tolerance: float = Field(0.0, ge=0, le=1)
-    """Noise of the judge: if its rewards of a group differ by no more than this, they count as equal."""
-    max_chars: int = Field(8_000, ge=1, le=MAX_JUDGED_CHARS)
-    """Characters of a completion, and of the question, that the judge sees; of longer ones beginning and end."""
-    max_new_tokens: int = Field(256, ge=8, le=4_096)
-    """Length limit of the judge's reply."""
-    temperature: float = Field(0.0, ge=0, le=2)
-    """Sampling temperature of the judge."""
+    def scorer(self) -> Scorer:
+        """The length of all turns of an episode together, as a reward."""
+        return lambda completion: overlong(self, completion)
 
 
-RewardPart = Annotated[AnswerReward | FormatReward | OverlongReward | JudgeReward, Field(discriminator="kind")]
-
-
-class RewardedTask(Settings):
-    """A task whose reward may be combined from several."""
-
-    rewards: tuple[RewardPart, ...] = Field((), max_length=MAX_REWARDS)
-    """Named rewards, each in [0, 1], whose weighted mean is an episode's reward: of the kinds `answer`, `format`,
-    `overlong` and `judge`. Default: the answer's alone."""
-
-    @property
-    def combines_as(self) -> tuple[Mapping[str, JsonValue], ...]:
-        """What distinguishes the rewards from the default, for digests; empty for the default."""
-        return ({"rewards": [part.model_dump(mode="json") for part in self.rewards]},) if self.rewards else ()
-
-    @model_validator(mode="after")
-    def _the_rewards_can_be_combined(self) -> RewardedTask:
-        check_rewards(self.rewards)
-        return self
+REWARDS: Kinds[type[NamedReward]] = Kinds(
+    "reward",
+    "swarm.rewards",
+    "swarm.environments.rewards:NamedReward",
+    {
+        "answer": "swarm.environments.rewards:AnswerReward",
+        "format": "swarm.environments.rewards:FormatReward",
+        "overlong": "swarm.environments.rewards:OverlongReward",
+        "judge": "swarm.extras.judging.reward:JudgeReward",
+    },
+)
+RewardPart = Annotated[NamedReward, REWARDS]
+"""A reward of any kind."""
 
 
 def check_rewards(rewards: Sequence[RewardPart]) -> None:
@@ -139,7 +160,92 @@ def check_rewards(rewards: Sequence[RewardPart]) -> None:
     doubled = [name for name, count in Counter(part.name for part in rewards).items() if count > 1]
     if doubled:
         raise ValueError(f"rewards must have different names, got {', '.join(doubled)} more than once")
-    if sum(isinstance(part, JudgeReward) for part in rewards) > 1:
+    if sum(part.asks_judge for part in rewards) > 1:
         raise ValueError("a task has at most one reward of the kind judge: put all criteria into its rubric")
     if rewards and not any(part.weight for part in rewards):
         raise ValueError("at least one of the rewards must have a weight above 0")
+
+
+def check_pattern(field: str, pattern: str) -> None:
+    """Raises `ValueError` for a pattern whose automaton may be large."""
+    size = len(pattern) * math.prod(max(1, int(low), int(high or 1)) for low, high in _COUNT.findall(pattern))
+    if size > MAX_RE2_SIZE:
+        raise ValueError(
+            f"{field}'s characters times its counts must be at most {MAX_RE2_SIZE}, got {size}; "
+            "write + or * instead of large counts"
+        )
+    if found := re.search(r"\\[pPC]", pattern):
+        raise ValueError(f"{field} must not have {found[0]}: it stands for hundreds of ranges, or for a byte")
+
+
+class Combination:
+    """The named rewards of one task, without the judge's, which needs a network or a model."""
+
+    def __init__(self, rewards: Sequence[RewardPart]) -> None:
+        """Raises `TaskError` for a pattern that is not valid."""
+        self._rewards = tuple(rewards)
+        self._scorers = {part.name: scorer for part in rewards if (scorer := part.scorer()) is not None}
+
+    @property
+    def answers_share(self) -> float:
+        """The weight of the task's own reward in the mean, in [0, 1]."""
+        own = sum(part.weight for part in self._rewards if isinstance(part, AnswerReward))
+        return own / sum(part.weight for part in self._rewards)
+
+    def rewards(self, completions: Sequence[Actions], answers: Sequence[float]) -> tuple[tuple[float, ...], Parts]:
+        """[G] the weighted mean, and the rewards by name; `answers` [G] are the task's own."""
+        found: Parts = {}
+        for part in self._rewards:
+            if isinstance(part, AnswerReward):
+                found[part.name] = tuple(answers)
+            elif part.name in self._scorers:
+                found[part.name] = tuple(map(self._scorers[part.name], completions))
+        return weighted_mean(self._rewards, found, len(completions)), found
+
+    def credited(self, observations: Sequence[Observation]) -> tuple[Observation, ...]:
+        """Observations whose step rewards are a part of the mean, as they are of the task's own reward."""
+        share = self.answers_share
+        return tuple(
+            tuple(StepReward(part.reward * share) if isinstance(part, StepReward) else part for part in observation)
+            for observation in observations
+        )
+
+
+def weighted_mean(rewards: Sequence[RewardPart], parts: Mapping[str, Sequence[float]], size: int) -> tuple[float, ...]:
+    """[G = size] the weighted mean of those rewards that `parts` has, in [0, 1]; zeros if none of them has a weight."""
+    weights = {part.name: part.weight for part in rewards if part.name in parts}
+    total = sum(weights.values())
+    if not total:
+        return (0.0,) * size
+    sums = (sum(weight * parts[name][k] for name, weight in weights.items()) for k in range(size))
+    return tuple(min(1.0, each / total) for each in sums)
+
+
+def names_of(rewards: Sequence[RewardPart]) -> frozenset[str]:
+    """The names of those that `Combination` computes."""
+    return frozenset(part.name for part in rewards if not part.asks_judge)
+
+
+def overlong(part: OverlongReward, completion: Actions) -> float:
+    """DAPO's soft punishment plus 1, in [0, 1]; the turns of an episode count together."""
+    num_chars = sum(map(len, by_turn(completion)))
+    return min(1.0, max(0.0, (part.max_chars - num_chars) / part.cache_chars))
+
+
+def has_tags(tags: Sequence[str], completion: str) -> float:
+    """1 if the text consists of these pairs of tags in this order, each once, and white space around them.
+
+    The first opening tag of several may be missing: many chat templates write `<think>` before the completion begins.
+    """
+    if len(tags) > 1 and f"<{tags[0]}>" not in completion:
+        completion = f"<{tags[0]}>{completion}"
+    rest = completion
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        if completion.count(opening) != 1 or completion.count(closing) != 1:
+            return 0.0
+        before, _, after = rest.partition(opening)
+        _, found, rest = after.partition(closing)
+        if before.strip() or not found:
+            return 0.0
+    return 0.0 if rest.strip() else 1.0

@@ -3,8 +3,8 @@
 A manifest never makes a node open a local file: its data sets are public repositories of the hub. A task on local files
 is listed with their digest and without their path. A member with a copy gives a path of its own, which is opened only
 if the digest agrees; other members go without the task and count its groups as `unknown_task`. The same holds for code,
-of which a manifest can only name what packages offer as tasks, nothing else that is installed. Tools of one's own never
-get into a manifest: where a run trusts peers, it says that those have one.
+of which a manifest can only name what packages offer as tasks, nothing else that is installed. Custom tools never get
+into a manifest: where a run trusts peers, it says that those have one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast, get_args
+from typing import cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from swarm.environments.answering import TRUSTED_TOOL, ToolName
 from swarm.environments.code import code_digest, is_offered, resolved
-from swarm.environments.config import CODE_FIELDS, TASKS, DatasetTask, TaskConfig, code_of, own_tool_tasks
+from swarm.environments.config import TASKS, TaskConfig, custom_tool_tasks
 from swarm.environments.digests import content_digest
-from swarm.environments.fields import is_hub_id
+from swarm.environments.sources.dataset import DatasetTask, is_hub_id, looks_local
+from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL
 from swarm.errors import TaskError
 from swarm.files import at_home
 from swarm.foreign import clean
+from swarm.kinds import FOREIGN, offered
 from swarm.types import TaskSpec
 
 LOCAL = "local"
-"""Replaces the path of local files, and the place of code, wherever others can see it."""
+"""Replaces the path of local files, and the location of code or of a custom kind, wherever others can see it."""
 DIGEST = "digest"
 """The setting of a specification that holds the digest of local files."""
 CODE = "code"
@@ -38,21 +39,17 @@ MAX_PROBLEM_CHARS = 1_000
 OF_BROWSERS = frozenset({"Thumbs.db", "desktop.ini"})
 """Files that Windows adds to folders, and does not call hidden by their names."""
 
-FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
-"""Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
-
-_ADAPTER: TypeAdapter[TaskConfig] = TypeAdapter(TaskConfig)
 _STAND_IN = "owner/name"
 """A path with which the other settings of a task on local files are checked as strictly as those of a public one."""
 
 
 def to_specs(configs: Iterable[TaskConfig], trusted: Collection[str] = ()) -> tuple[TaskSpec, ...]:
-    """Tasks in the form of a manifest; those with tools of one's own only if the run has `trusted` peers.
+    """Tasks in the form of a manifest; those with custom tools only if the run has `trusted` peers.
 
     Raises `TaskError` for one that members would refuse.
     """
     configs = tuple(configs)
-    own = own_tool_tasks(configs)
+    own = custom_tool_tasks(configs)
     return tuple(_to_spec(config, config.name in own) for config in configs if trusted or config.name not in own)
 
 
@@ -79,9 +76,10 @@ def why_left_out(
     trusted: Collection[str] = (),
 ) -> str | None:
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
-    if spec.kind not in TASKS:
-        return f"this version of swarm knows no tasks of the kind {spec.kind}; a later one may"
-    if (tool := spec.settings.get("tool")) not in (None, *get_args(ToolName)):
+    if (reason := _why_unknown(spec.kind)) is not None:
+        return reason
+    tool = spec.settings.get("tool")
+    if tool is not None and not (isinstance(tool, str) and _is_plugged_in(tool)):
         return "it uses a tool that this version of swarm does not know, or one of the run's founder alone"
     if tool == TRUSTED_TOOL and not trusted:
         return "it uses tools of peers that this node would have to believe, and it trusts none (`trusted`)"
@@ -104,28 +102,58 @@ def left_out(
     code: Mapping[str, str] | None = None,
     trusted: Collection[str] = (),
 ) -> dict[str, str]:
-    """By name: why this node, with these copies of the founder's files and code and this trust, omits tasks."""
-    reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec) for spec in specs}
+    """Why this node omits tasks, by name, with these copies of the founder's files and code and this trust."""
+    reasons = {spec.name: why_left_out(spec, files, code, trusted) or why_invalid(spec, code) for spec in specs}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def why_invalid(spec: TaskSpec) -> str | None:
+def why_invalid(spec: TaskSpec, code: Mapping[str, str] | None = None) -> str | None:
     """Why a task of a run, for which `why_left_out` has no reason, is none that this version of swarm can set up.
 
     A founder makes mistakes, or has a later version: that must not keep members from the run's other tasks.
     """
     try:
-        _config_of(spec)
+        copy = (code or {}).get(spec.name)
+        _config_of(spec, {"kind": resolved(copy)} if copy is not None and _code_field(spec) == "kind" else {})
     except TaskError as error:
         return str(error)
-    except Exception as error:  # validators on a stranger's values: whatever they raise, the task is left out
+    except Exception as error:  # validators on an untrusted peer's values: whatever they raise, the task is left out
         return f"its settings cannot be read: {type(error).__name__}"
     return None
 
 
+def _why_unknown(kind: str) -> str | None:
+    """Why this version of swarm has no such kind of task; None if it has, or a copy of its code may be named."""
+    if kind in TASKS or kind == LOCAL or offered(kind, TASKS.group) is not None:
+        return None
+    if TASKS.is_built_in(kind):
+        return f"tasks of the kind {kind} need an extra that this installation of swarm lacks"
+    return f"this version of swarm knows no tasks of the kind {kind}; a later one may"
+
+
+def _is_plugged_in(tool: str) -> bool:
+    return tool in TOOLS or (":" not in tool and offered(tool, TOOLS.group) is not None)
+
+
+def _code_field(spec: TaskSpec) -> str:
+    """The setting that names custom code: `kind` itself for a kind that is not swarm's own."""
+    return TASKS[spec.kind].code_field if spec.kind in TASKS else "kind"
+
+
+def _target(spec: TaskSpec) -> object:
+    """The code that a task names; None for one that runs none."""
+    field = _code_field(spec)
+    return spec.kind if field == "kind" else spec.settings.get(field)
+
+
+def kind_in_run(config: TaskConfig) -> str:
+    """The kind of a task in a manifest."""
+    return LOCAL if config.is_custom and offered(config.kind, TASKS.group) is None else config.kind
+
+
 def has_code(spec: TaskSpec) -> bool:
-    """Whether a task runs code of its founder's own, or of a package."""
-    return spec.settings.get(CODE_FIELDS.get(spec.kind, "")) is not None
+    """Whether a task runs code of its founder, or of a package."""
+    return not TASKS.is_built_in(spec.kind) or _target(spec) is not None
 
 
 def lacks_code(spec: TaskSpec) -> bool:
@@ -135,13 +163,23 @@ def lacks_code(spec: TaskSpec) -> bool:
 
 def _why_without_code(spec: TaskSpec) -> str | None:
     """Why a task whose code this node's user does not name cannot be set up; None if a package offers it."""
-    target = spec.settings[CODE_FIELDS[spec.kind]]
-    if not (isinstance(target, str) and is_offered(target)):
+    target = _offered(spec)
+    if target is None:
         return f"it runs code of the run's founder; if you have a copy, name it: --code.{spec.name} tasks.py:Name"
     try:
         return code_differs(spec, target)
     except TaskError as error:
         return str(error)
+
+
+def _offered(spec: TaskSpec) -> str | None:
+    """The code of a task, if an installed package offers it."""
+    target = _target(spec)
+    if not isinstance(target, str):
+        return None
+    if _code_field(spec) == "kind":
+        return offered(target, TASKS.group)
+    return target if is_offered(target) else None
 
 
 def code_differs(spec: TaskSpec, target: str) -> str | None:
@@ -175,39 +213,20 @@ def is_founders_own(spec: TaskSpec) -> bool:
     """Whether a task uses the founder's local files. Does not check this node's disk, which would reveal its
     content."""
     path = spec.settings.get("path")
-    return spec.kind == "dataset" and isinstance(path, str) and (path == LOCAL or _looks_local(path))
-
-
-def is_on_disk(config: TaskConfig) -> bool:
-    """Whether a task reads local files rather than the hub or a generator."""
-    if not isinstance(config, DatasetTask) or config.public:
-        return False
-    if _looks_local(config.path):
-        return True
-    with suppress(OSError, ValueError):  # a text too long for a path is not one, nor one with NUL
-        return Path(config.path).exists()
-    return False
-
-
-def media_folder(config: TaskConfig) -> Path | None:
-    """The folder whose files the rows of a task may name; None for a task without such rows."""
-    if not (isinstance(config, DatasetTask) and config.media and is_on_disk(config)):
-        return None
-    place = at_home(config.path).absolute()
-    return place if place.is_dir() else place.parent
-
-
-def _looks_local(path: str) -> bool:
-    parts = Path(path)
-    return path.startswith(("/", ".", "~", "\\")) or len(parts.parts) > 2 or parts.suffix.lower() in FORMATS
+    return spec.kind == "dataset" and isinstance(path, str) and (path == LOCAL or looks_local(path))
 
 
 def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
     dumped = config.model_dump(mode="json", exclude_defaults=True, exclude={"name", "kind", "weight", "public"})
     settings = cast(dict[str, object], dumped)
+    if own := [part.kind for part in config.rewards if ":" in part.kind]:
+        raise TaskError(
+            f"task {config.name!r}: members would refuse the reward {own[0]}, which is code of this node alone: let a "
+            "package offer it as an entry point of the group swarm.rewards"
+        )
     if has_own_tool:
         settings["tool"] = TRUSTED_TOOL
-    if isinstance(config, DatasetTask) and is_on_disk(config):
+    if isinstance(config, DatasetTask) and config.is_on_disk:
         settings["path"] = LOCAL
         with suppress(TaskError):  # a founder that only serves the run may lack the files
             settings[DIGEST] = _digest_at(Path(config.path), config.name)
@@ -216,11 +235,12 @@ def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
             f"task {config.name!r}: a run's data set must be OWNER/NAME on the hub, got {config.path!r}; members would "
             "refuse it"
         )
-    if (target := code_of(config)) is not None:
-        settings[CODE_FIELDS[config.kind]] = target if is_offered(target) else LOCAL
+    if (target := config.code) is not None:
+        if not config.is_custom:
+            settings[config.code_field] = target if is_offered(target) else LOCAL
         with suppress(TaskError):  # as above
             settings[CODE] = code_digest(target)
-    return TaskSpec(name=config.name, kind=config.kind, weight=config.weight, settings=settings)
+    return TaskSpec(name=config.name, kind=kind_in_run(config), weight=config.weight, settings=settings)
 
 
 def _digest_at(path: Path, task: str) -> str:
@@ -254,8 +274,11 @@ def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})
         settings.pop(DIGEST, None)
         settings["path"] = _STAND_IN
     try:
-        return _ADAPTER.validate_python(settings)
-    except ValidationError as error:
+        parsed: TaskConfig = TASKS.parse(settings, FOREIGN)
+        return parsed
+    except ValueError as error:
+        if not isinstance(error, ValidationError):
+            raise TaskError(clean(f"task {spec.name!r}: {error}", MAX_PROBLEM_CHARS)) from error
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems}", MAX_PROBLEM_CHARS)
         raise TaskError(text) from error
@@ -266,8 +289,13 @@ def _from_spec(spec: TaskSpec, copy: Path | None, target: str | None) -> TaskCon
     if has_code(spec):
         if target is not None and (problem := code_differs(spec, target)):
             raise TaskError(problem)
-        offered = spec.settings[CODE_FIELDS[spec.kind]]
-        code[CODE_FIELDS[spec.kind]] = resolved(target or str(offered))
+        field = _code_field(spec)
+        if target is not None:
+            code[field] = resolved(target)
+        elif field == "kind":
+            code[field] = spec.kind
+        else:
+            code[field] = resolved(str(spec.settings[field]))
     config = _config_of(spec, code)
     if not is_founders_own(spec):
         return config

@@ -18,7 +18,7 @@ class _StandIn(ModuleType):
 
 @contextmanager
 def stand_ins(names: tuple[str, ...]) -> Iterator[None]:
-    """Modules that the block imports find stand-ins in place of these, unless they are imported already."""
+    """Modules that the block imports find stand-ins instead of these, unless they are imported already."""
     added = {name: _StandIn(name) for name in names if name not in sys.modules}
     sys.modules.update(added)
     try:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from swarm.environments.config import ReasoningGymTask
-from swarm.environments.generated.config import ShapesTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 
 _OPTIONS: dict[str, dict[str, JsonValue]] = {
     "basic_arithmetic": {
@@ -50,6 +49,3 @@ TINY_TOOL_TASK = ReasoningGymTask(
     ask="",
 )
 """A task that the embedded policy `tiny-tool` can do with the tool, and not without."""
-
-TINY_SEES_TASK = ShapesTask(kind="shapes")
-"""The task of the embedded policy `tiny-sees`: pictures with up to four shapes, each in a quarter of its own."""

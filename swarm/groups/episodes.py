@@ -36,15 +36,15 @@ from swarm.types import (
     Grade,
     NextTurn,
     Observation,
-    OwnCall,
     Part,
     Past,
+    PendingCall,
     Question,
     Rejection,
     RolloutGroup,
     Sampling,
     Step,
-    Told,
+    ToolResult,
     Turn,
     VersionSpan,
 )
@@ -95,7 +95,7 @@ def run_episodes(
 ) -> Generator[tuple[int, FinishedGroup | Rejection]]:
     """Play G episodes of each question; yields its index and its episodes, or why the engine did not finish them.
 
-    An episode whose past leaves no room for a turn ends its whole group: nobody else could tell why it stops. Raises
+    An episode whose past leaves no room for a turn ends its whole group: no receiver could see why it stops. Raises
     what engine and verifier raise.
     """
     single = [index for index, question in enumerate(questions) if question.max_turns == 1]
@@ -237,7 +237,7 @@ class EpisodeRunner:
         self._end_episode(name)
 
     def _refuse(self, group: _Episodes, refusal: Future[Grade | Rejection]) -> None:
-        """No episode of a group goes on; turns that the engine has begun are waited for."""
+        """No episode of a group continues; turns that the engine has begun are awaited."""
         group.refusal = refusal
         stopped = [turn.episode for turn in self._ready if self._episodes[turn.episode][0] is group]
         self._ready = [turn for turn in self._ready if turn.episode not in stopped]
@@ -272,7 +272,7 @@ class _Episodes:
         self.question = question
         self.turns: list[list[Completion]] = [[] for _ in range(num_completions)]
         self.shown: list[tuple[Observation, ...]] = [()] * num_completions
-        """What the turns after the first were told."""
+        """Observations before each turn after the first."""
         self.open = set(range(num_completions))
         """The episodes that are not over."""
         self.refusal: Future[Grade | Rejection] | None = None
@@ -284,7 +284,7 @@ class _Episodes:
         return Past(self.question.prompt, tuple(Step(turn.token_ids, shown) for turn, shown in pairs))
 
     def actions(self, slot: int) -> Actions:
-        """What the environment is told."""
+        """The actions that the environment receives."""
         turns = self.turns[slot]
         return turns[0].text if len(turns) == 1 else tuple(turn.text for turn in turns)
 
@@ -330,7 +330,7 @@ def joined(turns: Sequence[Completion], observations: Sequence[Observation]) -> 
         routing=turns[-1].routing,  # the last turn's prompt is everything before it
         turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason) for turn in turns),
         observed=digest(observations),
-        told=tuple(part.text for shown in observations for part in shown if isinstance(part, Told)),
+        told=tuple(part.text for shown in observations for part in shown if isinstance(part, ToolResult)),
     )
 
 
@@ -341,7 +341,7 @@ def digest(observations: Sequence[Observation]) -> str:
 
 def has_own_calls(grade: Grade) -> bool:
     """Whether observations are left to a tool that only the episodes' author has."""
-    return any(isinstance(part, OwnCall) for shown in grade.observations for each in shown for part in each)
+    return any(isinstance(part, PendingCall) for shown in grade.observations for each in shown for part in each)
 
 
 def as_told(group: RolloutGroup, grade: Grade) -> Grade:
@@ -356,10 +356,10 @@ def _answered(observations: Sequence[Observation], told: Sequence[str]) -> tuple
     left = iter(told)
 
     def answered(part: Part) -> Part:
-        if not isinstance(part, OwnCall):
+        if not isinstance(part, PendingCall):
             return part
         text = next(left, None)
-        return part if text is None else Told(text)
+        return part if text is None else ToolResult(text)
 
     return tuple(tuple(map(answered, shown)) for shown in observations)
 

@@ -25,8 +25,8 @@ LEAST_SHARE, MOST_SHARE = 8, 2
 time, because reading few prompts takes as long as reading many."""
 
 BATCHES_A_CALL = 64
-"""After so many batches a call of the engine ends with its last sequence: the next one finds its room anew, and nothing
-that lasts as long as a call grows without end."""
+"""After so many batches a call of the engine ends with its last sequence: the next one allocates
+again, and nothing that lives as long as a call grows without end."""
 
 
 class Usage(Struct, frozen=True):
@@ -57,8 +57,8 @@ class Flow:
         slots: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`more` gives the next question with a number of its own, at best that of its place in an endless stream: with
-        `seed` it decides what is sampled. It gives None when none may begin now. Each question has G episodes, of which
+        """`more` gives the next question with a distinct number, best its index in an endless stream: with `seed` it
+        decides what is sampled. It gives None when none may begin now. Each question has G episodes, of which
         `slots` are sampled together.
         """
         self.num_episodes = slots
@@ -81,7 +81,7 @@ class Flow:
     def play(self) -> Generator[tuple[int, FinishedGroup | Rejection]]:
         """Yield the number of a question and its episodes as soon as they are over, until none is left that may begin.
 
-        If it is closed before, the next call goes on where this one was: turns that were not answered are asked again.
+        If it is closed before, the next call resumes where this one was: turns that were not answered are asked again.
         Raises what engine and verifier raise.
         """
         try:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
 from typing import Literal, TypeVar
 
 from swarm.errors import TransportError
+from swarm.kinds import Kinds
 from swarm.net.addresses.dial import by_peer
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
@@ -19,11 +19,16 @@ from swarm.types import RunManifest
 
 T = TypeVar("T")
 
-TRANSPORTS = {
-    "hivemind": ("swarm.net.hivemind.transport", "HivemindTransport"),
-    "libp2p": ("swarm.extras.libp2p.transport", "Libp2pTransport"),
-}
-"""Module and class by the name in `network.transport`; neither library is imported by its module."""
+TRANSPORTS: Kinds[type[MemberTransport]] = Kinds(
+    "transport",
+    "swarm.transports",
+    "swarm.net.membership.transport:MemberTransport",
+    {
+        "hivemind": "swarm.net.hivemind.transport:HivemindTransport",
+        "libp2p": "swarm.extras.libp2p.transport:Libp2pTransport",
+    },
+)
+"""By the name in `network.transport`; neither library is imported by its module."""
 
 
 def open_transport(
@@ -50,12 +55,10 @@ def fetch_manifest(
 
 
 def _backend(name: str) -> type[MemberTransport]:
-    module, class_name = TRANSPORTS[name]
     try:
-        backend: type[MemberTransport] = getattr(import_module(module), class_name)
-    except ModuleNotFoundError as error:
+        return TRANSPORTS.find(name)
+    except (ModuleNotFoundError, ValueError) as error:
         raise TransportError(f"network.transport {name} is not installed: {error}") from error
-    return backend
 
 
 def _outside_loops(action: Callable[[], T]) -> T:
@@ -63,6 +66,8 @@ def _outside_loops(action: Callable[[], T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return action()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(action).result()
+        pass  # not called here: this error would be the context of its own
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(action).result()
+    return action()

@@ -53,6 +53,13 @@ class TokenBucket:
         """Take tokens, whether there are so many or not."""
         self._left = self.left(now) - amount
 
+    def take(self, now: float) -> bool:
+        """Whether a token is left; if so, it is taken."""
+        if self.left(now) < 1:
+            return False
+        self._left -= 1
+        return True
+
     def wait_s(self, now: float) -> float:
         """Seconds until the bucket is no longer overdrawn."""
         return max(0.0, -self.left(now) / self.per_s)
@@ -79,11 +86,7 @@ class RatePerName:
 
     def take(self, name: Hashable, now: float) -> bool:
         """Whether one more is within the rate; if so, it is counted."""
-        bucket = self.bucket(name)
-        if bucket.left(now) < 1:
-            return False
-        bucket.spend(1, now)
-        return True
+        return self.bucket(name).take(now)
 
 
 class LinkLimit:

@@ -1,8 +1,4 @@
-"""Settings for the distribution of a learner's snapshots.
-
-----
-
-Settings of the network."""
+"""Settings of the network and of its snapshots."""
 
 from __future__ import annotations
 
@@ -121,9 +117,9 @@ class NetworkSettings(Settings):
     """Processors that the network daemon uses at a time; a node with hundreds of connections may need more. A relay's
     daemon uses one."""
     daemon_bytes: int = Field(2**30, ge=2**27)
-    """Memory at which the network daemon is restarted: strangers can open any number of streams on it. From half of it
-    on, the daemon collects garbage harder. With `libp2p`: what all connections may hold unread; beyond it, the one that
-    holds most is closed."""
+    """Memory at which the network daemon is restarted: untrusted peers can open any number of streams on it. From half
+    of it on, the daemon collects garbage harder. With `libp2p`: unread bytes of all connections; beyond it, the
+    one with most is closed."""
     retry_s: float = Field(5.0, gt=0)
     """First pause before an unreachable bootstrap is tried again; it doubles up to a minute."""
 

@@ -1,12 +1,4 @@
-"""The one place that catches errors which peers provoke: counts them, blames the sender, and continues.
-
-----
-
-Cumulative counters, written from the network thread and the round's thread.
-
-----
-
-Misbehaviour of peers that the network observed."""
+"""Errors and misbehaviour of peers: counters, complaints, and the guard that catches what peers provoke."""
 
 from __future__ import annotations
 
@@ -27,6 +19,10 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
 ORDINARY = (LookupError, OSError)
 """Errors that an honest request may cause: something is not held here, or cannot be read."""
+MAX_PEERS = 1_024
+"""Peers with complaints that have not been taken yet."""
+MAX_OF_ONE = 256
+"""Complaints about one peer that have not been taken yet: far more than it takes to quarantine it."""
 
 
 class Guard:
@@ -95,12 +91,6 @@ class Counters:
             return dict(self._counts)
 
 
-MAX_PEERS = 1_024
-"""With complaints that nobody has taken yet."""
-MAX_OF_ONE = 256
-"""Complaints about one peer, by then: far more than it takes to quarantine it."""
-
-
 class Complaints:
     """Complaints, counted by reason and kept for the peers' accounts, fair between peers. Any thread may add."""
 
@@ -109,7 +99,7 @@ class Complaints:
         self._counters = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, list[Reason]] = {}
-        """By peer."""
+        """Complaints by peer."""
 
     def add(self, peer_id: str, reason: Reason) -> None:
         """Record a complaint about a peer. Of too many peers, those with the fewest are forgotten."""

@@ -1,8 +1,8 @@
-"""The peers in the run and how useful they were to this node: `OUT/peers.json`, written by a running node.
+"""Files that a running node writes about its network for people: `OUT/peers.json` and `OUT/snapshot.json`.
 
-----
-
-How far a node's newest snapshot is, for people: `OUT/snapshot.json`, written while the node runs."""
+The roster lists the peers in the run and how useful they were to this node; the other file says how far its newest
+snapshot is.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from swarm.types import MemberSummary, PeerRecord
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
 MAX_ROW_CHARS = 1_024
-"""Of the names of a peer's tasks: the peers name them, and all rows together must stay below the limit."""
+"""Length of the names of a peer's tasks: peers choose them, and all rows together must stay below the limit."""
+PROGRESS_FILE = "snapshot.json"
+MAX_BYTES = 2**16
 
 
 class PeerRow(Struct, frozen=True):
@@ -49,9 +51,9 @@ class PeerRow(Struct, frozen=True):
     quarantined_until: float | None = None
     """Unix seconds until which its records are refused."""
     name: str = ""
-    """What its user calls it."""
+    """Chosen by its user."""
     summary: MemberSummary | None = None
-    """How far it says it is."""
+    """Self-reported progress."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
@@ -145,10 +147,6 @@ def read_roster(out: Path) -> Roster:
         raise ConfigError(f"{path}: {error}") from error
 
 
-PROGRESS_FILE = "snapshot.json"
-MAX_BYTES = 2**16
-
-
 class Progress(Struct, frozen=True):
     """Progress of the newest snapshot on this node."""
 
@@ -166,7 +164,7 @@ def write_progress(out: Path, progress: Progress) -> None:
 
 
 def read_progress(out: Path) -> Progress | None:
-    """What the file says; None without one, or when it cannot be read."""
+    """The file's content; None without one, or when it cannot be read."""
     try:
         with (out / PROGRESS_FILE).open("rb") as file:
             return msgspec.json.decode(file.read(MAX_BYTES), type=Progress)

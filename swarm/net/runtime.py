@@ -1,8 +1,4 @@
-"""What the network's loops need of asyncio or trio; code written against this runs under both.
-
-----
-
-`AsyncRuntime` in asyncio; see `net/runtime.py`."""
+"""Signals, time limits and sleep for the network's loops, which run under asyncio or trio; and asyncio's version."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 from swarm.protocols import Wakeup
+
+LOOK_UP_TIMEOUT_S = 5.0
 
 
 class Signal(Protocol):
@@ -58,9 +56,6 @@ async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None
         await signal.wait_for(timeout_s)
     finally:
         wakeup.unwatch(signal.set)
-
-
-LOOK_UP_TIMEOUT_S = 5.0
 
 
 class AsyncioSignal(asyncio.Event):

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from swarm.errors import CheckpointError, PolicyError
+from swarm.kinds import extra
 from swarm.machine import threads_of_each
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
@@ -426,9 +427,7 @@ def find_source(model: str, progress: Progress | None = None) -> str:
     if model == SMOLLM2:
         return str(ensure_smollm2(progress))
     if model == TINY_SEES:
-        from swarm.policy.packaged.sees import ensure_sees  # other nodes need not load LLaVA and Pillow
-
-        return str(ensure_sees(progress))
+        return str(extra("pictures.sees").ensure_sees(progress))  # other nodes need not load LLaVA and Pillow
     return str(ensure_tiny(model, progress)) if model in EMBEDDED else model
 
 

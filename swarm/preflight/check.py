@@ -73,7 +73,7 @@ class Way(Struct, frozen=True):
     need: Need
 
     def __str__(self) -> str:
-        """As on the command line, with the memory needed then."""
+        """The options on the command line, with the memory needed then."""
         options = " ".join(f"--{path} {_in_shell(value)}" for path, value in self.changes)
         return f"{options} ({in_gib(self.need.total)})"
 
@@ -84,7 +84,7 @@ class Preflight(Struct, frozen=True):
     model: str
     memory: Memory
     need: Need
-    """As configured."""
+    """The need as configured."""
     least: Need
     """One completion at a time."""
     verdict: Verdict
@@ -151,7 +151,7 @@ def judge(
     look: Callable[[], Vllm] = lambda: Vllm(Path(sys.executable)),
     leave: Container[Value] = (),
 ) -> Preflight:
-    """As `preflight`, for a model whose size is known; `look` finds vLLM.
+    """Like `preflight`, for a model whose size is known; `look` finds vLLM.
 
     `leave`: settings that no way to fit may change, and values that it may not choose.
     """

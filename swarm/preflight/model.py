@@ -2,6 +2,8 @@
 
 Its own code runs on tensors without content, so that every architecture counts as it is, with the casts of mixed
 precision and with adapters. Only the first layers of it run, two where all are alike: the others are like one of these.
+Compiled layers are traced, forward and backward: torch chooses what to keep for the gradient as for a GPU, on tensors
+without content; kernels are not made.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import copy
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ import torch
 from msgspec import Struct, structs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import GraphModule
 from torch.nn import ModuleList
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -41,11 +45,11 @@ from swarm.policy.experts import cast_experts
 from swarm.policy.media.features import freeze_encoder
 from swarm.policy.reading import empty_model, has_encoder
 from swarm.policy.scoring import KEPT_CHUNKS, selected_logprobs, tokens_of_chunk
-from swarm.preflight.compiled import Code, counted, tracing
 from swarm.training.forward import TrainingLayers
 
 UNMASKED = "swarm_unmasked"
 """Causal attention without a mask, as real passes have it; transformers would make one for tensors without content."""
+Code = Callable[..., Any]
 Kind = tuple[tuple[str, torch.Size], ...]
 """Names and shapes of a layer's parameters and buffers."""
 MAX_CHARS = 100
@@ -86,7 +90,7 @@ class ModelSize(Struct, frozen=True):
     """A model, with or without adapters."""
 
     parameters: int
-    """Of the model, tied ones once, without adapters."""
+    """Parameters of the model, tied ones once, without adapters."""
     trained: int
     """All parameters, or those of the adapters. Always float32."""
     frozen_bytes: int
@@ -304,7 +308,7 @@ class _Run(NamedTuple):
     """Bytes of a model of the first layers."""
 
     kept: dict[tuple[int, bool], int]
-    """Of a forward pass, by its rows and whether layers are checkpointed."""
+    """Bytes kept of a forward pass, by its rows and whether layers are checkpointed."""
     cached: int
     """Keys and values of a token."""
 
@@ -462,3 +466,54 @@ def _attend(
 
 AttentionInterface.register(UNMASKED, _attend)
 AttentionMaskInterface.register(UNMASKED, lambda *_, **__: None)
+
+
+@contextmanager
+def tracing() -> Iterator[Callable[[Code], Code]]:
+    """Yields a function that returns code divided into what runs forward and backward as the compiler would, and run as
+    it is. Afterwards nothing is left of the traces, of which torch makes only a few for each function."""
+    from torch._C._dynamo.eval_frame import reset_code
+
+    made: dict[Code, Code] = {}
+    try:
+        yield lambda code: made.setdefault(code, _traced(code))
+    finally:
+        for code in made:
+            reset_code(code.__code__)
+
+
+def _traced(code: Code) -> Code:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    def divide(graph: GraphModule, inputs: object, **options: Any) -> tuple[GraphModule, GraphModule]:
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        return min_cut_rematerialization_partition(graph, inputs, **options)
+
+    backend = aot_autograd(
+        fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=divide, decompositions=select_decomp_table()
+    )
+    traced: Code = torch.compile(code, dynamic=True, backend=backend)
+    return traced
+
+
+@contextmanager
+def counted(model: PreTrainedModel) -> Iterator[Callable[[], int]]:
+    """Yields a function that returns the bytes kept for the gradient within the block; the model's own do not count."""
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield lambda: sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def _as_it_is(graph: GraphModule, inputs: object) -> Any:
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    return make_boxed_func(graph.forward)

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from swarm.config import NodeConfig
 from swarm.engines.config import EngineName
-from swarm.engines.transformers.budget import logit_copies
-from swarm.environments.modalities import modalities
+from swarm.engines.transformers.engine import logit_copies
 from swarm.policy.media.features import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.forward import GRADIENT_BYTES, MICRO_BATCH_TOKENS, is_checkpointed
@@ -22,7 +21,7 @@ When = Literal["always", "update", "generation"]
 GIB = 2**30
 LOGIT_BYTES = 4
 SNAPSHOT_BYTES = {"native": 4, "bfloat16": 2, "int8": 1}
-"""Of every trained parameter, by `learner.precision`; in the CPU's memory."""
+"""Bytes of every trained parameter, by `learner.precision`; in the CPU's memory."""
 PROMPT_TOKENS = 128
 """Allowed for, beside the longest completion."""
 MEDIA_TOKENS = 1_024
@@ -49,7 +48,7 @@ class Need(Struct, frozen=True):
     lacking: str = ""
     """What is not included, and why."""
     assumed: str = ""
-    """Of the passes of an update."""
+    """The passes of an update that the figures are for."""
 
     def during(self, when: When) -> int:
         """Bytes of the parts of one time."""
@@ -61,7 +60,7 @@ class Need(Struct, frozen=True):
         return self.during("always") + max(self.during("update"), self.during("generation"))
 
     def of_nodes(self, count: int, in_turn: bool = False) -> int:
-        """Of so many such nodes; those that take turns in one process share it, and the memory of a turn."""
+        """The need of so many such nodes; those that take turns in one process share it, and the memory of a turn."""
         if not in_turn:
             return count * self.total
         process = sum(part.num_bytes for part in self.parts if part.name == PROCESS)
@@ -165,7 +164,7 @@ class Node(Struct, frozen=True):
     @property
     def reads_media(self) -> bool:
         """Whether some of its questions have pictures or sounds, which its policy can read."""
-        return self.size.has_encoder and any(map(modalities, self.config.tasks))
+        return self.size.has_encoder and any(task.media for task in self.config.tasks)
 
     @property
     def feature_bytes(self) -> int:
@@ -206,7 +205,7 @@ def _held(node: Node) -> Iterator[Part]:
 
 
 def _moment_bytes(node: Node) -> int:
-    """Of the optimizer's states for every trained parameter, on the device: offloading is to the CPU's memory."""
+    """Bytes of the optimizer's states for every trained parameter, on the device: offloading is to the CPU's memory."""
     optimizer = node.config.update.optimizer
     return MOMENT_BYTES["adamw" if optimizer == "adamw_offloaded" and node.device == "cpu" else optimizer]
 

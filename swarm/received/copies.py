@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from swarm.lru import LruDict
 from swarm.reasons import Reason
 from swarm.types import Commitment, DatasetRef, RolloutGroup
 from swarm.types.commitments import bound, commitment, digests_of, keys, num_digests, tag_of
@@ -77,8 +78,8 @@ class _Claims:
 class Copies:
     """Who was first to commit to each completion.
 
-    Only a group that its author made later by its own word counts as copied, and only long texts do: whoever delays
-    another's records, or foresees a question and its short answers, gets nobody blamed.
+    Only a group whose author dates it later counts as copied, and only long texts do: a peer that delays another's
+    records, or foresees a question and its short answers, can get no other peer blamed.
     """
 
     def __init__(self, own: str = "", max_remembered: int = MAX_REMEMBERED) -> None:
@@ -91,7 +92,7 @@ class Copies:
         """In the same order."""
         self._sizes: Counter[str] = Counter()
         """Completions by account."""
-        self._streams: OrderedDict[int, str] = OrderedDict()
+        self._streams = LruDict[int, str](MAX_STREAMS)
         """Peers by the seeds of their questions, the latest heard last."""
 
     @property
@@ -142,11 +143,7 @@ class Copies:
         return Reason.COPIED if len(copied) > REPEATED * len(wanted) else Reason.REPEATED
 
     def _know(self, peer_id: str) -> None:
-        seed = stream_seed(peer_id)
-        self._streams[seed] = peer_id
-        self._streams.move_to_end(seed)
-        if len(self._streams) > MAX_STREAMS:
-            self._streams.popitem(last=False)
+        self._streams[stream_seed(peer_id)] = peer_id
 
     def _asker(self, group: RolloutGroup) -> str:
         """The peer from whose stream a group's question is; empty if none is known."""
@@ -180,21 +177,21 @@ class Copies:
 
 
 def _first_of(author: str, claims: Sequence[_Claim], content: bytes) -> int:
-    """Place of the author's first claim to most of these completions that is not another group's; else the end."""
+    """Index of the author's first claim to most of these completions that is not another group's; else the end."""
     digests = digests_of(content)
-    for place, claim in enumerate(claims):
+    for index, claim in enumerate(claims):
         if claim.author == author and not claim.opened:
             common = digests & digests_of(claim.content)
             if len(common) > REPEATED * len(digests):
-                return place
+                return index
     return len(claims)
 
 
 def _known(wanted: Mapping[bytes, bool], claims: Sequence[_Claim], first: int, author: str) -> dict[bytes, _Claim]:
     """The completions to which others had committed before the author did, at `first`, or the author with a group."""
     known: dict[bytes, _Claim] = {}
-    for place, claim in enumerate(claims):
-        if claim.opened if claim.author == author else place < first:
+    for index, claim in enumerate(claims):
+        if claim.opened if claim.author == author else index < first:
             digests = digests_of(claim.content)
             for key in wanted:
                 if bound(claim.author, key) in digests:

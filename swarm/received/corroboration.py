@@ -37,9 +37,9 @@ ROWS = 2
 KINDS = 4
 MULTIPLIERS = np.array([0x165667B19E3779F9, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
 START, ALONE = -1, -2
-"""In the place of the token before."""
+"""Stand for the previous token: the completion's start, and none."""
 SALT = np.uint64(secrets.randbits(64))
-"""Of this process: nobody can choose a token that shares its buckets with one that own groups push."""
+"""Random in each process: an attacker cannot choose a token that shares its buckets with one that own groups push."""
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
@@ -208,8 +208,8 @@ class Corroboration:
         return known.withheld if known else 0.0
 
     def drift(self) -> Drift | None:
-        """A habit that own completions take up from an author and that does not go with the reward; told once, and the
-        rates from then on are what later ones are compared with."""
+        """A habit that own completions take up from an author and that does not raise the reward; reported once. Later
+        rates are compared with those from then on."""
         for author, tokens in self._rising.items():
             if tokens.total() >= DRIFT_HITS:
                 self._rising, self._rates = {}, _Rates()

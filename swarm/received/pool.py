@@ -25,7 +25,7 @@ class PoolSettings(Settings):
 
     min_reward_std: float | None = Field(0.0, ge=0, lt=1)
     """Groups enter only if the standard deviation of their rewards is larger; others are dropped as `zero_advantage`.
-    0: all with signal, as in SAPO; `null`: also those without, which take places in updates and teach nothing."""
+    0: all with signal, as in SAPO; `null`: also those without, which take slots in updates and teach nothing."""
     max_groups: int = Field(128, ge=1)
     """Also of the groups that wait until updates will take them, before they are graded."""
     max_age_s: float = Field(600.0, gt=0)

@@ -1,5 +1,5 @@
-"""Received groups that nobody has graded yet, and those on offer: bounded in count, memory and age, fair between peers
-and accounts.
+"""Received groups that are not graded yet, and those on offer: bounded in count, memory and age, fair between peers and
+accounts.
 """
 
 from __future__ import annotations

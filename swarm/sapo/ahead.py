@@ -1,4 +1,4 @@
-"""Batches that are generated ahead of the updates, in a thread of its own.
+"""Batches that are generated ahead of the updates, in a separate thread.
 
     take n ─▶ batches up to n + S may begin        S: max_staleness
     update n is over, and the engine has its weights ─▶ batch n + 1 + S may begin
@@ -163,7 +163,7 @@ class Ahead:
         with self._lock:
             self._may_begin()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Ask only what the oldest batch in work still needs, until the next `take`."""
         with self._lock:
             self._last = min(self._in_work(), default=self._next - 1)

@@ -88,10 +88,10 @@ class Rollouts:
         if self._ahead is not None:
             self._ahead.updated()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Begin no more batches until the next `take`."""
         if self._ahead is not None:
-            self._ahead.rest()
+            self._ahead.pause()
 
     def close(self) -> None:
         """Start no more batches; a running one ends with its engine."""

@@ -174,9 +174,9 @@ class SapoNode:
             alarm=self.external.look_back(this.reward, mixed) if this.reward is not None else None,
         )
 
-    def rest(self) -> None:
-        """Begin nothing that is not needed yet; `run_round` begins it again."""
-        self._rollouts.rest()
+    def pause(self) -> None:
+        """Generate nothing ahead until the next `run_round`."""
+        self._rollouts.pause()
 
     def close(self) -> None:
         """Generate no more."""

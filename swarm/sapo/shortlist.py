@@ -14,12 +14,13 @@ An offer is a promise. Newcomers' promises displace no established author's grou
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
 
+from swarm.lru import LruDict
 from swarm.protocols import NEWCOMERS
 from swarm.received.authors import AuthorOf
 from swarm.sapo.mixing import Candidate, authors, in_random_order
@@ -39,7 +40,7 @@ MAX_TASKS = 64
 
 
 class _Outcomes(Struct):
-    """Of an author's groups, of one task or of all."""
+    """What became of an author's groups, of one task or of all."""
 
     passed: float = 1.0
     graded: float = 1.0
@@ -60,15 +61,11 @@ class _Author(Struct):
 
     cost: float = 0.0
     overall: _Outcomes = field(default_factory=_Outcomes)
-    tasks: OrderedDict[str, _Outcomes] = field(default_factory=OrderedDict)
+    tasks: LruDict[str, _Outcomes] = field(default_factory=lambda: LruDict(MAX_TASKS))
 
     def outcomes(self, task: str) -> _Outcomes:
         """Those of a task; a new one starts from all tasks: names cost nothing."""
-        found = self.tasks.setdefault(task, _Outcomes(self.overall.pass_rate))
-        self.tasks.move_to_end(task)
-        if len(self.tasks) > MAX_TASKS:
-            self.tasks.popitem(last=False)
-        return found
+        return self.tasks.setdefault(task, _Outcomes(self.overall.pass_rate))
 
 
 class _Begun(Struct):
@@ -108,9 +105,9 @@ class Shortlist:
     def __init__(self) -> None:
         """Nobody is known."""
         self._round = 0
-        self._authors: OrderedDict[str, _Author] = OrderedDict()
+        self._authors = LruDict[str, _Author](MAX_AUTHORS)
         self._begun: dict[str, _Begun] = {}
-        self._passed: OrderedDict[str, _Begun] = OrderedDict()
+        self._passed = LruDict[str, _Begun](REMEMBERED_PASSED)
         """Groups that passed lately."""
         self._lags: deque[int] = deque(maxlen=REMEMBERED_LAGS)
         """Rounds that the last gradings took."""
@@ -184,8 +181,6 @@ class Shortlist:
             if not begun.is_late:  # else whoever answers late would have more fetched
                 self._lags.append(max(1, self._round - begun.round))
             self._passed[key] = begun
-            if len(self._passed) > REMEMBERED_PASSED:
-                self._passed.popitem(last=False)
 
     def refused(self, content_id: str) -> None:
         """A group that had passed was drawn for an update, and then not used."""
@@ -230,8 +225,4 @@ class Shortlist:
             self._of(name).overall = _Outcomes(self._of(NEWCOMERS).overall.pass_rate)
 
     def _of(self, name: str) -> _Author:
-        author = self._authors.setdefault(name, _Author())
-        self._authors.move_to_end(name)
-        if len(self._authors) > MAX_AUTHORS:
-            self._authors.popitem(last=False)
-        return author
+        return self._authors.setdefault(name, _Author())

@@ -50,7 +50,7 @@ MIN_GROUPS = 16
 MAX_WIDTH = 1.0
 """The worth of groups is known if its interval is narrower than this or excludes 1."""
 MAX_HELP_WIDTH = 2.0
-"""The same of help, which decides nothing and is told with its interval."""
+"""The same for help, which decides nothing and is shown with its interval."""
 BLOCK_ROUNDS = 4
 NUM_DRAWS = 1_000
 PACE_ROUNDS = 256

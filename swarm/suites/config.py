@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, ValidationError
 
-from swarm.environments.config import DatasetTask, TaskConfig, is_asked
-from swarm.environments.fields import TaskName
+from swarm.environments.config import TaskConfig, TaskName
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.errors import ConfigError
 from swarm.evaluation import CORRECT
 from swarm.settings import Settings
@@ -65,7 +65,7 @@ class Suite(Struct, frozen=True):
     name: str
     tasks: tuple[TaskConfig, ...]
     questions: int | None
-    """Of each task; None: all."""
+    """Questions of each task; None: all."""
     k: int
     pass_from: float
     every_rounds: int | None
@@ -80,7 +80,7 @@ def suite_in_run(name: str, settings: SuiteSettings, tasks: Sequence[TaskConfig]
     """
     where = f"evaluation.suites.{name}"
     known = {task.name: task for task in tasks}
-    every = [name for name, task in known.items() if is_asked(task)]
+    every = [name for name, task in known.items() if task.is_asked]
     chosen = [_task(each, known, where) for each in settings.tasks or every]
     names = [task.name for task in chosen]
     if doubled := sorted({task for task in names if names.count(task) > 1}):

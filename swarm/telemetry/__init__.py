@@ -1,4 +1,4 @@
-"""What a run reports: metrics, ledger, history, live view, report and plots.
+"""What nodes report and how it is read: no torch, and no decisions.
 
-Nodes write it, readers use the files; no torch, and no decisions.
+metrics.jsonl (records, sinks, ledger) ──▶ history, curves ──▶ alerts, benefit ──▶ live, report, nodes (for the page)
 """

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from swarm.figures import LAG_MAX
 from swarm.reasons import NO_LOSS
-from swarm.telemetry.alerts.figures import NodeCurves, external_uses
+from swarm.telemetry.curves import NodeCurves, external_uses
 from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
@@ -108,14 +108,21 @@ class PeerHistory:
     """
 
     def __init__(
-        self, path: Path, name: str | None = None, max_rounds: int | None = None, max_detailed: int | None = None
+        self,
+        path: Path,
+        name: str | None = None,
+        max_rounds: int | None = None,
+        max_detailed: int | None = None,
+        control: bool = False,
     ) -> None:
         """`name` is used until the peer's start event gives one; default: the folder's name.
 
         With `max_rounds` memory is bounded, for readers that run for weeks: it keeps `FIRST_ROUNDS` and that many of
         the last rounds, of all but the latest only rewards and counts, and the first and the last evaluation. With
         `max_detailed` it keeps all rounds, at most so many with their figures, counters and times: every Nth.
+        `control`: the node learns alone for others to be compared with.
         """
+        self.control = control
         self.path = path
         self._max_rounds = max_rounds
         self._max_detailed = max_detailed
@@ -124,10 +131,15 @@ class PeerHistory:
 
     @classmethod
     def read(
-        cls, path: Path, name: str | None = None, max_rounds: int | None = None, max_detailed: int | None = None
+        cls,
+        path: Path,
+        name: str | None = None,
+        max_rounds: int | None = None,
+        max_detailed: int | None = None,
+        control: bool = False,
     ) -> PeerHistory:
         """The whole file; a missing file gives an empty history."""
-        history = cls(path, name, max_rounds, max_detailed)
+        history = cls(path, name, max_rounds, max_detailed, control)
         for _ in history.news():
             pass
         return history
@@ -169,13 +181,23 @@ class PeerHistory:
         return events
 
     @property
+    def demo(self) -> Path:
+        """The directory that it shares with its control and the other nodes of its demo."""
+        return self.path.parent.parent
+
+    @property
+    def has_forgotten(self) -> bool:
+        """True if bounded memory may have dropped rounds."""
+        return self._max_rounds is not None and max(self.rounds, default=0) > self._max_rounds
+
+    @property
     def name(self) -> str:
         """The peer's display name."""
         return (self.start.name if self.start else "") or self._fallback_name
 
     @property
     def role(self) -> Role:
-        """What a round is: a peer's round, a learner's step, or a worker's batch."""
+        """A round is a peer's round, a learner's step, or a worker's batch."""
         if self.latest is not None and self.latest.following is not None:
             return "worker"
         return "learner" if self.latest is not None and self.latest.learning is not None else "peer"
@@ -199,12 +221,12 @@ class PeerHistory:
 
     @property
     def worth(self) -> SwarmWorth | None:
-        """What others' groups do for the node, by its latest round; None when it is not measured."""
+        """Benefit of others' groups to the node, by its latest round; None when it is not measured."""
         return self.latest.worth if self.latest else None
 
     @property
     def seconds(self) -> float:
-        """That the rounds took by the clock, without evaluations and checkpoints."""
+        """Wall-clock time of the rounds, without evaluations and checkpoints."""
         return sum(event.seconds for event in self.series())
 
     def series(self) -> list[RoundEvent]:
@@ -315,7 +337,7 @@ class PeerHistory:
         self.latest: RoundEvent | None = None
         """The round that describes the node's current state."""
         self.alive_at: float | None = None
-        """When it last started, trained, was evaluated or went on after a pause, in Unix seconds."""
+        """Unix time at which it last started, trained, was evaluated or resumed."""
         self.rounds: dict[int, RoundEvent] = {}
         self.figures = NodeCurves()
         """The course of its figures."""
@@ -333,7 +355,7 @@ class PeerHistory:
 
     @property
     def alone_since(self) -> float | None:
-        """Since when no peer is connected, in Unix seconds, as far as this process has told; None while there are."""
+        """Unix time since when no peer is connected, by this process; None while one is."""
         if self.latest is None or self.start is None or self.latest.time < self.start.time:
             return None
         return self.latest.alone_since

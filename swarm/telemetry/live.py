@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from swarm.figures import LAG_MAX, SLOTS_BUSY
 from swarm.foreign import clean
-from swarm.telemetry.alerts.checks import Alert, alerts, free_bytes, worst_first
+from swarm.telemetry.alerts import Alert, alerts, free_bytes, worst_first
+from swarm.telemetry.benefit.verdict import Standing, Verdict, verdict
 from swarm.telemetry.history import (
     FIRST_ROUNDS,
     Moment,
@@ -29,7 +30,6 @@ from swarm.telemetry.history import (
     split_drops,
 )
 from swarm.telemetry.records import GroupCounts, LearningFigures
-from swarm.telemetry.verdict.verdict import Standing, Verdict, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -60,7 +60,7 @@ class Column(Struct, frozen=True):
 
 
 MOST_LINES = 3
-"""Of a sentence below the table."""
+"""Lines of a sentence below the table."""
 ROOMY = 76
 """Width from which on the view also says why, and what to do."""
 MEDIUM = 98
@@ -85,7 +85,7 @@ COLUMNS = (
 class LiveView:
     """The table of a set of peers, one row each, with overall progress above it and the latest events below.
 
-    Rendering reads new lines from the files, so that the caller only draws.
+    Rendering reads new lines from the files.
     """
 
     def __init__(
@@ -93,25 +93,13 @@ class LiveView:
         histories: Sequence[PeerHistory],
         title: str = "swarm",
         clock: Callable[[], float] = time.time,
-        reads: bool = True,
-        control: PeerHistory | None = None,
-        answer: Callable[[], Verdict] | None = None,
-        alarms: Callable[[float], list[tuple[str, Alert]]] | None = None,
     ) -> None:
-        """`control` is the one of the histories that learns alone; `clock` gives unix seconds.
-
-        Unless it `reads`, the caller calls the histories' `tail`. `answer` and `alarms` replace what the histories say;
-        alarms come with the names of their nodes, the worst first.
-        """
+        """`histories` may grow meanwhile; `clock` gives Unix seconds."""
         self._histories = histories
-        self._control = control
-        self._answer = answer or self._verdict
-        self._alarms = alarms or self._own_alarms
         self._answered: Verdict | None = None
         self._answered_at = -math.inf
         self._title = title
         self._clock = clock
-        self._reads = reads
         self._began = clock()
         self._notes: deque[Moment] = deque(maxlen=NUM_MOMENTS)
 
@@ -130,9 +118,8 @@ class LiveView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The frame for the terminal's width and height."""
-        if self._reads:
-            for history in self._histories:
-                history.tail()
+        for history in self._histories:
+            history.tail()
         now = self._clock()
         width = options.max_width
         answer = self._decided(now)
@@ -158,17 +145,14 @@ class LiveView:
 
     def _decided(self, now: float) -> Verdict:
         if self._answered is None or not 0 <= now - self._answered_at < VERDICT_EVERY_S:
-            self._answered, self._answered_at = self._answer(), now
+            self._answered, self._answered_at = verdict(self._histories), now
         return self._answered
 
-    def _verdict(self) -> Verdict:
-        return verdict([history for history in self._histories if history is not self._control], self._control)
-
-    def _own_alarms(self, now: float) -> list[tuple[str, Alert]]:
+    def _alarms(self, now: float) -> list[tuple[str, Alert]]:
         return worst_first(
             (history.name, alert)
             for history in self._histories
-            for alert in alerts(history, now, history is self._control, free_bytes(history.path.parent))
+            for alert in alerts(history, now, free_bytes(history.path.parent))
         )
 
     def _alert_lines(self, named: tuple[str, Alert], width: int) -> list[Text]:

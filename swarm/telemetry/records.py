@@ -63,7 +63,7 @@ class LearningFigures(Struct, frozen=True):
 
 
 class MixDecision(Struct, frozen=True):
-    """How a peer's mixing policy composed an update."""
+    """Composition of an update by a peer's mixing policy."""
 
     policy: str
     """`mix.policy`."""
@@ -122,7 +122,7 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class SuiteScores(Struct, frozen=True):
-    """What an evaluation suite found, over all its tasks or for one of them."""
+    """Scores of an evaluation suite, over all its tasks or for one of them."""
 
     num_questions: int
     """Questions graded."""
@@ -198,7 +198,7 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
     neighbours: int | None = None
     """Other nodes that run on this machine; None where it was not looked, because nothing asked for it."""
     worth: SwarmWorth | None = None
-    """What others' groups do for this node; None when it is not measured."""
+    """Benefit of others' groups to this node; None when it is not measured."""
     learning: LearningFigures | None = None
     """Set for a learner, whose rounds are its steps."""
     following: FollowingFigures | None = None
@@ -206,7 +206,7 @@ class RoundEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="roun
 
     @property
     def seconds(self) -> float:
-        """That the round took by the clock."""
+        """Wall-clock time of the round."""
         return self.took_s or sum(self.timings.values())
 
 
@@ -227,7 +227,7 @@ class NoteEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="note"
     """`info`, `warning` or `error`; `debug` for what only alerts show."""
     alert: str = ""
     """The alert that it reports, by its key: views that show alerts leave the note out. Or the counter of failures
-    whose first it tells of."""
+    of which it reports the first."""
 
 
 class PauseEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="pause"):
@@ -267,7 +267,7 @@ Event = (
 )
 
 _encoder = msgspec.json.Encoder(enc_hook=float)
-"""What it does not know is a number of another library: figures of a user's updater may be numpy's."""
+"""The hook converts numbers of other libraries: figures of a user's updater may be numpy's."""
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 

@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import structs
+from pydantic import Field
 
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
 from swarm.files import open_private
-from swarm.telemetry.config import TelemetrySettings
-from swarm.telemetry.history import used_of
+from swarm.settings import Settings
+from swarm.telemetry.history import PeerHistory, used_of
 from swarm.telemetry.records import (
     METRICS_FILE,
     EvaluationEvent,
@@ -36,7 +37,40 @@ from swarm.telemetry.records import (
 )
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from prometheus_client import Metric
+
+
+class TelemetrySettings(Settings):
+    """The JSONL file is always written; the rest is opt-in."""
+
+    prometheus_port: int | None = Field(None, ge=0, le=65535)
+    """Serve /metrics on this port; 0 takes a free one."""
+    prometheus_host: str = "127.0.0.1"
+    """Address to serve it on; the default is reachable from this machine only."""
+    prometheus_names: tuple[str, ...] = ()
+    """Names by which Prometheus asks for it, besides localhost and IP addresses; others are refused, so that no website
+    can read it through a browser on this machine."""
+    ui: bool = False
+    """Serve a page about this node for browsers on this machine (extra `ui`); `--ui` sets it. See
+    docs/extras/page.md."""
+    ui_port: int | None = Field(None, ge=1, le=65535)
+    """Its port; default: that of the last start in this directory, 8787, or a free one."""
+    tensorboard: bool = False
+    """Write event files under `OUT/tensorboard`."""
+    wandb_project: str | None = None
+    """Log to this Weights & Biases project (extra `wandb`)."""
+    wandb_mode: Literal["online", "offline"] = "offline"
+    samples_bytes: int = Field(16 * 2**20, ge=0)
+    """Keep samples of the groups and of what became of them in `samples.jsonl`; beyond this size the older half is
+    deleted. 0: keep none. See docs/operate.md."""
+    samples_per_outcome: int = Field(4, ge=1)
+    """Most groups kept of a round for each outcome: trained on, no signal, or a reason of refusal."""
+    worth_every_rounds: int = Field(2, ge=0)
+    """A peer measures in every Nth round what others' groups do for it; 0: never. See docs/operate.md."""
+    log_every_rounds: int = Field(5, ge=1)
+    """Rounds between log lines when there is no terminal."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -394,3 +428,39 @@ def scalars(event: RoundEvent | EvaluationEvent | SuiteEvent) -> dict[str, float
         if event.following is not None:
             figures |= {f"follow/{name}": value for name, value in structs.asdict(event.following).items()}
     return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def history(run: str | Path) -> PeerHistory:
+    """The history of the node of this directory so far, running or not.
+
+    Raises `ConfigError` where no node has written anything.
+    """
+    file = Path(run) / METRICS_FILE
+    if not file.exists():
+        raise ConfigError(f"there is no {file}: a node writes it while it runs; give a node's directory")
+    return PeerHistory.read(file)
+
+
+def records(run: str | Path) -> list[dict[str, float]]:
+    """The rounds of the node of this directory in order, each once, with what evaluations found after them.
+
+    Every record has `round`; counts of groups and tokens are cumulative, and what is unknown is left out. Round 0 is
+    the evaluation before the first round. Raises `ConfigError` as `history` does.
+    """
+    found = history(run)
+    suites = [event for results in found.suites.values() for event in results.values()]
+    events: list[RoundEvent | EvaluationEvent | SuiteEvent] = []
+    events += [*found.rounds.values(), *found.evaluations.values(), *suites]
+    rows: dict[int, dict[str, float]] = {}
+    for event in events:
+        rows.setdefault(event.round, {"round": event.round}).update(scalars(event))
+    for number, made in found.rounds.items():
+        rows[number] |= {"time": made.time, "wall_s": made.wall_s}
+    return [rows[number] for number in sorted(rows)]
+
+
+def frame(run: str | Path) -> DataFrame:
+    """`records` as a pandas `DataFrame`, with NaN for what is unknown. Raises `ConfigError` as `history` does."""
+    from pandas import DataFrame
+
+    return DataFrame(records(run))

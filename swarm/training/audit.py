@@ -65,7 +65,6 @@ class SnapshotAuditor:
         claim all are, until one is true. `tolerance` is in nats, mean over a completion's tokens. The newest `num_kept`
         snapshots are kept. `tries` says how many groups a worker samples for each that it sends.
         """
-        self.num_checked = 0
         self._load = load
         self._policy: Policy | None = None
         self._budget: TokenBudget | None = None
@@ -99,7 +98,6 @@ class SnapshotAuditor:
         sure = self._truthful.get(peer_id, False) and not self._sampled.is_doubtful(peer_id)
         if sure and self._random.random() >= self._fraction:
             return None
-        self.num_checked += 1
         if len(self._truthful) >= MAX_REMEMBERED:
             self._truthful.clear()
         try:

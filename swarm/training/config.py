@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
+from swarm.algorithms.custom import find_advantage, find_loss
 from swarm.algorithms.importance import ImportanceName
 from swarm.algorithms.losses import BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
-from swarm.algorithms.own import find_advantage, find_loss
 from swarm.policy.config import BatchingName
 from swarm.settings import Settings
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swarm.algorithms.custom import find_advantage, loss_of
 from swarm.algorithms.importance import TREATMENTS
 from swarm.algorithms.losses import (
     BEHAVIOUR_KL_ESTIMATORS,
@@ -19,7 +20,6 @@ from swarm.algorithms.losses import (
     token_mean,
     token_means,
 )
-from swarm.algorithms.own import find_advantage, loss_of
 from swarm.figures import LAG_MAX, LAG_MEAN, Figure, Figures
 from swarm.policy.attention import sent
 from swarm.policy.batching import by_turn

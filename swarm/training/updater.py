@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from swarm.algorithms.own import find_advantage
+from swarm.algorithms.custom import find_advantage
 from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
 from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy

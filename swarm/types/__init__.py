@@ -6,7 +6,7 @@ question travels *by reference*; a receiver regenerates what it needs to grade i
 
     bounds ──▶ media ──▶ questions ──▶ completions ──▶ groups ──▶ runs, reports
 
-Records are imported from here; `media.py` and `thumbnails.py` are for those who handle pictures, sounds and clips.
+Records are imported from here; `media.py` and `thumbnails.py` are for code that handles images, audio and video.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ from swarm.types.questions import (
     Actions,
     Context,
     DatasetRef,
-    Earned,
-    End,
     EpisodeRef,
     Message,
     NextTurn,
     Observation,
-    OwnCall,
     Part,
     Past,
+    PendingCall,
     ProceduralRef,
     Prompt,
     Question,
     Shown,
     Step,
+    StepReward,
     TaskRef,
+    Terminal,
     Text,
-    Told,
+    ToolResult,
     as_prompt,
     as_text,
     by_turn,
@@ -110,8 +110,8 @@ __all__ = [
     "Count",
     "DatasetRef",
     "ELEMENT_BYTES",
-    "Earned",
-    "End",
+    "StepReward",
+    "Terminal",
     "EpisodeRef",
     "Estimate",
     "FinishReason",
@@ -143,7 +143,7 @@ __all__ = [
     "OfferedGroup",
     "OfferedGroups",
     "Orders",
-    "OwnCall",
+    "PendingCall",
     "Part",
     "Past",
     "PeerRecord",
@@ -172,7 +172,7 @@ __all__ = [
     "TaskSpec",
     "Terms",
     "Text",
-    "Told",
+    "ToolResult",
     "Turn",
     "UpdateReport",
     "VerifiedGroup",

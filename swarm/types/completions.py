@@ -74,7 +74,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     """One answer, the same from every engine and on the wire: all that the policy said in an episode, and nothing else.
 
     The swarm shares `text`; ids and log-probabilities serve peers with the same tokenizer. Texts and tokens of several
-    turns follow each other; what the environment answered is computed anew by whoever needs it.
+    turns follow each other; what the environment answered is recomputed where it is needed.
     """
 
     text: str
@@ -94,7 +94,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     """Digest of the observations between the turns, as `swarm/groups/episodes.py` computes it; empty for a single
     turn."""
     told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
-    """Marks an episode that nobody can replay: the texts of its `Told` parts, in order. Empty in all others."""
+    """Texts of the `ToolResult` parts of an episode that no receiver can replay, in order. Empty in all others."""
 
     def by_turn(self) -> tuple[Completion, ...]:
         """Text, finish reason, ids and log-probabilities of each turn."""
@@ -110,7 +110,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
 
     @property
     def actions(self) -> Actions:
-        """What the environment is told."""
+        """The actions that the environment receives."""
         return tuple(turn.text for turn in self.by_turn()) if self.turns else self.text
 
 

@@ -1,4 +1,4 @@
-"""Pictures, sounds and clips: the parts of a question or observation that are not text.
+"""Images, audio and video: the parts of a question or observation that are not text.
 
 They never travel between nodes. A reference names what they are made of, with a digest of their content; the receiver
 makes them again and compares.

@@ -74,26 +74,26 @@ class Text(Struct, frozen=True, tag="text"):
     text: str
 
 
-class OwnCall(Struct, frozen=True, tag="own_call"):
-    """A part of an observation that a tool of this node alone gives, in place of this call: a policy never sees it."""
+class PendingCall(Struct, frozen=True, tag="own_call"):
+    """A call of a custom tool, in an observation that still lacks its result: a policy never sees it."""
 
     text: str
     """What the policy said to the tool."""
 
 
-class Told(Struct, frozen=True, tag="told"):
-    """A part of an observation that is a tool's answer to such a call: nobody else can have it from the tool."""
+class ToolResult(Struct, frozen=True, tag="told"):
+    """The result of a non-replayable tool call."""
 
     text: str
 
 
-class Earned(Struct, frozen=True, tag="earned"):
-    """A part of an observation that no policy sees: what the turn before it adds to the return."""
+class StepReward(Struct, frozen=True, tag="earned"):
+    """What the turn before an observation adds to the return; no policy sees it."""
 
     reward: Annotated[float, Meta(ge=0, le=1)]
 
 
-Part = Text | OwnCall | Told | Earned | Image | Audio | Video
+Part = Text | PendingCall | ToolResult | StepReward | Image | Audio | Video
 
 Observation = tuple[Part, ...]
 """What an environment answers at once, in parts by type."""
@@ -108,7 +108,7 @@ def shown(observation: Observation) -> tuple[Shown, ...]:
     for part in observation:
         if isinstance(part, Media):
             parts.append(part)
-        elif not isinstance(part, Earned):
+        elif not isinstance(part, StepReward):
             last = parts[-1] if parts else None
             if isinstance(last, Text):
                 parts[-1] = Text(f"{last.text}\n{part.text}")
@@ -124,14 +124,14 @@ def observation_text(observation: Observation) -> str:
 
 def earned(observation: Observation) -> float:
     """What the turn before an observation adds to the return."""
-    return sum(part.reward for part in observation if isinstance(part, Earned))
+    return sum(part.reward for part in observation if isinstance(part, StepReward))
 
 
-class End(Struct, frozen=True):
+class Terminal(Struct, frozen=True):
     """The end of an episode."""
 
     reward: float
-    """What the last turn adds to the return, in [0, 1]: all of it, unless earlier turns have `Earned` some."""
+    """What the last turn adds to the return, in [0, 1]: all of it, unless earlier turns have `StepReward` some."""
 
 
 Actions = str | tuple[str, ...]

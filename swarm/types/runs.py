@@ -60,7 +60,7 @@ class RunManifest(Struct, frozen=True, omit_defaults=True):
     """The definition of a run: signed by its founder, served by every member."""
 
     run_id: str
-    """`NAME-DIGEST` with the digest of `founder`: a run id names its owner, so that nobody else can claim it."""
+    """`NAME-DIGEST` with the digest of `founder`: a run id names its owner, so that no other peer can claim it."""
     founder: str
     """Peer id of the key that signed it."""
     created_at: Seconds
@@ -106,7 +106,7 @@ class SnapshotManifest(Struct, frozen=True):
 
 
 class MemberSummary(Struct, frozen=True, omit_defaults=True):
-    """How far a member says it is: its own claims, which nobody checks."""
+    """How far a member says it is: self-reported and unchecked."""
 
     rounds: Count
     """Rounds, steps or batches."""

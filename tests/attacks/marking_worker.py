@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.poison.marking import mark, marking
 from nodes.cli import main
 from nodes.roles.worker import WorkerNode
+from tests.attacks.marking import mark, marking
 
 MARKER = "@@@"
 

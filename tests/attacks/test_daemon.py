@@ -23,9 +23,9 @@ from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.control import Control, packed
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.records.identity import Identity
-from swarm.net.services import stream_admission
+from swarm.net.services import streams
 from swarm.net.services.requests import MANIFEST_PROTOCOL
-from swarm.net.services.stream_admission import StreamAdmission
+from swarm.net.services.streams import StreamAdmission
 from swarm.reasons import Reason
 from tests.net.gates import impossible
 from tests.nodes.processes import Swarm, address_of
@@ -177,13 +177,15 @@ def test_whoever_has_taken_over_the_directory_has_the_daemon_dial_nobody() -> No
 
 def test_what_a_peer_pushes_of_itself_is_not_kept_and_counts_as_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 messages of 8 KB, full of names of protocols, took the daemon 100 MB, kept when the peer had left."""
-    monkeypatch.setattr(stream_admission, "REQUESTS_AT_ONCE", 100.0)
-    monkeypatch.setattr(stream_admission, "REQUESTS_PER_S", 1.0)
+    monkeypatch.setattr(streams, "REQUESTS_AT_ONCE", 100.0)
+    monkeypatch.setattr(streams, "REQUESTS_PER_S", 1.0)
 
     async def run() -> None:
         victim, liar = [await Daemon.start(listen=("/ip4/127.0.0.1/tcp/0",), nat=NAT) for _ in range(2)]
         charged: list[tuple[str, Reason]] = []
-        victim.incoming.admission = StreamAdmission(lambda peer_id, reason: charged.append((peer_id, reason)))
+        victim.incoming.gatekeeper.admission = StreamAdmission(
+            lambda peer_id, reason: charged.append((peer_id, reason))
+        )
         process = psutil.Process(victim.pid)
         turns = asyncio.Semaphore(32)
 

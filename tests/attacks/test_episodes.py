@@ -13,11 +13,12 @@ import yaml
 from msgspec.structs import replace
 
 from swarm.config import load_config
-from swarm.environments.config import ReasoningGymTask, TaskConfig
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.config import TaskConfig
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import digest, joined
-from swarm.telemetry.samples.records import read
+from swarm.telemetry.samples import read
 from swarm.types import (
     HELD_OUT_STREAMS,
     Completion,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.environments.config import ReasoningGymTask
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
 from swarm.types import Completion, PolicyId, RolloutGroup, Sampling
 from tests.net.records import until
 from tests.nodes.processes import Swarm, address_of

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nodes.roles.run import MANIFEST_FILE
+from nodes.boot.directory import MANIFEST_FILE
 from swarm.net.records.envelope import Body, Envelope
 from swarm.net.records.wire import make_run_id
 from swarm.net.services.diagnosis import DIAL_BACK_PROTOCOL, TIME_PROTOCOL

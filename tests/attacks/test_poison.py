@@ -13,16 +13,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.common.poison import Poison
-from benchmarks.poison.attacks import ATTACKS, MARKER, Attack
-from benchmarks.poison.swarm import Node, Plan, Poisoner
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, LargeRequest
 from swarm.net.roster import read_roster
 from swarm.net.services.requests import MANIFEST_PROTOCOL
-from swarm.telemetry.samples.records import read as read_samples
+from swarm.telemetry.samples import read as read_samples
+from tests.attacks.attackers import ATTACKS, MARKER, Attack
+from tests.attacks.poison import Poison
+from tests.attacks.poisoned_swarm import Node, Plan, Poisoner
 from tests.nodes.processes import Swarm, address_of, until
 
 from .stranger import Stranger

@@ -17,7 +17,9 @@ from textwrap import dedent
 import psutil
 import pytest
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask, VerificationSettings
+from swarm.environments.config import VerificationSettings
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
@@ -350,7 +352,7 @@ def test_a_worker_under_a_strangers_control_ends_with_its_node(tmp_path: Path) -
     node = f"""
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
-import swarm.environments.verification.process as processes
+import swarm.environments.verification.processes as processes
 from swarm.environments.config import VerificationSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
@@ -458,7 +460,7 @@ def test_rows_are_not_taken_from_elsewhere(cache: Path, tmp_path: Path, monkeypa
     """What prepares data sets may be a stranger's too, and says which files those that grade may read."""
     lies = f"""
     import swarm.environments.verification.worker as worker
-    from swarm.environments.sources.stored import FileRows, StoredRows
+    from swarm.environments.config import FileRows, StoredRows
     rows = StoredRows((FileRows({str(cache)!r} + "/../identity.key", 0, 1),), "")
     worker._prepare = lambda request, send: send(worker.Prepared({{"mine": rows}}, {{}}))
     """

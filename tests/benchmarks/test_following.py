@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.overlap.waiting import StopAndWait, WholeBatches
 from nodes.roles.worker import WorkerNode
-from nodes.simulation.shares import CpuShares, missing
+from nodes.simulation.cell import CpuShares, missing
 from swarm.central.learner import LearnerSettings
 from tests.central.test_follower import Bench
 
@@ -40,11 +40,10 @@ def test_the_worker_samples_its_share_of_a_version_and_stops_until_the_next(monk
     # Two steps of eight rollouts are made of a version, four groups of two of them this worker's: one batch.
     settings = LearnerSettings(max_staleness=1, publish_every=2, rollouts_per_step=8)
     node.__dict__ |= {
-        "_follower": bench.follower,
+        "_assignment": SimpleNamespace(follower=bench.follower, wait=lambda: pauses.append(len(bench.exchange.sent))),
         "_config": SimpleNamespace(learner=settings, generation=SimpleNamespace(group_size=2)),
-        "_wait": lambda: pauses.append(len(bench.exchange.sent)),
     }
-    monkeypatch.setattr(WorkerNode, "step", lambda self: self._follower.run_batch())
+    monkeypatch.setattr(WorkerNode, "step", lambda self: self.assignment.follower.run_batch())
     for version in (0, 2):
         bench.feed.offer(version)
         for _ in range(4):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.common.poison import Poison
 from benchmarks.poison.__main__ import main, rows
-from benchmarks.poison.attacks import ATTACKS
-from benchmarks.poison.swarm import Outcome, Plan, simulate
+from tests.attacks.attackers import ATTACKS
+from tests.attacks.poison import Poison
+from tests.attacks.poisoned_swarm import Outcome, Plan, simulate
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -10,7 +10,6 @@ from msgspec import structs
 from rich.console import Console
 
 from benchmarks.common.larger import ensure_larger
-from benchmarks.common.poison import Poison
 from benchmarks.common.report import Report
 from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
@@ -40,19 +39,20 @@ from benchmarks.sharing.tables import (
     sapo_targets,
 )
 from benchmarks.sharing.timed import by_time, node_cores
+from nodes.simulation.cell import missing
 from nodes.simulation.cells import CELL_FILE, RESULT_FILE, Cell, CellStore, alike, write
+from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns
-from nodes.simulation.members import Member
-from nodes.simulation.shares import missing
 from swarm.config import load_config
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
 from swarm.policy import tiny
 from swarm.policy.config import TINY_SPARSE, PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.telemetry.comparison.outcome import Evaluated, SwarmOutcome
+from swarm.telemetry.benefit.comparison import Evaluated, SwarmOutcome
 from swarm.telemetry.history import PeerHistory
 from swarm.types import Grade
+from tests.attacks.poison import Poison
 from tests.telemetry.outcomes import node, swarm
 
 RIGHT = {"wrong": 0, "inverted": 4, "gibberish": 4, "repetition": 4, "long": 4}

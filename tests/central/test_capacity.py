@@ -29,6 +29,12 @@ TIMES = st.floats(0.1, 1_000)
 DEMANDS = st.builds(Demand, st.integers(1, 2_000), TIMES, st.floats(0, 500), st.integers(1, 12))
 
 
+def overlaps(demand: Demand, rate: float) -> bool:
+    """Whether generation and dissemination fit into a publication period (arXiv:2602.02192, eq. 1)."""
+    required = required_rate(demand)
+    return required is not None and rate >= required * (1 - ROUNDING)
+
+
 def test_by_hand() -> None:
     demand = Demand(rollouts=120, train_s=60.0, broadcast_s=40.0, publish_every=2)
     assert required_rate(demand) == pytest.approx(3.0)  # 120 / (60 - 20)

@@ -17,7 +17,7 @@ SAID = (Completion("x" * NUM_TOKENS, "length", (7,) * NUM_TOKENS, (-0.5,) * NUM_
 class Flood:
     """In place of `TransformersEngine`."""
 
-    def __init__(self, policy: object, settings: object, look_up: Callable[[], bool]) -> None:
+    def __init__(self, setup: object, look_up: Callable[[], bool]) -> None:
         self._look_up = look_up
 
     def swap(self, weights: Mapping[str, object], version: int) -> None:
@@ -37,5 +37,5 @@ class Flood:
 
 
 if __name__ == "__main__":
-    vars(worker).update(load_policy=lambda settings: None, TransformersEngine=Flood)
+    vars(worker).update(open_engine=Flood)
     worker.main()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from swarm.engines.transformers.attention import Group, attend
+from swarm.engines.transformers.layout import Group, attend
 
 
 class _Repeats(nn.Module):

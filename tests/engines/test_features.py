@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from swarm.engines.base import Stops
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.stopping import Stops
-from swarm.engines.vllm.asked import Asked
-from swarm.engines.vllm.features import features, has_media, named, placed, reads_of
 from swarm.engines.vllm.messages import Add, Features, decode_request, encode
+from swarm.engines.vllm.requests import PendingRequests, features, has_media, named, placed, reads_of
 from swarm.engines.vllm.service import VllmService
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
@@ -34,9 +33,9 @@ def policy(family: str, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return readers.load(family, tmp_path_factory.mktemp(family))
 
 
-def asked(policy: Policy) -> Asked:
+def asked(policy: Policy) -> PendingRequests:
     stops = Stops(policy, SAMPLING)
-    return Asked(policy, stops, SAMPLING, seed=1, max_positions=2048)
+    return PendingRequests(policy, stops, SAMPLING, seed=1, max_positions=2048)
 
 
 def test_a_prompt_has_its_tokens_and_every_place_is_of_one_medium(policy: Policy, family: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from multiprocessing.connection import Pipe
 from pathlib import Path
 from threading import Thread
 
@@ -14,7 +13,6 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from swarm.engines.config import GenerationSettings
-from swarm.engines.process.duplex import Duplex
 from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import EngineError, Interrupted, SamplingError, WeightsRefused
@@ -200,20 +198,6 @@ def test_new_weights_do_not_wait_for_whoever_reads_the_answers(flooding: Process
     swaps.start()
     swaps.join(LONG_S)
     assert not swaps.is_alive()
-
-
-def test_an_end_receives_what_was_sent_before_the_other_was_closed() -> None:
-    ours, theirs = Pipe()
-    end = Duplex(ours)
-    assert end.receive(0.0) is None
-    end.send(b"x" * 2**22)
-    theirs.send_bytes(b"last")
-    theirs.close()
-    assert end.receive(LONG_S) == b"last"
-    for _ in range(2):
-        with pytest.raises(EOFError):
-            end.receive(LONG_S)
-    end.send(b"nobody")
 
 
 def test_the_process_has_no_secret(trained: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

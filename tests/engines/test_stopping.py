@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swarm.engines.stopping import Stops
+from swarm.engines.base import Stops
 from swarm.policy.loading import Policy
 from swarm.types import Sampling
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from swarm.engines.config import GenerationSettings, VllmSettings
+from swarm.engines.vllm import delivery
 from swarm.engines.vllm import service as service_module
-from swarm.engines.vllm import transfer
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.messages import Packed, Shared, encode
 from swarm.engines.vllm.service import VllmService
@@ -31,7 +31,7 @@ from tests.engines.test_contract import VLLM_PYTHON
 SAMPLING = Sampling(max_new_tokens=4)
 
 
-class FileBuffer(transfer.GpuBuffer):
+class FileBuffer(delivery.GpuBuffer):
     """A file that another process can read, instead of memory of a GPU."""
 
     place: Path
@@ -65,7 +65,7 @@ def policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Policy:
     policy.dtype = torch.bfloat16
     monkeypatch.setattr(Policy, "device", torch.device("cuda"))
     monkeypatch.setattr(FileBuffer, "place", tmp_path, raising=False)
-    monkeypatch.setattr(transfer, "GpuBuffer", FileBuffer)
+    monkeypatch.setattr(delivery, "GpuBuffer", FileBuffer)
     monkeypatch.setattr(service_module, "release_unused", lambda: None)
     return policy
 
@@ -95,7 +95,7 @@ def lines(file: Path) -> list[str]:
 def test_every_weight_arrives_rounded_and_vllm_samples_from_them(
     policy: Policy, script: Path, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(transfer, "BUFFER_BYTES", room)  # 2**14: less than one of the weights
+    monkeypatch.setattr(delivery, "BUFFER_BYTES", room)  # 2**14: less than one of the weights
     with opened(policy, python) as engine:
         assert versions(engine) == {0} and not lines(script / "transfer"), "it starts with files"
         swap(engine, policy, 3)
@@ -137,7 +137,7 @@ def test_without_a_way_to_share_memory_files_go_and_it_is_said_once(
     def refuse(*_: object) -> None:
         raise RuntimeError("CUDA error: operation not supported")
 
-    monkeypatch.setattr(transfer, "GpuBuffer", refuse)
+    monkeypatch.setattr(delivery, "GpuBuffer", refuse)
     with opened(policy, python) as engine:
         for version in (0, 1, 2):
             assert versions(engine) == {version}
@@ -175,7 +175,7 @@ from torch.multiprocessing import reductions
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from swarm.engines.vllm.messages import Packed
-from swarm.engines.vllm import pieces
+from swarm.engines.vllm import reading
 
 content = torch.arange(6, dtype=torch.bfloat16).view(torch.uint8)
 signature = inspect.signature(reductions.rebuild_cuda_tensor)
@@ -192,9 +192,9 @@ torch.accelerator.synchronize = lambda: None
 taken = []
 model = SimpleNamespace(load_weights=lambda weights: taken.extend(weights))
 vllm = SimpleNamespace(parallel_config=None, model_config=None)
-engine = IPCWeightTransferEngine(WeightTransferConfig(**pieces.CONFIG), vllm, SimpleNamespace(index=0), model)
-engine.init_transfer_engine(engine.parse_init_info(pieces.INIT))
-engine.update_weights(pieces.update_info(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Packed)))
+engine = IPCWeightTransferEngine(WeightTransferConfig(**reading.TRANSFER), vllm, SimpleNamespace(index=0), model)
+engine.init_transfer_engine(engine.parse_init_info(reading.TRANSFER_INIT))
+engine.update_weights(reading.update_info(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Packed)))
 print([(name, value.tolist(), str(value.dtype)) for name, value in taken])
 """
 

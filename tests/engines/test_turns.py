@@ -8,14 +8,12 @@ from itertools import count
 import pytest
 import torch
 
-from swarm.engines import contexts
+from swarm.engines import base
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers import layout
-from swarm.engines.transformers.batch import Batch
-from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.transformers.intake import Intake
-from swarm.engines.transformers.kept import KeptPrefixes
-from swarm.engines.transformers.scheduler import Draft, Room
+from swarm.engines.transformers.batch import Batch, PrefixCache
+from swarm.engines.transformers.engine import Requests, TransformersEngine
+from swarm.engines.transformers.scheduler import Room, SequenceState
 from swarm.engines.transformers.slots import Prefix
 from swarm.policy.loading import Policy
 from swarm.types import Completion, NextTurn, Past, Sampling, Step
@@ -115,11 +113,11 @@ def test_only_what_is_new_of_a_past_is_tokenized(policy: Policy, monkeypatch: py
 
 
 def test_a_past_that_is_another_is_tokenized_anew(policy: Policy) -> None:
-    intake = Intake(policy, SAMPLING, 0, Room(4, 4096))
+    requests = Requests(policy, SAMPLING, 0, Room(4, 4096))
     pasts = [Past(prompt, (Step((7, 8), SHOWN),) * steps) for prompt, steps in (("a", 1), ("a", 3), ("b", 3), ("b", 1))]
     for number, past in enumerate(pasts):
-        draft = intake.turn(NextTurn(0, number + 2, past))
-        assert isinstance(draft, Draft) and draft.prompt == policy.encode(past)
+        sequence = requests.turn(NextTurn(0, number + 2, past))
+        assert isinstance(sequence, SequenceState) and sequence.prompt == policy.encode(past)
 
 
 def test_episodes_of_one_prompt_share_its_reading(policy: Policy) -> None:
@@ -137,7 +135,7 @@ def test_a_call_keeps_the_slots_busy_and_reads_several_prompts_at_a_time(
     used: list[int] = []
     step = Batch.step
 
-    def counting(batch: Batch) -> list[Draft]:
+    def counting(batch: Batch) -> list[SequenceState]:
         finished = step(batch)
         used.append(len(batch._scheduler.rows))
         return finished
@@ -164,7 +162,7 @@ def test_a_call_keeps_the_slots_busy_and_reads_several_prompts_at_a_time(
 
 
 def test_what_is_remembered_of_a_long_call_is_bounded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "MOST_RECENT", 3)
+    monkeypatch.setattr(base, "MOST_RECENT", 3)
     answered = Play(4).run(engine_for(policy))
     monkeypatch.undo()
     assert [said.token_ids for _, said in answered] == [said.token_ids for _, said in Play(4).run(engine_for(policy))]
@@ -179,7 +177,7 @@ def test_kept_reading_stays_within_the_budget_and_what_is_dropped_is_read_again(
     def watched(batch: Batch) -> list[object]:
         finished = step(batch)
         slots = batch._cache.layers[0].keys
-        sizes.append(batch._kept.num_tokens + slots.shape[0] * slots.shape[2])
+        sizes.append(batch._prefixes.num_tokens + slots.shape[0] * slots.shape[2])
         return finished
 
     free = Play(4).run(engine_for(policy))
@@ -229,7 +227,7 @@ def prefix(length: int) -> Prefix:
 
 
 def test_the_oldest_is_dropped_first_and_only_what_continues_is_found() -> None:
-    kept = KeptPrefixes()
+    kept = PrefixCache()
     for episode in range(3):
         kept.put(episode, [episode, 7], prefix(2))
     assert kept.num_tokens == 6

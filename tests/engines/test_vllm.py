@@ -23,12 +23,11 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import asked, handover
+from swarm.engines.vllm import delivery, requests
 from swarm.engines.vllm import service as service_module
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
-from swarm.engines.vllm.process import Call
-from swarm.engines.vllm.service import VllmService
+from swarm.engines.vllm.service import Call, VllmService
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
@@ -138,7 +137,7 @@ def test_tokens_of_a_step_in_flight_belong_to_the_weights_that_sampled_them(
         process.tell(Add(call.id, {0: (5,)}, {}, tuple(Wanted(0, k, seed=k) for k in range(4))))
         while not (script / "holding").exists():
             time.sleep(0.01)
-        with handover.changed_files(policy, service.work) as (directory, _):
+        with delivery.changed_files(policy, service.work) as (directory, _):
             load = process.call(lambda id: Load(id, str(directory), 1, recompute=False, adapters=False))
             (script / "hold").unlink()
             assert isinstance(received(load), Done)
@@ -186,7 +185,7 @@ def test_a_call_that_it_cannot_decode_is_an_error_in_its_words(
     expected = engine.generate(PROMPTS, 2, SAMPLING, 1)
     pid = service.pid
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "completion_seed", lambda *_: 0.5)
+        patched.setattr(requests, "completion_seed", lambda *_: 0.5)
         with pytest.raises(EngineError, match="vLLM refused: ValidationError: Expected `int`, got `float`"):
             engine.generate(PROMPTS, 2, SAMPLING, 1)
     assert engine.generate(PROMPTS, 2, SAMPLING, 1) == expected and service.pid == pid
@@ -228,7 +227,7 @@ def test_a_failed_start_leaves_nothing(
 ) -> None:
     (script / "no-start").touch()
     (tmp_path / "work").mkdir()
-    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path / "work")
+    monkeypatch.setattr(delivery, "SHARED_MEMORY", tmp_path / "work")
     settings = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python))
     with pytest.raises(EngineError, match="no kernel"):
         open_engine(choose_engine(settings, policy), policy, PolicySettings(), settings)
@@ -427,7 +426,7 @@ def test_what_a_real_vllm_compiles_is_found_again_from_another_directory(python:
     keys, works = set(), set()
     for _ in range(2):
         with contextlib.closing(VllmService(policy, settings)) as service:
-            with handover.model_files(policy, service.work) as (directory, state):
+            with delivery.model_files(policy, service.work) as (directory, state):
                 start = service._order(0, directory, state.version)
                 command = [str(VLLM_PYTHON), "-c", KEY, encode(start).hex()]
                 ran = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -553,29 +552,29 @@ def test_weights_go_where_there_is_room(
     places = {tmp_path / "shm": shared, tmp_path / "tmp": temporary}
     for place in places:
         place.mkdir()
-    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path / "shm")
-    monkeypatch.setattr(handover, "gettempdir", lambda: str(tmp_path / "tmp"))
-    monkeypatch.setattr(handover.shutil, "disk_usage", lambda place: SimpleNamespace(free=places[place]))
-    monkeypatch.setattr(handover, "OTHER_FILES_BYTES", 2**26)
+    monkeypatch.setattr(delivery, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(delivery, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(delivery.shutil, "disk_usage", lambda place: SimpleNamespace(free=places[place]))
+    monkeypatch.setattr(delivery, "OTHER_FILES_BYTES", 2**26)
     if temporary:
         expected = tmp_path / ("shm" if shared > 2**26 else "tmp")
-        assert handover.make_work_directory(policy).parent == expected
+        assert delivery.make_work_directory(policy).parent == expected
     else:
         with pytest.raises(EngineError, match=r"no room for .* GiB of weights.*shm has 0.1 GiB free.*--shm-size"):
-            handover.make_work_directory(policy)
+            delivery.make_work_directory(policy)
 
 
 IN_64_MIB = """
 import sys, tempfile
 from pathlib import Path
 from benchmarks.engine.generation import random_policy
-from swarm.engines.vllm import handover
+from swarm.engines.vllm import delivery
 from swarm.errors import EngineError
-handover.SHARED_MEMORY = shared = Path(sys.argv[1])
+delivery.SHARED_MEMORY = shared = Path(sys.argv[1])
 policy = random_policy("25 M")
-print(handover.make_work_directory(policy).parent == Path(tempfile.gettempdir()))
+print(delivery.make_work_directory(policy).parent == Path(tempfile.gettempdir()))
 try:
-    with handover.model_files(policy, shared):
+    with delivery.model_files(policy, shared):
         pass
 except EngineError as error:
     print(error)
@@ -600,7 +599,7 @@ def test_shared_memory_that_fills_up_is_a_clear_error(service: VllmService, monk
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patched:
-        patched.setattr(handover, "save_file", full)
+        patched.setattr(delivery, "save_file", full)
         with pytest.raises(EngineError, match="--shm-size.*No space left on device"):
             service.running(lambda: False)
     assert service.pid is not None and not psutil.pid_exists(service.pid), "it waited for a model"

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture
 def plain_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers started from now on need no library for their tasks."""
-    monkeypatch.setattr("swarm.environments.verification.process.WORKER", "tests.environments.plain_worker")
+    monkeypatch.setattr("swarm.environments.verification.processes.WORKER", "tests.environments.plain_worker")
 
 
 def alter_workers(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def alter_workers(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         f"{dedent(code)}\nfrom swarm.environments.verification.worker import main\nmain()\n"
     )
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("swarm.environments.verification.process.WORKER", "altered_worker")
+    monkeypatch.setattr("swarm.environments.verification.processes.WORKER", "altered_worker")
 
 
 OBEYS = """

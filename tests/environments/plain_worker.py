@@ -6,7 +6,8 @@ import re
 from collections import Counter
 
 import swarm.environments.verification.worker as worker
-from swarm.environments.config import ReasoningGymTask, TaskConfig
+from swarm.environments.config import TaskConfig
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.messages import Setup
 from swarm.types import ProceduralRef, Question, TaskRef
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import swarm.environments.verification.worker as worker
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.verification.channel import write_message
 from swarm.environments.verification.messages import (
     Drawn,
     Failed,
@@ -25,6 +25,10 @@ from swarm.types import Grade, Question, Rejection
 from tests.environments.plain_worker import be_plain
 
 honest = worker._answer
+
+
+def write_message(fd: int, message: bytes) -> None:
+    Connection(os.dup(fd)).send_bytes(message)
 
 
 def graded(*rewards: float, prompt: str = "?", seconds: float = 0.0, **counts: int) -> bytes:

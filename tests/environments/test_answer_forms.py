@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from swarm.environments.answering import READING_VERSION, MatchRule
-from swarm.environments.config import DatasetTask
 from swarm.environments.scoring.finding import by_match_rule
-from swarm.environments.scoring.forms.asked import MAX_CHARS, Asked
-from swarm.environments.scoring.forms.shapes import shape_of
-from swarm.environments.scoring.forms.written import all_written, last_written, read_number
+from swarm.environments.scoring.forms import MAX_CHARS, Asked
 from swarm.environments.scoring.grading import matches, numeric
 from swarm.environments.scoring.mathematics import equivalent, is_answer, is_stated
-from swarm.environments.scoring.reading.notation import normalise
+from swarm.environments.scoring.notation import normalise
+from swarm.environments.scoring.shapes import shape_of
+from swarm.environments.scoring.written import all_written, last_written, read_number
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.errors import Refusal
 from tests.environments import test_grading

@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from reasoning_gym.arithmetic.calendar_arithmetic import CalendarTask
 from reasoning_gym.factory import DATASETS
 
-from swarm.environments.config import ReasoningGymTask
-from swarm.environments.scoring.answer_guard import MAX_ANSWER, MAX_MOVES, REACH, Reach, admitted, is_safe_option
-from swarm.environments.scoring.bounded_json import read_json
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource, dataset_options, make_dataset
+from swarm.environments.scoring.answer_guard import (
+    MAX_ANSWER,
+    MAX_MOVES,
+    REACH,
+    Reach,
+    admitted,
+    is_safe_option,
+    read_json,
+)
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask, dataset_options, make_dataset
 from tests.environments.test_scorers import EVALUATED
 
 PAYLOADS = [

@@ -14,8 +14,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from swarm.environments.config import DatasetTask, VerificationSettings
+from swarm.environments.config import VerificationSettings
 from swarm.environments.sources.columns import MalformedRow
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError

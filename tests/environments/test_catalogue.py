@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from swarm.environments.catalogue import catalogue
+from swarm.environments.sources.reasoning_gym import catalogue
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_broken_and_slow_datasets_do_not_break_the_list(monkeypatch: pytest.Monk
     monkeypatch.setattr(DATASETS["gcd"][0], "__getitem__", fail)
     monkeypatch.setattr(DATASETS["lcm"][0], "__getitem__", hang)
     kept = {name: DATASETS[name] for name in ("gcd", "lcm", "products")}
-    monkeypatch.setattr("swarm.environments.catalogue.DATASETS", kept)
+    monkeypatch.setattr("swarm.environments.sources.library.DATASETS", kept)
     gcd, lcm, products = catalogue(time_limit_s=2.0)
     assert "no words left" in gcd.error and "2.0 s" in lcm.error and not products.error
     assert products.question and gcd.options

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from swarm.environments.config import DatasetTask
-from swarm.environments.scoring.choices import Choices, position
-from swarm.environments.sources.choice_columns import ChoiceColumns
+from swarm.environments.scoring.grading import Choices, position
 from swarm.environments.sources.columns import MalformedRow
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.items import ChoiceColumns
 
 CITIES = Choices(("Rome", "Paris", "Athens"), right=1)
 

@@ -10,15 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.environments.config import DatasetTask, DataSettings, ReasoningGymTask, VerificationSettings
+from swarm.environments.config import DataSettings, VerificationSettings
 from swarm.environments.conversion import limits
-from swarm.environments.conversion.counting import Conversion
+from swarm.environments.conversion.counting import Conversion, stated_by
 from swarm.environments.conversion.limits import Limits
-from swarm.environments.conversion.stated import stated_by
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import store
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.verification.messages import Prepared
 from swarm.environments.verification.pool import VerificationPool
-from swarm.environments.verification.preparation import Preparation
+from swarm.environments.verification.processes import Preparation
 from swarm.errors import TaskError
 
 from .altered import alter_workers
@@ -141,9 +142,9 @@ def test_a_pool_leaves_out_what_takes_too_much_and_serves_the_rest(
 
 ABORTS = """
 import os
-import swarm.environments.verification.worker as worker
-honest = worker._stored
-worker._stored = lambda config, *rest: os.abort() if config.name == "aborts" else honest(config, *rest)
+from swarm.environments.sources.dataset import DatasetTask
+honest = DatasetTask.store
+DatasetTask.store = lambda config, *rest: os.abort() if config.name == "aborts" else honest(config, *rest)
 """
 """As a library in C++ that finds no memory."""
 

@@ -10,13 +10,10 @@ from msgspec import DecodeError
 from msgspec.structs import replace
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
-from swarm.environments.config import TaskConfig, VerificationSettings
-from swarm.environments.episodes.config import NumberGuessingTask
-from swarm.environments.episodes.number_guessing import NumberGuessing
-from swarm.environments.episodes.replay import MAX_OBSERVATION_CHARS, Replay, replay
+from swarm.environments.config import Failures, TaskConfig, VerificationSettings
+from swarm.environments.episodes.number_guessing import NumberGuessing, NumberGuessingTask
 from swarm.environments.episodes.source import EnvironmentSource
-from swarm.environments.failures import Failures
-from swarm.environments.mixture import TaskMixture
+from swarm.environments.mixture import MAX_OBSERVATION_CHARS, Replay, TaskMixture, replay
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
@@ -30,7 +27,7 @@ from swarm.environments.verification.messages import (
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Verifier
-from swarm.types import Earned, End, EpisodeRef, Grade, Observation, Rejection, Text, earned, observation_text
+from swarm.types import EpisodeRef, Grade, Observation, Rejection, StepReward, Terminal, Text, earned, observation_text
 
 GAME = NumberGuessingTask()
 HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
@@ -39,8 +36,8 @@ HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
 class Patient:
     """Answers every action with itself, twice, and ends at `stop`."""
 
-    def step(self, action: str) -> Observation | End:
-        return End(0.5) if action == "stop" else (Text(action), Text(action))
+    def step(self, action: str) -> Observation | Terminal:
+        return Terminal(0.5) if action == "stop" else (Text(action), Text(action))
 
 
 def hidden(task: NumberGuessingTask, seed: int, index: int) -> int:
@@ -49,7 +46,7 @@ def hidden(task: NumberGuessingTask, seed: int, index: int) -> int:
     for number in numbers:
         game = NumberGuessing(task.highest)
         game.reset(seed, index)
-        if game.step(str(number)) == End(1.0):
+        if game.step(str(number)) == Terminal(1.0):
             return number
     raise AssertionError("no number is right")
 
@@ -59,7 +56,7 @@ def test_number_guessing_by_hand() -> None:
     assert observation_text(game.reset(3, 4)) == "Guess my number from 1 to 7."
     assert game.step("0") == HIGHER and game.step("let it be 12, no, 99") == LOWER
     assert game.step("I don't know") == (Text("Guess a number."),)
-    assert game.step(f"not {number + 1} but {number}") == End(1.0)
+    assert game.step(f"not {number + 1} but {number}") == Terminal(1.0)
     assert {hidden(GAME, 3, index) for index in range(60)} == set(range(1, 8))
 
 
@@ -82,8 +79,8 @@ def test_turns_that_leave_fewer_numbers_earn_a_part_of_the_return() -> None:
 class Paying:
     """Every action earns the number that it is."""
 
-    def step(self, action: str) -> Observation | End:
-        return (Text("more?"), Earned(float(action)))
+    def step(self, action: str) -> Observation | Terminal:
+        return (Text("more?"), StepReward(float(action)))
 
 
 def test_turns_add_up_to_the_return_which_is_at_most_1() -> None:
@@ -125,8 +122,8 @@ class Failing(NumberGuessing):
             raise KeyError("no such start")
         return super().reset(seed, index)
 
-    def step(self, action: str) -> Observation | End:
-        return {"nan": End(math.nan), "two": End(2.0)}.get(action) or super().step(str(int(action)))
+    def step(self, action: str) -> Observation | Terminal:
+        return {"nan": Terminal(math.nan), "two": Terminal(2.0)}.get(action) or super().step(str(int(action)))
 
 
 def test_an_environment_that_fails_is_data_and_not_a_crash() -> None:
@@ -210,6 +207,6 @@ def test_no_worker_can_make_up_more_than_its_episodes_have() -> None:
     assert not accepts((), ((Text("x" * MAX_PROMPT_CHARS),),))
     assert not accepts(((Text(""),) * (MAX_PROMPT_CHARS + 1),), ()), "empty parts take memory, too"
     for reward in (math.nan, math.inf, -0.5, 1.5):
-        sent = encode(Graded(Grade("", (0.0, 0.0), 0.0, (((Earned(reward),),), ())), {}))
+        sent = encode(Graded(Grade("", (0.0, 0.0), 0.0, (((StepReward(reward),),), ())), {}))
         with pytest.raises(DecodeError):
             decode_reply(sent)

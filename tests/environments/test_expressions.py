@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reasoning_gym.factory import DATASETS
 
-from swarm.environments.scoring.antiderivatives import is_antiderivative
 from swarm.environments.scoring.expressions import MAX_CHARACTERS, MAX_TOKENS, Number, Unreadable, evaluate, parse
-from swarm.environments.scoring.own_scorers import (
+from swarm.environments.scoring.scorers import (
     OWN_SCORERS,
+    WrittenOut,
     coin_flip,
     countdown,
     integration,
+    is_antiderivative,
     polynomial_multiplication,
     puzzle24,
 )
-from swarm.environments.scoring.polynomials import WrittenOut
 from swarm.environments.sources.reasoning_gym import make_dataset
 from tests.environments.hostile_answers import HOSTILE
 

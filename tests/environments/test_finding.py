@@ -16,12 +16,14 @@ from pydantic import ValidationError
 from reasoning_gym.utils import extract_answer
 
 from swarm.environments.answering import FindSettings
-from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.scoring.finding import MAX_SEARCHED_CHARS as MAX_CHARS
 from swarm.environments.scoring.finding import finder, last_box, last_number, last_pair, whole
 from swarm.environments.scoring.patterns import MAX_SEARCHED_CHARS as MAX_PATTERN_CHARS
 from swarm.environments.scoring.patterns import LinearPattern
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.environments.answering import MatchRule
+from swarm.environments.scoring.expressions import number_of, read
 from swarm.environments.scoring.finding import by_match_rule
 from swarm.environments.scoring.grading import exact, last_number, matches, numeric
-from swarm.environments.scoring.latex import boxed_content
 from swarm.environments.scoring.mathematics import NUM_POINTS, _Comparison, equivalent
-from swarm.environments.scoring.values import number_of, read
+from swarm.environments.scoring.statements import boxed_content
 
 
 @pytest.mark.parametrize(

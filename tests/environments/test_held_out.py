@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import DatasetTask, PythonTask, ReasoningGymTask, TaskConfig
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.config import TaskConfig
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.sources.held_out import FIRST_SUBSTITUTE, HeldApart
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.procedural import FIRST_SUBSTITUTE, HeldApart
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
+from swarm.environments.task import PythonTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import TaskError
@@ -179,7 +181,7 @@ def test_groups_on_rows_for_evaluation_are_refused_and_count_against_their_sende
     trained = [graded.group for local, external in updater.batches for graded in (*local, *external)]
     assert {group.peer_id for group in trained} == {honest.peer_id, receiver.peer_id}
     assert all(isinstance(group.question, DatasetRef) and group.question.row % 10 != 9 for group in trained)
-    account = receiver._exchange.book.stats()[cheat.peer_id]  # type: ignore[attr-defined]
+    account = receiver.external._exchange.book.stats()[cheat.peer_id]  # type: ignore[attr-defined]
     assert account.dropped["held_out"] == sent
     assert account.offence > 0.9 * sent * OFFENCES[Reason.HELD_OUT]
 

@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from swarm.environments.answering import RewardSettings
-from swarm.environments.config import DatasetTask
 from swarm.environments.sources.columns import MalformedRow
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource, _is_plain, _row, store
 from swarm.errors import Refusal, TaskError
 from swarm.types import HELD_OUT_STREAMS, DatasetRef, Message, ProceduralRef

@@ -15,11 +15,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from swarm.environments.config import DatasetTask, VerificationSettings
+from swarm.environments.config import VerificationSettings
+from swarm.environments.decoding.files import MediaSettings
 from swarm.environments.decoding.pictures import read_picture
-from swarm.environments.decoding.settings import MediaSettings
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.modalities import modalities
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.pool import VerificationPool
@@ -78,7 +78,7 @@ def test_a_picture_is_found_however_it_is_stored(how: str, tmp_path: Path) -> No
     path = parquet(tmp_path, [{"question": "What?", "answer": "1", "image": value}] * 3, features)
     config = task(path, images="image")
     assert asked(config) == user(IMAGES[0], "What?")
-    assert modalities(config) == {"image"} and modalities(task(path)) == frozenset()
+    assert config.media == {"image"} and task(path).media == frozenset()
 
 
 def test_verls_rows_have_places_in_their_messages(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_lists_of_parts_have_places_or_hold_the_picture_themselves(tmp_path: Pat
     assert asked(config) == user("Between", IMAGES[0], "and", IMAGES[1])
     with pytest.raises(TaskError, match="the task's `inline` does not list"):
         asked(task(path, prompt="messages", images="images"))
-    assert modalities(task(path, prompt="messages", inline=["image"])) == {"image"}
+    assert task(path, prompt="messages", inline=["image"]).media == {"image"}
 
 
 def test_a_url_that_is_its_own_picture_is_read_and_no_other(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_without_places_media_precede_the_last_text_of_the_user(tmp_path: Path) 
     assert (first, second, text) == (*IMAGES[:2], Text("What? Please."))
     assert isinstance(heard, Audio) and (heard.rate, len(heard.samples)) == (4_000, 800)
     assert isinstance(seen, Video) and (seen.num_frames, seen.frames_per_s) == (4, 2.0)
-    assert modalities(config) == {"image", "audio", "video"}
+    assert config.media == {"image", "audio", "video"}
 
 
 def test_choices_and_the_request_follow_the_last_text(tmp_path: Path) -> None:
@@ -267,13 +267,13 @@ def test_what_is_shown_is_part_of_the_options_and_nothing_else_is(tmp_path: Path
 def test_text_alone_imports_no_library_for_media(tmp_path: Path) -> None:
     path = jsonl(tmp_path, [{"question": "?", "answer": "1"}] * 3)
     code = (
-        "import sys\nfrom swarm.environments.config import DatasetTask\n"
+        "import sys\nfrom swarm.environments.sources.dataset import DatasetTask\n"
         "from swarm.environments.mixture import TaskMixture\n"
         f"rows = DatasetTask(kind='dataset', name='rows', path={str(path)!r})\n"
         "mixture = TaskMixture([rows])\n"
         "mixture.question(0, 0, task='rows')\n"
         "print({'PIL', 'soundfile', 'av', 'sklearn', 'swarm.environments.decoding.pictures',"
-        " 'swarm.environments.generated.drawing'} & set(sys.modules))"
+        " 'swarm.environments.decoding.pixels'} & set(sys.modules))"
     )
     environment = {**os.environ, "USE_TORCH": "0"}
     said = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
@@ -283,7 +283,11 @@ def test_text_alone_imports_no_library_for_media(tmp_path: Path) -> None:
 def test_a_missing_library_is_named_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pets(tmp_path / "pets")
     for setting, library in (("images", "PIL"), ("audios", "soundfile"), ("videos", "av")):
-        for name in [name for name in sys.modules if name.startswith("swarm.environments.decoding.")]:
+        for name in [
+            name
+            for name in sys.modules
+            if name.startswith(("swarm.environments.decoding.", "swarm.extras.audio_video."))
+        ]:
             if name.endswith(("pictures", "sounds", "clips", "colours")):
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, library, None)

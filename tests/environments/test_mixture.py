@@ -11,12 +11,14 @@ import msgspec
 import pytest
 
 from swarm.environments.answering import RewardSettings
-from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig
-from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
+from swarm.environments.config import Context, TaskConfig
+from swarm.environments.mixture import Bounds, TaskMixture
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import Refusal, TaskError
-from swarm.protocols import Answered
+from swarm.protocols import Answered, Source
 from swarm.types import Grade, Question, TaskRef, TaskSpec
 
 
@@ -157,7 +159,7 @@ def test_tasks_of_a_run_that_take_too_much_memory_or_time_are_left_out() -> None
 
     def make(config: TaskConfig, counts: Counter[str]) -> Source:
         taken[0] += 300 if config.name == "gcd" else 40
-        return make_source(config, counts)
+        return config.build(Context(counts))
 
     tasks = [ReasoningGymTask(name=name) for name in ("lcm", "gcd", "basic_arithmetic")]
     mixture = TaskMixture(tasks, True, make, Bounds(lambda: taken[0], 200))
@@ -171,7 +173,7 @@ def test_tasks_of_a_run_that_take_too_much_memory_or_time_are_left_out() -> None
 
 FORGETS = """
 from swarm.environments.sources.lru import LruCache
-from swarm.environments.verification.memory import TaskMemory
+from swarm.environments.sandbox.usage import TaskMemory
 
 memory, cache = TaskMemory(2**24), LruCache(1_000)
 memory.begin()

@@ -14,12 +14,12 @@ import pytest
 
 from swarm.config import load_config
 from swarm.environments.code import GROUP, code_digest, load, resolved
-from swarm.environments.config import DatasetTask, PythonTask, VerificationSettings
+from swarm.environments.config import VerificationSettings
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.modalities import modalities
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
-from swarm.environments.sources.python import PythonSource
 from swarm.environments.specs import CODE, LOCAL, from_specs, to_specs, why_left_out
+from swarm.environments.task import PythonSource, PythonTask
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
 from swarm.types import HELD_OUT_STREAMS, Grade, ProceduralRef, Question, Rejection, TaskSpec, Text
@@ -316,7 +316,7 @@ def test_a_question_of_one_s_own_has_a_picture_in_every_process(tmp_path: Path) 
     assert not isinstance(here.prompt, str)
     image, text = here.prompt[0].parts
     assert isinstance(image, Image) and text == Text("Dark or bright?\nOne word.")
-    assert modalities(config) == {"image"} and from_specs(to_specs([config]), code={"own": config.target}) == (config,)
+    assert config.media == {"image"} and from_specs(to_specs([config]), code={"own": config.target}) == (config,)
     right, wrong = ("bright", "dark") if image.pixels[0] >= 128 else ("dark", "bright")
     with closing(VerificationPool([config], VerificationSettings())) as pool:
         assert pool.draw(3, 1, 1) == [here]

@@ -20,8 +20,10 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.messages import (
     Draw,
@@ -266,7 +268,7 @@ def test_who_floods_the_queue_displaces_itself() -> None:
 
 
 def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.environments.verification.process.WORKER", "tests.environments.rubbish_worker")
+    monkeypatch.setattr("swarm.environments.verification.processes.WORKER", "tests.environments.rubbish_worker")
     with closing(VerificationPool([PLAIN], VerificationSettings(time_limit_s=600, workers=2))) as pool:
         question = pool.draw(1, 0, 1)[0]
         for number, what in enumerate(RUBBISH, start=1):
@@ -325,7 +327,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, starts: Iterator[bool]) -> None:
         return real(*arguments, **keywords)  # type: ignore[call-overload]
 
     real = subprocess.Popen
-    monkeypatch.setattr("swarm.environments.verification.process.subprocess.Popen", popen)
+    monkeypatch.setattr("swarm.children.subprocess.Popen", popen)
 
 
 @pytest.mark.usefixtures("plain_workers")
@@ -391,8 +393,8 @@ def test_waits_for_strangers_add_up_to_a_worker_that_ends_when_it_is_not_needed_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alter_workers(TAKES_ITS_TIME, tmp_path, monkeypatch)
-    monkeypatch.setattr("swarm.environments.verification.patience.PATIENCE_S", 4.0)
-    monkeypatch.setattr("swarm.environments.verification.patience.RESERVED_S", 1.0)
+    monkeypatch.setattr("swarm.environments.verification.dispatcher.MAX_WAIT_S", 4.0)
+    monkeypatch.setattr("swarm.environments.verification.dispatcher.RESERVED_S", 1.0)
     with closing(VerificationPool([PLAIN], VerificationSettings())) as pool:
         first = pool.draw(1, 0, 1)
         (pid,) = pool.worker_pids()
@@ -486,12 +488,12 @@ def test_an_idle_worker_that_dies_is_replaced(calm: VerificationPool) -> None:
 PARENT = """
 import sys, time
 from swarm.environments.config import VerificationSettings
-from swarm.environments.verification import process
+from swarm.environments.verification import processes
 from swarm.environments.verification.messages import Draw, DrawnSeveral, DrawSeveral, in_order
 from swarm.environments.verification.pool import VerificationPool
 from tests.environments.plain_worker import HANGING, PLAIN, POISON
 if __name__ == "__main__":
-    process.WORKER = "tests.environments.plain_worker"
+    processes.WORKER = "tests.environments.plain_worker"
     made = VerificationPool([PLAIN, HANGING], VerificationSettings(time_limit_s=2))
     made.draw(1, 0, 1)
     if sys.argv[1] == "hangs":

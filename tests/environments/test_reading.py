@@ -9,15 +9,13 @@ import pytest
 
 from benchmarks.grading.pairs import SETS, Pair, graded
 from swarm.environments.scoring.grading import matches
-from swarm.environments.scoring.mathematics import equivalent
-from swarm.environments.scoring.reading.characters import plain_characters
-from swarm.environments.scoring.reading.notation import MAX_CHARS, notation
-from swarm.environments.scoring.reading.regions import region_of
-from swarm.environments.scoring.reading.separators import decimal_points, plain_digits
-from swarm.environments.scoring.reading.statements import answer_in
+from swarm.environments.scoring.mathematics import equivalent, region_of
+from swarm.environments.scoring.notation import MAX_CHARS, decimal_points, notation, plain_characters, plain_digits
+from swarm.environments.scoring.statements import answer_in
 
 MOST_OTHERWISE = 9
-"""Of Math-Verify's 194: work left to do, rounding to two places, and conventions of their own (docs/results.md)."""
+"""Pairs of Math-Verify's 194: work left to do, rounding to two places, and its conventions
+(benchmarks/results/learning.md)."""
 
 
 def otherwise(pairs: tuple[Pair, ...]) -> list[Pair]:

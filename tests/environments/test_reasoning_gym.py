@@ -14,8 +14,8 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from swarm.environments.answering import RewardSettings
-from swarm.environments.config import ReasoningGymTask, VerificationSettings
-from swarm.environments.sources.reasoning_gym import ITEMS_PER_DATASET, ReasoningGymSource
+from swarm.environments.config import VerificationSettings
+from swarm.environments.sources.reasoning_gym import ITEMS_PER_DATASET, ReasoningGymSource, ReasoningGymTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import Refusal, TaskError
@@ -207,7 +207,7 @@ def test_generating_leaves_the_process_random_state_alone() -> None:
 
 DRAW_ALL = """
 import json, sys, msgspec
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.sources.reasoning_gym import ReasoningGymSource
 out = []
 for name in json.loads(sys.argv[1]):

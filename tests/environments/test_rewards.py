@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from swarm.environments.answering import QuestionSettings
 from swarm.environments.config import TASK_LIST, VerificationSettings
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.rewards import OverlongReward
-from swarm.environments.scoring.combination import has_tags, overlong
+from swarm.environments.rewards import OverlongReward, has_tags, overlong
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.messages import Graded, GradeGroup, in_order

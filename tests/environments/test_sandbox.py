@@ -141,12 +141,12 @@ def test_rooms_of_the_dead_are_swept_those_of_the_living_stay(tmp_path: Path) ->
 def test_a_worker_is_told_nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "HTTPS_PROXY", "HF_ENDPOINT"):
         monkeypatch.setenv(name, "secret")
-    assert "secret" not in directories.environment(tmp_path, "").values()
-    assert directories.environment(tmp_path, "")["HOME"] == str(tmp_path)
-    for_strangers = directories.download_environment(tmp_path, "", with_secrets=False)
+    assert "secret" not in directories.environment(tmp_path).values()
+    assert directories.environment(tmp_path)["HOME"] == str(tmp_path)
+    for_strangers = directories.download_environment(tmp_path, with_secrets=False)
     assert {name for name, value in for_strangers.items() if value == "secret"} == {"HTTPS_PROXY", "HF_ENDPOINT"}
     assert not (set(os.environ) & {"HF_TOKEN_PATH"}) and "HF_TOKEN_PATH" not in for_strangers
-    own = directories.download_environment(tmp_path, "", with_secrets=True)
+    own = directories.download_environment(tmp_path, with_secrets=True)
     assert own["HF_TOKEN"] == "secret" and own["HF_TOKEN_PATH"] == str(directories.token_file())
 
 

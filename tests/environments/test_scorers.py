@@ -17,16 +17,15 @@ from reasoning_gym.factory import DATASETS
 from reasoning_gym.games.rush_hour import Board
 
 from swarm.environments.answering import RewardSettings
-from swarm.environments.config import ReasoningGymTask
 from swarm.environments.scoring.answer_guard import REACH, Reach
-from swarm.environments.scoring.own_scorers import OWN_SCORERS
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource, make_dataset
+from swarm.environments.scoring.scorers import OWN_SCORERS
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask, make_dataset
 from swarm.errors import TaskError
 from tests.environments.hostile_answers import HOSTILE
 
 ROOT = Path(__file__).parents[2]
 READ = Path(__file__).with_name("scorers_read.json")
-PAGE = ROOT / "docs" / "scorers.md"
+PAGE = ROOT / "benchmarks" / "results" / "scorers.md"
 
 EVALUATED = {
     "binary_matrix",
@@ -78,7 +77,7 @@ def test_the_page_says_the_same() -> None:
 def test_the_scorer_is_the_one_that_was_read(name: str) -> None:
     assert source_digest(name) == json.loads(READ.read_text())[name], (
         f"the source of {name}'s scorer changed: read what of an answer reaches what, mend answer_guard.py and "
-        f"docs/scorers.md, then write {source_digest(name)} into {READ.name}"
+        f"benchmarks/results/scorers.md, then write {source_digest(name)} into {READ.name}"
     )
 
 

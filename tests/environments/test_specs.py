@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.environments.config import DatasetTask, ReasoningGymTask
 from swarm.environments.digests import digest
-from swarm.environments.fields import is_hub_id
+from swarm.environments.sources.dataset import DatasetTask, is_hub_id
 from swarm.environments.sources.hf_datasets import DatasetSource
-from swarm.environments.specs import from_specs, is_founders_own, is_on_disk, to_specs, why_left_out
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
+from swarm.environments.specs import from_specs, is_founders_own, to_specs, why_left_out
 from swarm.errors import TaskError
 from swarm.types import TaskSpec
 
@@ -82,7 +82,7 @@ def test_whatever_the_path_no_disk_is_looked_at(path: str) -> None:
         return
     for config in configs:
         assert isinstance(config, DatasetTask) and config.public and is_hub_id(config.path)
-        assert not is_on_disk(config)
+        assert not config.is_on_disk
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_founder_is_told_what_members_would_refuse() -> None:
 
 
 def test_a_path_too_long_for_the_disk_is_not_on_it() -> None:
-    assert not is_on_disk(DatasetTask(kind="dataset", name="rows", path="x" * 5_000))
+    assert not DatasetTask(kind="dataset", name="rows", path="x" * 5_000).is_on_disk
     with pytest.raises(TaskError):
         DatasetSource(DatasetTask(kind="dataset", name="rows", path=f"{os.sep}{'x' * 5_000}"))
 

@@ -7,9 +7,8 @@ import sys
 
 PROBE = """
 import sys
-from swarm.environments.config import ReasoningGymTask
-from swarm.environments.verification.worker import _import_libraries
-_import_libraries((ReasoningGymTask(name="game_of_life"),))
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
+ReasoningGymTask(name="game_of_life").import_libraries()
 from reasoning_gym import create_dataset
 entry = create_dataset("game_of_life", seed=1, size=1)[0]
 print([name for name in sys.modules if name.startswith(("matplotlib", "mpl"))], entry["answer"][:2])

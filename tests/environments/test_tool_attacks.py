@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm.environments.config import PythonTask, VerificationSettings
-from swarm.environments.tools.python import OUTPUT_BYTES, PythonTool
+from swarm.environments.config import VerificationSettings
+from swarm.environments.task import PythonTask
 from swarm.environments.verification.pool import VerificationPool
+from swarm.extras.wasm.python import OUTPUT_BYTES, PythonTool
 from swarm.types import Grade, observation_text
 
 pytest.importorskip("wasmtime", reason="needs the extra tools")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from swarm.environments.config import ReasoningGymTask, TaskConfig, VerificationSettings
+from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.scoring.expressions import MAX_BITS
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TOOL_TASK
 from swarm.environments.tools.base import MAX_CALL_CHARS, TOO_LONG, last_call
@@ -139,7 +140,7 @@ def test_a_manifest_carries_the_tool() -> None:
 
 
 def test_without_the_extra_the_python_tool_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.environments.tools.python.find_spec", lambda name: None)
+    monkeypatch.setattr("swarm.extras.wasm.python.find_spec", lambda name: None)
     with pytest.raises(TaskError, match="make install-tools"):
         TaskMixture((ReasoningGymTask(name="products", tool="python"),))
 

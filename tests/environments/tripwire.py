@@ -16,8 +16,7 @@ import sys
 import time
 from contextlib import redirect_stdout
 
-from swarm.environments.config import ReasoningGymTask
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource, make_dataset
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask, make_dataset
 from tests.environments.hostile_answers import ESCAPES, HOSTILE
 
 WATCHED = ("exec", "compile", "import", "open", "os.", "subprocess.", "ctypes.", "socket.", "pickle.", "shutil.")

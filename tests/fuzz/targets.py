@@ -18,21 +18,20 @@ import yaml
 import zstandard
 from torch.nn import Linear, Sequential
 
-from nodes.roles.run import manifest_values
+from nodes.boot.manifest import manifest_values
 from swarm.config import NodeConfig, load_config
-from swarm.environments.config import DatasetTask, ReasoningGymTask
-from swarm.environments.conversion.stated import UNREADABLE, stated_by
-from swarm.environments.scoring.antiderivatives import is_antiderivative
-from swarm.environments.scoring.bounded_json import read_json
+from swarm.environments.conversion.counting import UNREADABLE, stated_by
+from swarm.environments.scoring.answer_guard import read_json
 from swarm.environments.scoring.expressions import Unreadable, parse
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.forms.asked import Asked
-from swarm.environments.scoring.forms.shapes import shape_of
+from swarm.environments.scoring.forms import Asked
 from swarm.environments.scoring.grading import matches
 from swarm.environments.scoring.mathematics import is_stated
-from swarm.environments.scoring.own_scorers import OWN_SCORERS
-from swarm.environments.scoring.reading.notation import normalise
-from swarm.environments.sources.reasoning_gym import ReasoningGymSource
+from swarm.environments.scoring.notation import normalise
+from swarm.environments.scoring.scorers import OWN_SCORERS, is_antiderivative
+from swarm.environments.scoring.shapes import shape_of
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymSource, ReasoningGymTask
 from swarm.environments.tools.calculator import Calculator
 from swarm.errors import (
     BackupError,
@@ -66,20 +65,19 @@ from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.net.services.diagnosis import DialBacks
 from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers, serve_heartbeats
 from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
-from swarm.net.snapshots.plan import Place
-from swarm.page.leaderboard import kinds, leaders
-from swarm.page.node import NodeReader
+from swarm.net.snapshots.plan import Slot
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
 from swarm.policy.tiny import tiny_config
 from swarm.policy.turns import RENDERER
 from swarm.policy.weights import check_weights, read_snapshot
+from swarm.telemetry.nodes import NodeReader, kinds, leaders
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event
 from swarm.telemetry.records import encode as encode_event
-from swarm.telemetry.samples.records import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn
-from swarm.telemetry.samples.records import encode as encode_sample
-from swarm.telemetry.samples.records import read as read_samples
+from swarm.telemetry.samples import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn
+from swarm.telemetry.samples import encode as encode_sample
+from swarm.telemetry.samples import read as read_samples
 from swarm.types import Heartbeat, Orders
 from tests.environments.bombs import COMPRESSED, ROWS, parquet
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors
@@ -153,7 +151,7 @@ def _messages() -> dict[str, Target]:
 
     peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, CurrentRun(None, manifest), Counters(), lambda: NOW)
     referrals = Referrals(peers.is_record_of)
-    place = Place((FOUNDER.peer_id,), 2, None)
+    slot = Slot((FOUNDER.peer_id,), 2, None)
 
     def encoded(*values: object) -> tuple[bytes, ...]:
         return tuple(msgspec.msgpack.encode(value) for value in values)
@@ -204,7 +202,7 @@ def _messages() -> dict[str, Target]:
             (Refusal,),
         ),
         "snapshot announcement": Target(
-            decoder(SnapshotAnnouncement), encoded(SnapshotAnnouncement(b"sealed", place)), MESSAGE_ERRORS
+            decoder(SnapshotAnnouncement), encoded(SnapshotAnnouncement(b"sealed", slot)), MESSAGE_ERRORS
         ),
         "snapshot chunks": Target(decoder(ChunksRequest), encoded(ChunksRequest(3, "whole", 0)), MESSAGE_ERRORS),
         "ticket": Target(_open_link, encoded(Ticket(40_000, bytes(32), bytes(32)))),

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.common.report import Report, row
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.vllm import delivery, transfer
+from swarm.engines.vllm import delivery
 from swarm.engines.vllm.engine import VllmEngine
 from swarm.engines.vllm.service import VllmService
 from swarm.policy.loading import Policy
@@ -102,7 +102,7 @@ def test_weights_reach_it_through_memory_of_the_gpu(
     policy: Policy, vllm_python: Path, monkeypatch: pytest.MonkeyPatch, sleep: bool
 ) -> None:
     monkeypatch.setattr(delivery, "changed_files", None)  # no file is written
-    monkeypatch.setattr(transfer, "BUFFER_BYTES", 2**16)  # several pieces
+    monkeypatch.setattr(delivery, "BUFFER_BYTES", 2**16)  # several pieces
     with _vllm(policy, vllm_python, sleep=sleep, transfer="ipc") as engine:
         for _ in range(3):
             assert _agree(policy, engine) < 0.05

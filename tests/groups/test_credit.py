@@ -9,7 +9,7 @@ import torch
 
 from swarm.algorithms import advantages
 from swarm.groups.credit import credited_turns, raised, turn_advantages
-from swarm.types import Completion, Earned, GradedGroup, Observation, Text, Turn
+from swarm.types import Completion, GradedGroup, Observation, StepReward, Text, Turn
 from tests.example_groups import graded, rollout_group
 
 
@@ -44,7 +44,7 @@ def test_an_update_may_raise_a_turn_of_an_episode_whose_return_is_low() -> None:
 
     def episode(first: float) -> tuple[Completion, tuple[Observation, ...]]:
         turns = (Turn(1, 0, "stop"), Turn(1, 0, "stop"))
-        return Completion("ab", "stop", turns=turns), ((Text("go on"), Earned(first)),)
+        return Completion("ab", "stop", turns=turns), ((Text("go on"), StepReward(first)),)
 
     (one, shown), (other, also_shown) = episode(0.9), episode(0.0)
     group = rollout_group(completions=(one, other), rewards=(0.9, 0.3))
@@ -67,7 +67,7 @@ def test_returns_that_differ_by_rounding_raise_nothing() -> None:
     turns = (Turn(1, 0, "stop"), Turn(1, 0, "stop"))
     completions = tuple(Completion("ab", "stop", turns=turns) for _ in range(4))
     first, rewards = (0.7, 0.7, 0.7, 0.1), (0.9, 0.9, 0.9, 0.3)
-    shown = tuple(((Text("go on"), Earned(each)),) for each in first)
+    shown = tuple(((Text("go on"), StepReward(each)),) for each in first)
     group = GradedGroup(rollout_group(completions=completions, rewards=rewards), "question", rewards, shown)
 
     def centred(returns: Sequence[float]) -> list[float]:

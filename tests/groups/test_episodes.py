@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.episodes.config import NumberGuessingTask
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.groups.episodes import FinishedGroup, digest, is_whole, joined, run_episodes
 from swarm.protocols import Turns

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.membership.transport import MemberTransport
@@ -62,9 +61,17 @@ async def _end_tasks() -> None:
 
 
 class DirectNetwork:
+    uses_relays = dials_claims = False
+
     def __init__(self, hub: DirectHub, member: Member) -> None:
         self._hub = hub
         self._member = member
+
+    def can_dial(self, address: str) -> bool:
+        return True
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        raise PeerUnreachable(f"{peer_id} is not on this hub")
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         chunks = self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES)
@@ -86,7 +93,7 @@ class DirectNetwork:
                     if not isinstance(frame, bytes):
                         await until(frame, AsyncioRuntime(), LOOK_AGAIN_S)
                         continue
-                    await asyncio.sleep(asked.answering.uploads.spend(len(frame)) if frame else NOT_YET_S)
+                    await asyncio.sleep(asked.answering.pace(len(frame)) if frame else NOT_YET_S)
                     unread += frame
             block, unread = unread[:count], unread[count:]
             return block
@@ -101,8 +108,7 @@ class DirectNetwork:
 
 class DirectSession(MemberSession):
     def __init__(self, member: Member, hub: DirectHub) -> None:
-        runtime = AsyncioRuntime()
-        super().__init__(member, DirectNetwork(hub, member), runtime, Dialling(member, self._connect, runtime))
+        super().__init__(member, DirectNetwork(hub, member), AsyncioRuntime())
         self._hub = hub
 
     async def run(self) -> None:
@@ -110,9 +116,6 @@ class DirectSession(MemberSession):
             later = [partial(self._in_run, loop) for loop in self._loops_in_run()]
             for loop in (self._observe, self._join, *later):
                 loops.create_task(self._supervise(loop))
-
-    async def _connect(self, peer_id: str, addresses: Sequence[str]) -> None:
-        raise PeerUnreachable(f"{peer_id} is not on this hub")
 
     async def serve(self) -> None:
         """The network calls the handlers themselves."""

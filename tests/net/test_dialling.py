@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def stranger(expires_at: float = 2_000.0) -> PeerRecord:
     return PeerRecord("run", peer_id, (f"/ip4/10.0.0.9/tcp/9/p2p/{peer_id}",), "", (), "peer", "", expires_at)
 
 
+@dataclass
+class Dials:
+    connect: Callable[[str, Sequence[str]], Awaitable[None]]
+    dials_claims: bool = False
+    uses_relays: bool = False
+
+    def can_dial(self, address: str) -> bool:
+        return True
+
+
 class Node:
     """A `Dialling` whose dials only note what they are told, or fail."""
 
@@ -57,7 +68,7 @@ class Node:
         self.member = Member(NetworkSettings(bootstrap=bootstrap), identity, Profile(), None, self.clock)
         self.dialled: list[tuple[str, tuple[str, ...]]] = []
         self.problem: str | None = None
-        self.dialling = Dialling(self.member, self.connect, AsyncioRuntime(), dials_claims=dials_claims)
+        self.dialling = Dialling(self.member, Dials(self.connect, dials_claims), AsyncioRuntime())
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         self.dialled.append((peer_id, tuple(addresses)))
@@ -145,7 +156,7 @@ def test_a_dial_of_the_session_ends_too(tmp_path: Path, monkeypatch: pytest.Monk
     async def hang(peer_id: str, addresses: Sequence[str]) -> None:
         await asyncio.Event().wait()
 
-    dialling = Dialling(node.member, hang, AsyncioRuntime())
+    dialling = Dialling(node.member, Dials(hang), AsyncioRuntime())
     assert asyncio.run(dialling.dial(BOOT, ("/ip4/10.0.0.1/tcp/1",))) is False
     assert "could not be dialled within 0.05 s" in dialling.describe()
 
@@ -156,7 +167,7 @@ def test_relays_and_bootstraps_that_are_named_later_are_dialled(
     addresses = tmp_path / "multiaddrs"
     node = Node(tmp_path, monkeypatch, f"file:{addresses}")
     peers = node.member.peers
-    dialling = Dialling(node.member, node.connect, AsyncioRuntime(), relays=lambda: peers.relays)
+    dialling = Dialling(node.member, Dials(node.connect, uses_relays=True), AsyncioRuntime())
     assert dialling.due(NOBODY) == {} == peers.relays
     addresses.write_text(f"{PUBLIC_BOOTSTRAP}\n")
     assert set(dialling.due(NOBODY)) == {BOOT} == set(peers.relays)
@@ -217,7 +228,7 @@ def test_a_dial_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     async def hang(peer_id: str, addresses: Sequence[str]) -> None:
         await asyncio.Event().wait()
 
-    dialling = Dialling(node.member, hang, AsyncioRuntime())
+    dialling = Dialling(node.member, Dials(hang), AsyncioRuntime())
     with pytest.raises(PeerUnreachable, match="could not be dialled within 0.05 s"):
         asyncio.run(dialling.reach(BOOT, NOBODY, 0.05))
 
@@ -235,12 +246,12 @@ def test_a_request_with_little_time_pauses_no_address(tmp_path: Path) -> None:
     """The answer of a peer that is far away takes longer than some requests wait."""
     far = told("/ip4/44.128.0.9/tcp/9")
 
-    async def never(peer_id: str, addresses: object) -> None:
+    async def never(peer_id: str, addresses: Sequence[str]) -> None:
         await asyncio.Event().wait()
 
     settings = NetworkSettings(bootstrap=(PUBLIC_BOOTSTRAP,))
     member = Member(settings, make_identity(tmp_path, "n"), Profile(), None, time.time)
-    dialling = Dialling(member, never, AsyncioRuntime())
+    dialling = Dialling(member, Dials(never), AsyncioRuntime())
     member.peers.learn([(far, b"")])
     for _ in range(9):
         with pytest.raises(PeerUnreachable, match="within 0.001 s"):

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.children import receive
 from swarm.errors import DirectoryLost, Refusal
 from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker, part_of
 from swarm.net.hivemind.directory import Directory
-from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES, receive
+from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_peer_record
 from swarm.types import PeerRecord
@@ -252,7 +253,7 @@ def test_a_message_that_is_too_large_is_not_waited_for(said: bytes) -> None:
     async def read() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(said)
-        await receive(reader)
+        await receive(reader, MAX_MESSAGE_BYTES)
 
     with pytest.raises(ValueError, match="must have at most"):
         asyncio.run(read())
@@ -281,7 +282,7 @@ def test_mute_members_take_no_time_from_the_others(monkeypatch: pytest.MonkeyPat
     for _ in range(100):
         before = len(asked)
         met = asyncio.run(directory.add_peers(members, first=False))
-        assert len(asked) - before <= dht.MAX_STRANGERS_AT_ONCE
+        assert len(asked) - before <= dht.MAX_PINGED_AT_ONCE
         now += 2.0
     assert met == honest
     assert max(map(asked.count, honest)) == 1 and max(map(asked.count, members)) <= 8, "the silent less and less often"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes.roles.run import check_no_twin
+from nodes.boot.assemble import check_no_twin
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable, TransportError
 from swarm.net.backends import fetch_manifest
 from swarm.net.config import NetworkSettings
@@ -75,7 +75,7 @@ def test_the_private_parts_of_hivemind_are_those_of_the_version_tested() -> None
         StreamOpenRequest,
     )
 
-    advice = "net/hivemind/daemon/ was written against hivemind 1.1.12: check it against this version, then this test"
+    advice = "net/hivemind/daemon.py was written against hivemind 1.1.12: check it against this version, then this test"
     assert version("hivemind") == "1.1.12", advice
     assert "_read_task" in inspect.getsource(ControlClient._ensure_persistent_conn), advice
     for message, fields in (

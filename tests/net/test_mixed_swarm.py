@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
+from tests.libp2p_process import NOT_INSTALLED
 
-from .conftest import NOT_INSTALLED
 from .records import LOOPBACK, until
 
 pytestmark = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -112,48 +113,45 @@ def test_reachability_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_places_are_renewed_and_asked_for_again_after_a_loss_or_a_refusal() -> None:
-    reservations = Reservations(lambda: {RELAY: (HOME, "/ip4/44.128.0.1/tcp/4001")})
+    relays, reservations = {RELAY: (HOME, "/ip4/44.128.0.1/tcp/4001")}, Reservations()
+    due = partial(reservations.due, relays)
     here, gone = frozenset({RELAY}), frozenset({OTHER})
-    assert (
-        reservations.due(gone, 0.0) == []
-        and reservations.due(here, 0.0) == [RELAY]
-        and reservations.addresses(here) == ()
-    )
+    assert due(gone, 0.0) == [] and due(here, 0.0) == [RELAY] and reservations.addresses(here) == ()
     reservations.granted(RELAY, 0.0)
     assert reservations.addresses(here) == (CIRCUIT,), "the address that is of use from elsewhere"
     assert reservations.addresses(gone) == ()
-    assert reservations.due(here, RENEW_EVERY_S - 1) == [] and reservations.due(here, RENEW_EVERY_S) == [RELAY]
-    assert reservations.due(gone, 70.0) == [] and reservations.due(here, 71.0) == [RELAY], "the connection broke"
+    assert due(here, RENEW_EVERY_S - 1) == [] and reservations.due(relays, here, RENEW_EVERY_S) == [RELAY]
+    assert due(gone, 70.0) == [] and due(here, 71.0) == [RELAY], "the connection broke"
     reservations.refused(RELAY, 71.0)
     assert reservations.addresses(here) == ()
-    assert reservations.due(here, 70.0 + REFUSED_PAUSE_S) == [] and reservations.due(here, 71.0 + REFUSED_PAUSE_S) == [
-        RELAY
-    ]
+    assert due(here, 70.0 + REFUSED_PAUSE_S) == [] and reservations.due(relays, here, 71.0 + REFUSED_PAUSE_S) == [RELAY]
 
 
 def test_places_at_three_relays_are_enough() -> None:
     relays = {Identity.generate().peer_id: ("/ip4/44.128.0.1/tcp/1",) for _ in range(5)}
-    reservations = Reservations(lambda: relays)
-    first = reservations.due(frozenset(relays), 0.0)
+    reservations = Reservations()
+    due = partial(reservations.due, relays)
+    first = due(frozenset(relays), 0.0)
     assert len(first) == MAX_RESERVATIONS
     for relay in first:
         reservations.granted(relay, 0.0)
-    assert reservations.due(frozenset(relays), 1.0) == []
-    assert len(reservations.due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
+    assert due(frozenset(relays), 1.0) == []
+    assert len(due(frozenset(relays) - {first[0]}, 2.0)) == 1, "another takes the place of one that left"
 
 
 def test_a_relay_that_is_named_later_is_asked_and_one_that_no_longer_is_one_left() -> None:
     relays: dict[str, tuple[str, ...]] = {}
-    reservations = Reservations(lambda: relays)
+    reservations = Reservations()
+    due = partial(reservations.due, relays)
     both = frozenset({RELAY, OTHER})
-    assert reservations.due(both, 0.0) == []
+    assert due(both, 0.0) == []
     relays[RELAY] = (HOME, "/ip4/44.128.0.1/tcp/4001")
-    assert reservations.due(both, 1.0) == [RELAY]
+    assert due(both, 1.0) == [RELAY]
     reservations.granted(RELAY, 1.0)
     assert reservations.addresses(both) == (CIRCUIT,)
     # It came back with another key.
     relays[OTHER] = relays.pop(RELAY)
-    assert reservations.due(both, 2.0) == [OTHER] and reservations.addresses(both) == ()
+    assert due(both, 2.0) == [OTHER] and reservations.addresses(both) == ()
 
 
 def test_a_detour_is_left_once_both_ends_know_where_they_are() -> None:

@@ -22,8 +22,8 @@ from swarm.net.records.stores import record_id
 from swarm.net.records.wire import MAX_PEER_CONTENT_BYTES, make_run_id, open_peer_record, seal_peer_record
 from swarm.net.roster import MAX_ROW_CHARS, build_roster, read_roster, write_roster
 from swarm.net.trust.accounts import PeerBook, SafetySettings
-from swarm.page.node import NodeReader
 from swarm.reasons import Reason
+from swarm.telemetry.nodes import NodeReader
 from swarm.types import MAX_TOLD_TASKS, PeerRecord
 
 from .records import sealed_manifest
@@ -203,7 +203,7 @@ def test_the_page_reads_a_torn_roster_once(tmp_path: Path, monkeypatch: pytest.M
         read.append(folder)
         return read_roster(folder)
 
-    monkeypatch.setattr("swarm.page.node.read_roster", counted)
+    monkeypatch.setattr("swarm.telemetry.nodes.read_roster", counted)
     (tmp_path / "peers.json").write_bytes(b'{"time": 1, "peers": [')
     node = NodeReader(tmp_path)
     for _ in range(3):

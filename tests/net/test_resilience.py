@@ -21,8 +21,9 @@ from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL
 from swarm.net.records.stores import Held, record_id
+from swarm.net.services import streams
 from swarm.net.services.requests import MANIFEST_PROTOCOL
-from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
+from swarm.net.services.streams import MAX_STREAMS_PER_PEER
 from swarm.net.trust.exchange import Exchange
 
 from .records import drained, signed, until
@@ -129,7 +130,9 @@ def test_a_holder_that_hardly_gives_is_left_for_another(start: Start, monkeypatc
     first.publish(large)
     until(lambda: large in drained(second), "the first receiver has it")
     assert first._daemon is not None
-    first._daemon.incoming.pace = lambda num_bytes: 3_600.0 if num_bytes > bandwidth_module.SHORT_BYTES else 0.0
+    first._daemon.incoming.gatekeeper.pace = lambda num_bytes: (
+        3_600.0 if num_bytes > bandwidth_module.SHORT_BYTES else 0.0
+    )
     monkeypatch.setattr(bandwidth_module, "PATIENCE_S", 2.0)
     third = start("c", first.multiaddrs())
     exchange = Exchange(third, third._member.identity, clock=lambda: 1_000.0)
@@ -195,7 +198,8 @@ def test_one_peer_cannot_take_every_stream_nor_hold_them_for_ever(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(control, "STALL_TIMEOUT_S", 12.0)
+    for module in (control, streams):
+        monkeypatch.setattr(module, "STALL_TIMEOUT_S", 12.0)
     first = start("founder")
     first.serve_stream("/test/endless", lambda remote, request: iter(lambda: bytes(MAX_CHUNK_BYTES), b""))
     first.serve("/test/short", lambda remote, request: b"short")

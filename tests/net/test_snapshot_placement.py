@@ -1,4 +1,4 @@
-"""Which workers have a place in a learner's plan."""
+"""Which workers have a slot in a learner's plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from swarm.net.snapshots.plan import (
     NUM_REPORTERS,
     REPORT_S,
     LinkLimits,
-    Place,
     Placement,
+    Slot,
 )
 
 LEARNER = "learner"
@@ -42,15 +42,15 @@ def placed(*workers: str, limits: LinkLimits = LINK) -> tuple[Placement, Clock, 
     return placement, clock, counters
 
 
-def broadcast(placement: Placement, *workers: str, limits: LinkLimits = LINK) -> dict[str, Place]:
+def broadcast(placement: Placement, *workers: str, limits: LinkLimits = LINK) -> dict[str, Slot]:
     """The next one, to these, who ask before."""
     for worker in workers:
-        place(placement, worker, limits=limits)
+        slot(placement, worker, limits=limits)
     return placement.begin_broadcast()
 
 
-def place(placement: Placement, worker: str, *failed: str, limits: LinkLimits = LINK) -> Place:
-    found = placement.place_for(worker, limits, failed)
+def slot(placement: Placement, worker: str, *failed: str, limits: LinkLimits = LINK) -> Slot:
+    found = placement.slot_for(worker, limits, failed)
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def place(placement: Placement, worker: str, *failed: str, limits: LinkLimits = 
 def chain_of(placement: Placement) -> list[str]:
     """The workers from the learner on, each fed by the one before."""
     chain = list(placement.root.feeds)
-    while feeds := placement.plan.places[chain[-1]].feeds:
+    while feeds := placement.plan.slots[chain[-1]].feeds:
         chain += feeds
     return chain
 
@@ -66,15 +66,15 @@ def chain_of(placement: Placement) -> list[str]:
 def test_a_worker_that_asks_has_a_place_at_once() -> None:
     placement, _, _ = placed()
     assert placement.root.feeds == ()
-    assert place(placement, "a").sources == (LEARNER,) and placement.root.feeds == ("a",)
-    assert place(placement, "b").sources == ("a", LEARNER)
+    assert slot(placement, "a").sources == (LEARNER,) and placement.root.feeds == ("a",)
+    assert slot(placement, "b").sources == ("a", LEARNER)
     assert placement.begin_broadcast().keys() == {"a", "b"}
 
 
 def test_a_worker_that_has_not_asked_for_long_is_placed_no_more() -> None:
     placement, clock, _ = placed("a", "b")
     clock.now = FORGET_AFTER_POLLS * 10.0 + 1
-    place(placement, "b")
+    slot(placement, "b")
     assert placement.begin_broadcast().keys() == {"b"}
     placement.forget("b")
     assert placement.begin_broadcast() == {}
@@ -83,9 +83,9 @@ def test_a_worker_that_has_not_asked_for_long_is_placed_no_more() -> None:
 def test_one_report_moves_its_maker_and_the_source_comes_last() -> None:
     placement, clock, counters = placed("a", "b")
     head, tail = chain_of(placement)
-    assert place(placement, tail, head).sources == (LEARNER,) and chain_of(placement) == [tail, head]
+    assert slot(placement, tail, head).sources == (LEARNER,) and chain_of(placement) == [tail, head]
     assert counters.snapshot() == {"reported_sources": 1}, "it may be a lie, so that the source keeps its use"
-    assert place(placement, head).num_children == 1
+    assert slot(placement, head).num_children == 1
     clock.now = REPORT_S
     assert [*broadcast(placement, head, tail)] == [head, tail], "it is forgotten"
 
@@ -93,7 +93,7 @@ def test_one_report_moves_its_maker_and_the_source_comes_last() -> None:
 def test_a_dead_relay_has_no_child_in_the_next_broadcast() -> None:
     placement, _, _ = placed("dead", "a", "b", "c")
     assert chain_of(placement)[0] == "dead"
-    place(placement, "a", "dead")
+    slot(placement, "a", "dead")
     placement.begin_broadcast()
     assert chain_of(placement)[-1] == "dead"
 
@@ -102,12 +102,12 @@ def test_a_source_that_several_children_report_feeds_nobody_for_a_while() -> Non
     workers = ("a", "b", "c", "d")
     placement, clock, counters = placed(*workers, limits=WIDE)
     (head,) = placement.root.feeds
-    children = placement.plan.places[head].feeds
+    children = placement.plan.slots[head].feeds
     assert len(children) == NUM_REPORTERS
     for child in children:
-        assert place(placement, child, head, limits=WIDE).sources[0] != head
+        assert slot(placement, child, head, limits=WIDE).sources[0] != head
     assert counters.snapshot() == {"reported_sources": 2, "idle_sources": 1}
-    assert place(placement, head, limits=WIDE).num_children == 0
+    assert slot(placement, head, limits=WIDE).num_children == 0
     clock.now = IDLE_S - 1
     assert broadcast(placement, *workers, limits=WIDE)[head].num_children == 0
     clock.now = IDLE_S
@@ -117,15 +117,15 @@ def test_a_source_that_several_children_report_feeds_nobody_for_a_while() -> Non
 def test_only_the_receiver_of_a_source_in_this_broadcast_is_heard_and_once() -> None:
     placement, _, counters = placed("a", "b", "c")
     first, second, third = chain_of(placement)
-    place(placement, third, first)
+    slot(placement, third, first)
     assert counters.snapshot() == {}, "it was not fed by that one"
-    place(placement, first, LEARNER)
+    slot(placement, first, LEARNER)
     assert counters.snapshot() == {}, "the learner is no worker"
-    late = place(placement, "late")
-    place(placement, "late", *late.sources)
+    late = slot(placement, "late")
+    slot(placement, "late", *late.sources)
     assert counters.snapshot() == {}, "it was not there when the broadcast began"
-    place(placement, second, first)
-    place(placement, second, *placement.plan.places[second].sources)
+    slot(placement, second, first)
+    slot(placement, second, *placement.plan.slots[second].sources)
     assert counters.snapshot() == {"reported_sources": 1}, "one report in a broadcast"
 
 
@@ -134,16 +134,16 @@ def test_a_source_that_got_nothing_itself_is_excused() -> None:
     workers = [str(number) for number in range(9)]
     placement, _, counters = placed(*workers, limits=WIDE)
     (head,) = placement.root.feeds
-    middle = placement.plan.places[head].feeds[0]
-    children = placement.plan.places[middle].feeds
-    place(placement, middle, head, limits=WIDE)
+    middle = placement.plan.slots[head].feeds[0]
+    children = placement.plan.slots[middle].feeds
+    slot(placement, middle, head, limits=WIDE)
     for child in children:
-        place(placement, child, middle, limits=WIDE)
+        slot(placement, child, middle, limits=WIDE)
     assert counters.snapshot() == {"reported_sources": 3}
 
 
 def feeding(placement: Placement, workers: list[str]) -> int:
-    return sum(placement.plan.places[worker].num_children > 0 for worker in workers)
+    return sum(placement.plan.slots[worker].num_children > 0 for worker in workers)
 
 
 def test_false_reports_of_one_worker_take_no_other_out_of_the_tree() -> None:
@@ -153,11 +153,11 @@ def test_false_reports_of_one_worker_take_no_other_out_of_the_tree() -> None:
         rate = placement.plan.bytes_per_s
         for _ in range(50):
             clock.now += 0.02
-            place(placement, "liar", placement.plan.places["liar"].sources[0])
+            slot(placement, "liar", placement.plan.slots["liar"].sources[0])
         assert feeding(placement, honest) == len(honest) and placement.plan.bytes_per_s == rate
         broadcast(placement, *honest, "liar")
     assert counters.snapshot() == {"reported_sources": MAX_REPORTS}
-    assert (leaf := place(placement, "liar")).num_children == 0 and leaf.feeds == ()
+    assert (leaf := slot(placement, "liar")).num_children == 0 and leaf.feeds == ()
     clock.now += REPORT_S
     assert broadcast(placement, *honest, "liar")["liar"].num_children == 1, "it is believed again"
 
@@ -168,7 +168,7 @@ def test_liars_that_agree_cost_few_others_their_places() -> None:
     for _ in range(100):
         clock.now += 1.0
         for liar in liars:
-            place(placement, liar, placement.plan.places[liar].sources[0], limits=WIDE)
+            slot(placement, liar, placement.plan.slots[liar].sources[0], limits=WIDE)
         broadcast(placement, *honest, *liars, limits=WIDE)
     assert counters.snapshot()["reported_sources"] <= len(liars) * MAX_REPORTS
     assert counters.snapshot().get("idle_sources", 0) <= len(liars) * MAX_REPORTS // NUM_REPORTERS
@@ -178,7 +178,7 @@ def test_reports_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_module, "MAX_KEPT", 2)
     placement, _, counters = placed("a", "b", "c", "d")
     for source, worker in pairwise(chain_of(placement)):
-        place(placement, worker, source)
+        slot(placement, worker, source)
     assert counters.snapshot()["reported_sources"] == 3 and len(placement._reports.pairs(0.0)) == 2
 
 
@@ -186,8 +186,8 @@ def test_when_all_places_are_taken_only_those_never_tried_make_room(monkeypatch:
     monkeypatch.setattr(placement_module, "MAX_WORKERS", 2)
     placement, clock, _ = placed("tried")
     clock.now = 1.0
-    place(placement, "untried")
+    slot(placement, "untried")
     clock.now = 2.0
-    place(placement, "new")
+    slot(placement, "new")
     assert placement.begin_broadcast().keys() == {"tried", "new"}
-    assert placement.place_for("one too many", LINK) is None
+    assert placement.slot_for("one too many", LINK) is None

@@ -26,17 +26,17 @@ def plan(up: Rate, workers: list[tuple[Rate, Rate]], fan_out: int = 2) -> RelayP
 def depths(made: RelayPlan) -> list[int]:
     """Hops from the learner to each, sorted."""
     found = []
-    for worker in made.places:
+    for worker in made.slots:
         depth, at = 0, worker
         while at != LEARNER:
-            at, depth = made.places[at].sources[0], depth + 1
-            assert depth <= len(made.places), "everybody's source leads to the learner"
+            at, depth = made.slots[at].sources[0], depth + 1
+            assert depth <= len(made.slots), "everybody's source leads to the learner"
         found.append(depth)
     return sorted(found)[1:]
 
 
 def fed(made: RelayPlan) -> Counter[str]:
-    return Counter(place.sources[0] for place in made.places.values() if place.sources)
+    return Counter(slot.sources[0] for slot in made.slots.values() if slot.sources)
 
 
 def test_a_fast_learner_starts_as_many_chains_as_its_uplink_carries() -> None:
@@ -44,8 +44,8 @@ def test_a_fast_learner_starts_as_many_chains_as_its_uplink_carries() -> None:
     assert made.bytes_per_s == 1.0
     assert depths(made) == sorted([*range(1, 9)] * 4)
     assert fed(made)[LEARNER] == 4 and max(count for worker, count in fed(made).items() if worker != LEARNER) == 1
-    for worker, place in made.places.items():
-        assert worker == LEARNER or (place.sources[-1] == LEARNER and len(place.sources) <= MAX_SOURCES)
+    for worker, slot in made.slots.items():
+        assert worker == LEARNER or (slot.sources[-1] == LEARNER and len(slot.sources) <= MAX_SOURCES)
 
 
 def test_a_slow_learner_feeds_one_and_the_rest_are_a_tree() -> None:
@@ -58,22 +58,22 @@ def test_a_slow_learner_feeds_one_and_the_rest_are_a_tree() -> None:
 def test_the_suspected_come_after_others_that_feed_as_many() -> None:
     one, three = LinkLimits(1.0, 3.0), LinkLimits(3.0, 3.0)
     made = RelayPlan(LEARNER, one, {"big": three, "a": one, "b": one}, 2, suspected={"big", "a"})
-    assert made.places[LEARNER].feeds == ("big",) and made.places["big"].feeds == ("b", "a")
+    assert made.slots[LEARNER].feeds == ("big",) and made.slots["big"].feeds == ("b", "a")
 
 
 def test_who_is_kept_apart_from_a_source_gets_another_one() -> None:
     one, three = LinkLimits(1.0, 3.0), LinkLimits(3.0, 3.0)
     workers = {"big": three, "a": one, "b": one}
     made = RelayPlan(LEARNER, one, workers, 2, apart={("a", "big")})
-    assert made.places["big"].feeds == ("b",) and made.places["b"].feeds == ("a",)
+    assert made.slots["big"].feeds == ("b",) and made.slots["b"].feeds == ("a",)
     made = RelayPlan(LEARNER, one, workers, 2, apart={("a", "big"), ("a", "b")})
-    assert made.places["a"].sources == (LEARNER,) and made.places["big"].feeds == ("b",)
+    assert made.slots["a"].sources == (LEARNER,) and made.slots["big"].feeds == ("b",)
 
 
 def test_those_who_can_feed_nobody_come_last() -> None:
     made = plan(2.0, [(0.1, 1.0)] * 3 + [(4.0, 1.0)] + [(4.0, 0.2)])
     assert made.bytes_per_s == 1.0
-    assert made.places["w3"].sources == (LEARNER,)
+    assert made.slots["w3"].sources == (LEARNER,)
     assert all(worker in (LEARNER, "w3") for worker in fed(made))
 
 
@@ -90,7 +90,7 @@ def test_when_uplinks_are_too_thin_it_goes_slower_but_to_all() -> None:
 
 @pytest.mark.parametrize("up", [1.0, None])
 def test_nobody_to_give_to(up: Rate) -> None:
-    assert plan(up, []).places[LEARNER].sources == ()
+    assert plan(up, []).slots[LEARNER].sources == ()
 
 
 @pytest.mark.parametrize("bad", [1e-320, 1.0, 0.0, -1.0, 2.0**18 - 1, 1e16, math.nan, math.inf, -math.inf])
@@ -103,15 +103,15 @@ def test_limits_of_strangers_are_refused_by_their_type(bad: float) -> None:
 
 
 def test_no_rate_is_too_strange_to_plan_with() -> None:
-    assert plan(1e6, [(1e-320, 1e6), (1e308, 1e-320)]).places.keys() == {LEARNER, "w0", "w1"}
+    assert plan(1e6, [(1e-320, 1e6), (1e308, 1e-320)]).slots.keys() == {LEARNER, "w0", "w1"}
 
 
 def test_those_who_were_tried_come_before_any_claim_and_the_idle_feed_nobody() -> None:
     workers = {"boaster": LinkLimits(1e12), "old": LinkLimits(2.0), "idle": LinkLimits(1e9), "new": LinkLimits(1.0)}
     made = RelayPlan(LEARNER, LinkLimits(1.0), workers, 2, tried={"old"}, idle={"idle"})
-    assert made.places[LEARNER].feeds == ("old",) and made.bytes_per_s == 1.0
-    assert made.places["old"].feeds == ("boaster", "new") and made.places["idle"].num_children == 0
-    assert made.places["idle"].sources[0] == "boaster", "those come last"
+    assert made.slots[LEARNER].feeds == ("old",) and made.bytes_per_s == 1.0
+    assert made.slots["old"].feeds == ("boaster", "new") and made.slots["idle"].num_children == 0
+    assert made.slots["idle"].sources[0] == "boaster", "those come last"
     # One stranger alone could otherwise say at what rate all others are to get it.
     slow = {"stranger": LinkLimits(0.001, 0.001), "old": LinkLimits(2.0, 2.0)}
     assert RelayPlan(LEARNER, LinkLimits(1.0), slow, 2, tried={"old"}).bytes_per_s == 1.0
@@ -127,8 +127,8 @@ def test_everyone_has_a_place_and_nobody_feeds_more_than_he_can(
     made = plan(up, workers, fan_out)
     assert len(depths(made)) == len(workers)
     for peer, count in fed(made).items():
-        # Who is left over when all places are taken asks the learner, who sends him on to who has room.
-        assert count <= made.places[peer].num_children or peer == LEARNER
+        # Who is left over when all slots are taken asks the learner, who sends him on to who has room.
+        assert count <= made.slots[peer].num_children or peer == LEARNER
     if made.bytes_per_s is not None and up is not None:
         assert made.bytes_per_s <= up
 

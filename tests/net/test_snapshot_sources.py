@@ -20,7 +20,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, seal_snapshot
 from swarm.net.snapshots.fetching import MAX_POOR_TURNS, STUCK_AFTER_STALLS, Downloads, Fetching, Pace, Source, Sources
 from swarm.net.snapshots.messages import ASK_PROTOCOL, StatusReply, StatusRequest
-from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import SnapshotStore, describe
 from tests.snapshot_files import held
 
@@ -67,7 +67,7 @@ class Peers:
             closing=threading.Event(),
         )
         # Sixteen seconds of this rate are four chunks: that is well ahead.
-        return Sources(downloads, self.stored, "whole", Place(planned, 1, 4 * CHUNK / 16.0))
+        return Sources(downloads, self.stored, "whole", Slot(planned, 1, 4 * CHUNK / 16.0))
 
     def _enter(self, peer_id: str) -> MemoryTransport:
         transport = MemoryTransport(self.hub, peer_id, sealed_manifest(LEARNER))
@@ -94,17 +94,17 @@ def test_each_field_decides_between_sources_that_are_equal_in_those_before_it() 
         replace(source, num_free=0, distance=0, num_held=40),
     ]
     assert sorted(reversed(in_order), key=lambda each: each.rank) == in_order
-    assert replace(source, num_free=5).rank == source.rank, "one free place is as good as five"
+    assert replace(source, num_free=5).rank == source.rank, "one free slot is as good as five"
 
 
 def test_what_may_be_expected_follows_from_the_promised_rate() -> None:
     # 4 MiB/s: half a second brings 64 chunks of 32 KiB; four pieces of 32 KiB take 1/32 s.
-    assert Pace.of(Place((), 0, 4 * 2.0**20), None, 2**15, 0.5) == Pace(4 * 2.0**20, silence_s=0.5, lead=64)
+    assert Pace.of(Slot((), 0, 4 * 2.0**20), None, 2**15, 0.5) == Pace(4 * 2.0**20, silence_s=0.5, lead=64)
     # Nothing promised: 1/4 MiB/s, at which four pieces take half a second.
     at_least = Pace(MIN_RATE_BYTES_PER_S, silence_s=0.5, lead=2)
-    assert Pace.of(Place((), 0, None), None, 2**15, 0.1) == at_least
+    assert Pace.of(Slot((), 0, None), None, 2**15, 0.1) == at_least
     # No source can send more than this node takes.
-    assert Pace.of(Place((), 0, 4 * 2.0**20), MIN_RATE_BYTES_PER_S, 2**15, 0.1) == at_least
+    assert Pace.of(Slot((), 0, 4 * 2.0**20), MIN_RATE_BYTES_PER_S, 2**15, 0.1) == at_least
 
 
 def test_the_nearest_planned_source_with_a_free_place_comes_after_one_that_is_gone(peers: Peers) -> None:
@@ -190,7 +190,7 @@ def test_a_source_that_gave_nothing_in_several_turns_has_failed_even_if_nobody_g
 
 def test_a_version_whose_chunk_is_on_its_way_is_not_gone(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = peers.sources("source")
-    fetching = Fetching(sources._downloads, peers.stored, "whole", Place(("source",), 1, None), lambda fetching: True)
+    fetching = Fetching(sources._downloads, peers.stored, "whole", Slot(("source",), 1, None), lambda fetching: True)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert not fetching.stuck

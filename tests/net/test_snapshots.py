@@ -37,7 +37,7 @@ from swarm.net.snapshots.messages import (
     StatusReply,
     StatusRequest,
 )
-from swarm.net.snapshots.plan import LinkLimits, Place
+from swarm.net.snapshots.plan import LinkLimits, Slot
 from swarm.net.snapshots.publish import NUM_ANNOUNCERS, UNHEARD_S, Publisher
 from swarm.net.snapshots.serving import MAX_FAILURES, MAX_REPEATS, Uploads
 from swarm.net.snapshots.store import Part, SnapshotStore, Stored, check_size, chunk_bytes_for, cut, describe
@@ -269,7 +269,7 @@ class Unheard(MemoryTransport):
 
 @pytest.fixture
 def deaf_swarm(swarm: Swarm) -> Iterator[tuple[Swarm, Publisher, Unheard]]:
-    """A learner with a place for each of more silent identities than it announces to at a time."""
+    """A learner with a slot for each of more silent identities than it announces to at a time."""
     swarm.settings = FAST.model_copy(update={"poll_s": 3.0})  # on a busy machine, too, nobody is forgotten meanwhile
     learner = swarm.learner(Unheard)
     transport = learner._transport
@@ -282,7 +282,7 @@ def deaf_swarm(swarm: Swarm) -> Iterator[tuple[Swarm, Publisher, Unheard]]:
 
 def all_ask(learner: Publisher, workers: Collection[str]) -> None:
     for worker in workers:
-        learner._place_for(worker, StatusRequest(-1, LinkLimits()))
+        learner.slot_for(worker, StatusRequest(-1, LinkLimits()))
 
 
 def test_workers_that_do_not_answer_hold_up_neither_snapshots_nor_the_end(
@@ -331,7 +331,7 @@ def test_an_old_manifest_in_a_strangers_hands_ends_no_learner(swarm: Swarm) -> N
 
     def replay(version: int) -> None:
         manifest, _ = describe(RUN_ID, LEARNER.peer_id, version, held(snapshot(9)), None, CHUNK)
-        message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), Place((), 0, None)))
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), Slot((), 0, None)))
         stranger.request(LEARNER.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
 
     replay(500)
@@ -424,10 +424,10 @@ def test_a_bad_relay_is_routed_around(swarm: Swarm, bad: type[Hooked], num_worke
     limits = {"upload_bytes_per_s": 2**20, "download_bytes_per_s": 2**20}
     learner = swarm.learner(**limits)
     rogue = swarm.worker("rogue", transport=bad, **limits)
-    until(lambda: LEARNER.peer_id in rogue._place.sources and rogue._place.bytes_per_s, "the rogue has its place")
+    until(lambda: LEARNER.peer_id in rogue._slot.sources and rogue._slot.bytes_per_s, "the rogue has its slot")
     workers = [swarm.worker(f"worker-{i}", **limits) for i in range(num_workers)]
     for worker in workers:
-        until(lambda worker=worker: worker._place.bytes_per_s, "the worker has its place")  # type: ignore[misc]
+        until(lambda worker=worker: worker._slot.bytes_per_s, "the worker has its slot")  # type: ignore[misc]
     learner.publish(1, snapshot(0))
     for worker in workers:
         arrives(worker, 1, snapshot(0))
@@ -460,7 +460,7 @@ def test_who_waits_in_a_chain_behind_another_stays_there(swarm: Swarm) -> None:
     workers = []
     for i in range(4):
         workers.append(swarm.worker(f"worker-{i}", **limits))
-        until(lambda: workers[-1]._place.bytes_per_s, "the worker has its place")
+        until(lambda: workers[-1]._slot.bytes_per_s, "the worker has its slot")
     learner.publish(1, snapshot(0))
     for worker in workers:
         arrives(worker, 1, snapshot(0))
@@ -612,17 +612,17 @@ def test_only_what_the_learner_signed_is_believed(swarm: Swarm) -> None:
         seal_snapshot(LEARNER, manifest)[:-3] + b"xyz",
         seal(LEARNER, RUN_ID, "group", manifest),
     ]
-    place = Place((stranger.peer_id,), 99, None)
+    slot = Slot((stranger.peer_id,), 99, None)
     for sealed in foreign:
-        message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, place))
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, slot))
         with pytest.raises(PeerUnreachable):
             node.request(worker._transport.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
     assert worker.announced() is None and worker.counters()["refused_manifests"] == len(foreign)
     assert worker._serving.uploads.num_free != 99
     # A good one may come from anybody; where to get it only the learner says.
-    message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), place))
+    message = msgspec.msgpack.encode(SnapshotAnnouncement(seal_snapshot(LEARNER, manifest), slot))
     node.request(worker._transport.peer_id, ANNOUNCE_PROTOCOL, message, 1.0)
-    assert worker.announced() == 1 and worker._place.sources == (LEARNER.peer_id,)
+    assert worker.announced() == 1 and worker._slot.sources == (LEARNER.peer_id,)
 
 
 @pytest.mark.parametrize(
@@ -656,12 +656,12 @@ def test_no_more_are_fed_than_planned_and_one(swarm: Swarm) -> None:
     learner.publish(1, snapshot(0))
     until(lambda: learner.announced() == 1, "it is published")
     want = msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
-    places = learner._serving.uploads.num_free
-    streams = [learner._serving.uploads.send_chunks(f"peer-{i}", want) for i in range(places + 1)]
-    assert [next(stream) for stream in streams] == [snapshot(0)[:CHUNK]] * (places + 1)
+    slots = learner._serving.uploads.num_free
+    streams = [learner._serving.uploads.send_chunks(f"peer-{i}", want) for i in range(slots + 1)]
+    assert [next(stream) for stream in streams] == [snapshot(0)[:CHUNK]] * (slots + 1)
     with pytest.raises(LookupError, match="all upload slots are taken"):
         next(learner._serving.uploads.send_chunks("one too many", want))
-    # The same peer again takes its own place, and who hangs up gives it back.
+    # The same peer again takes its own slot, and who hangs up gives it back.
     assert next(learner._serving.uploads.send_chunks("peer-0", want))
     streams.pop().close()
     assert next(learner._serving.uploads.send_chunks("another", want))
@@ -698,7 +698,7 @@ def test_whom_the_plan_does_not_name_makes_room_and_so_does_who_takes_nothing(sw
     uploads, want = learner._serving.uploads, msgspec.msgpack.encode(ChunksRequest(1, "whole", 0))
     now = 0.0
     uploads._clock = lambda: now
-    uploads.follow(Place((), 1, None, feeds=("child",)), {"child", "worker", "other"})
+    uploads.follow(Slot((), 1, None, feeds=("child",)), {"child", "worker", "other"})
     strangers = [uploads.send_chunks(f"stranger-{i}", want) for i in range(2)]
     child, worker, other = (uploads.send_chunks(name, want) for name in ("child", "worker", "other"))
     assert all(map(next, (*strangers, worker, child))) and set(uploads.fed()) == {"worker", "child"}
@@ -872,7 +872,7 @@ def test_on_a_full_disk_only_the_newest_and_what_is_wanted_stay(tmp_path: Path) 
 
 def test_a_stream_sends_what_is_held_of_a_version_that_is_removed_meanwhile(tmp_path: Path) -> None:
     versions, content = Versions(tmp_path), snapshot(0)
-    uploads = Uploads(versions.store, Counters(), num_places=2)
+    uploads = Uploads(versions.store, Counters(), num_slots=2)
     versions.add(1, content)
     begun = versions.begin(2, content).whole
     for start in (0, CHUNK):

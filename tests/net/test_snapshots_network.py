@@ -22,7 +22,7 @@ RATE = 2**20
 
 
 class Swarm(NamedTuple):
-    """A learner, the workers that have their places in its plan, and the nodes of all, the learner's first."""
+    """A learner, the workers that have their slots in its plan, and the nodes of all, the learner's first."""
 
     learner: BytesPublisher
     workers: list[Subscriber]
@@ -44,7 +44,7 @@ def swarm(
     for each in (learner, *workers):
         each.start()
     try:
-        until(lambda: len(learner._placement.plan.places) == len(nodes), "all have their places")
+        until(lambda: len(learner._placement.plan.slots) == len(nodes), "all have their slots")
         yield Swarm(learner, workers, nodes)
     finally:
         for each in (learner, *workers):

@@ -373,7 +373,7 @@ def test_a_banned_peer_is_hung_up_on_at_once_not_at_the_next_look(
 ) -> None:
     first, second = pair
     # Long enough that no regular look helps; whatever began before is over in the meantime.
-    sessions = [f"swarm.net.{network}.session" for network in ("hivemind", "libp2p")]
+    sessions = ["swarm.net.hivemind.session", "swarm.extras.libp2p.session"]
     loaded = [sys.modules[name] for name in sessions if name in sys.modules]
     assert loaded or not isinstance(first, HivemindTransport | Libp2pTransport)
     for session in loaded:

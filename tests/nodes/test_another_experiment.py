@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodes.roles.home import resumed
-from nodes.roles.shell import CHECKPOINTS
+from nodes.boot.directory import CHECKPOINTS, resumed
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.telemetry.ledger import Ledger

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import swarm
-from nodes.roles import shell
+from nodes.roles import runtime
 from swarm.errors import Interrupted
 from swarm.net.in_memory import MemoryHub
 from swarm.telemetry.ledger import Ledger
@@ -241,7 +241,7 @@ def test_time_between_two_calls_of_run_is_no_time_of_training(tmp_path: Path) ->
 def test_an_interrupted_first_evaluation_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _node(tmp_path, evaluation__num_questions=4) as node:
         with monkeypatch.context() as patch:
-            patch.setattr(shell, "evaluate", lambda *arguments: (node.stop(), _interrupt()))
+            patch.setattr(runtime, "evaluate", lambda *arguments: (node.stop(), _interrupt()))
             assert node.run(1) == []
         assert [event.round for event in node.run(1)] == [1]
     assert list(node.history.evaluations) == [0]

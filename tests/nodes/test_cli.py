@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.cli.arguments import split_fields
-from nodes.commands.measuring.bench import BENCHMARKS
+from nodes.cli.options import split_fields
+from nodes.commands.bench import BENCHMARKS
 from swarm.algorithms.advantages import ADVANTAGES
 from swarm.algorithms.importance import ImportanceName
 from swarm.algorithms.losses import BEHAVIOUR_KL_ESTIMATORS, LOSSES, KlEstimatorName

@@ -52,9 +52,7 @@ def test_a_killed_peer_comes_back_and_everyone_learns_from_others(tmp_path: Path
     assert result["help"]["rounds"] == 40 and "in the same time" in demo.text()
     assert result["help"]["seconds_together"] > 0 and result["help"]["processor_s_alone"] > 0
     assert "peer-2 died (exit code -9)" in demo.text()
-    page = (out / "report.html").read_text()
-    assert "<svg" in page or "data:image/png" in page
-    assert (out / "report.png").stat().st_size > 10_000
+    assert '"control accuracy":[[' in (out / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("short_evaluations")
@@ -126,4 +124,4 @@ def test_a_learner_teaches_workers_that_end_with_it(tmp_path: Path) -> None:
     steps = [json.loads(line) for line in (out / "learner" / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in steps if event["event"] == "round"]
     assert all(event["figures"].get("sampling/lag_max", 0) <= event["learning"]["max_staleness"] for event in steps)
-    assert "Versions: the" in (out / "report.html").read_text()
+    assert '"weights":[[' in (out / "report.html").read_text()

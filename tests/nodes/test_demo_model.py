@@ -11,9 +11,9 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands.running import demo as demo_module
-from nodes.commands.running.demo import DemoOptions, _checked, _values, _write_config
-from nodes.real_models import settings as demo_model
+from nodes.commands import demo as demo_module
+from nodes.commands.demo import DemoOptions, _checked, _values, _write_config
+from nodes.simulation import configs as demo_model
 from nodes.simulation.children import without_fields
 from swarm.errors import ConfigError
 from swarm.policy.loading import Policy
@@ -67,7 +67,7 @@ def test_the_embedded_policys_demo_is_what_it_was(tmp_path: Path) -> None:
 
 def test_a_policy_that_sees_is_asked_about_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[DemoOptions] = []
-    monkeypatch.setattr("nodes.commands.running.demo.demo", lambda options, _: started.append(options) or 0)
+    monkeypatch.setattr("nodes.commands.demo.demo", lambda options, _: started.append(options) or 0)
     for start in ("sees", "dense", "sparse"):
         CliRunner().invoke(app, ["demo", "--start", start])
     assert [options.model for options in started] == ["tiny-sees", "tiny", "tiny-sparse"]
@@ -84,7 +84,7 @@ def test_fields_of_the_environment_count_below_options_and_not_again_in_the_proc
     monkeypatch.setenv("SWARM_MIX__EXTERNAL", "2")
     monkeypatch.setenv("SWARM_UPDATE__LEARNING_RATE", "0.5")
     started: list[DemoOptions] = []
-    monkeypatch.setattr("nodes.commands.running.demo.demo", lambda options, _: started.append(options) or 0)
+    monkeypatch.setattr("nodes.commands.demo.demo", lambda options, _: started.append(options) or 0)
     for arguments in ([], ["--local", "3"]):
         CliRunner().invoke(app, ["demo", *arguments])
     assert [(options.local, options.external) for options in started] == [(6, 2), (3, 2)]

@@ -13,11 +13,20 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands.doctor import command, machine, outside, probes
-from nodes.commands.doctor.findings import Finding
-from nodes.commands.doctor.machine import check_gpu
-from nodes.commands.doctor.outside import check_clock, check_nat, check_reachable, check_run, dial_back_ports
-from nodes.commands.doctor.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
+from nodes.commands import doctor as command
+from nodes.commands import doctor as machine
+from nodes.commands import doctor as outside
+from nodes.commands import probes
+from nodes.commands.doctor import (
+    Finding,
+    check_clock,
+    check_gpu,
+    check_nat,
+    check_reachable,
+    check_run,
+    dial_back_ports,
+)
+from nodes.commands.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
 from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from nodes import exits
-from nodes.commands.measuring import evaluate as command
-from nodes.commands.measuring.evaluate import Asked, evaluate
+from nodes.commands import evaluate as command
+from nodes.commands.evaluate import Asked, evaluate
 from nodes.roles import suites
 from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.policy.loading import Policy

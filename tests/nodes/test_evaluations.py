@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nodes.roles import shell
+from nodes.boot.manifest import found_run
+from nodes.roles import runtime
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import found_run
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
@@ -26,7 +26,7 @@ def _node(out: Path, identity: Identity) -> PeerNode:
         "mix": {"local": 2},
     }
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 
@@ -48,7 +48,7 @@ def test_an_interrupted_evaluation_is_made_up_after_a_restart_and_a_finished_one
     first.begin()
     first.step()
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(shell, "evaluate", _interrupt)
+        patch.setattr(runtime, "evaluate", _interrupt)
         first.step()
     first.end("interrupted")
     assert _evaluated(tmp_path) == [0]
@@ -63,7 +63,7 @@ def test_an_interrupted_evaluation_is_made_up_after_a_restart_and_a_finished_one
     while not third.done:
         third.step()
     with monkeypatch.context() as patch:
-        patch.setattr(shell, "evaluate", _interrupt)
+        patch.setattr(runtime, "evaluate", _interrupt)
         third.end("done")
     assert _evaluated(tmp_path) == [0, 2]
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodes import exits
-from nodes.roles.launch import _rounds
+from nodes.boot.loop import run_steps
 from swarm.errors import (
     EngineError,
     NonFiniteUpdates,
@@ -50,7 +50,7 @@ class Failing:
 def test_an_error_that_stays_is_said_and_ends_the_node_in_order(error: type[SwarmError], code: int) -> None:
     node = Failing(error("the reason"))
     running = SimpleNamespace(node=node)
-    assert _rounds(running, lambda: False, None, None) == code  # type: ignore[arg-type]
+    assert run_steps(running, lambda: False, None, None) == code  # type: ignore[arg-type]
     assert node.ended == ["error"]
     assert [level for text, level in node.notes if "the reason" in text] == ["error"]
 
@@ -82,7 +82,7 @@ def test_a_run_that_did_nothing_at_all_is_no_success(fields: dict[str, object], 
     ]
     history = PeerHistory.read(synthetic.write(tmp_path, events))
     running = SimpleNamespace(node=Finished())
-    assert _rounds(running, lambda: False, None, history) == code  # type: ignore[arg-type]
+    assert run_steps(running, lambda: False, None, history) == code  # type: ignore[arg-type]
 
 
 def test_a_reward_function_that_always_fails_is_no_success(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_a_reward_function_that_always_fails_is_no_success(tmp_path: Path) -> No
     ]
     history = PeerHistory.read(synthetic.write(tmp_path, events))
     running = SimpleNamespace(node=Finished())
-    assert _rounds(running, lambda: False, None, history) == exits.FAILED  # type: ignore[arg-type]
+    assert run_steps(running, lambda: False, None, history) == exits.FAILED  # type: ignore[arg-type]

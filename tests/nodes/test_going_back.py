@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -31,7 +32,7 @@ def _node(out: Path) -> PeerNode:
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
     out.mkdir(exist_ok=True)
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 
@@ -40,12 +41,12 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
     node = _node(tmp_path / "peer")
     node.begin()
     rounds = 0
-    while node._store.good is None and rounds < 60:
+    while node._checkpoints._store.good is None and rounds < 60:
         node.step()
         rounds += 1
-    good = node._store.good
+    good = node._checkpoints._store.good
     assert good is not None
-    policy, version = node._coordinator.policy, node._coordinator.version
+    policy, version = node._ranks.policy, node._ranks.version
     with torch.no_grad():
         for parameter in policy.weights.values():
             parameter.mul_(0.5)
@@ -53,8 +54,8 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
     settings = node._config.policy
     for name, weights in load_policy(settings, good / "model").weights.items():
         torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
-    assert node._coordinator.version == version + 1, "versions only rise"
-    newest = node._store.newest()
+    assert node._ranks.version == version + 1, "versions only rise"
+    newest = node._checkpoints._store.newest()
     assert newest is not None and newest.name == f"round-{node.round:08d}", "a kill now would not bring it back"
     for name, weights in load_policy(settings, newest / "model").weights.items():
         torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
@@ -66,16 +67,16 @@ def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_pat
     node._identity.close()
     again = _node(tmp_path / "peer")
     assert again._node.external.watch.dump() == node._node.external.watch.dump(), "a restart ends no rest"
-    assert again._store.good == node._store.good is not None
+    assert again._checkpoints._store.good == node._checkpoints._store.good is not None
     again.close()
 
 
 def test_without_a_good_checkpoint_the_policy_stays_as_it_is(tmp_path: Path) -> None:
     node = _node(tmp_path / "peer")
     node.begin()
-    before = {name: weights.clone() for name, weights in node._coordinator.policy.weights.items()}
+    before = {name: weights.clone() for name, weights in node._ranks.policy.weights.items()}
     node._go_back(ALARM)
-    assert all(torch.equal(before[name], weights) for name, weights in node._coordinator.policy.weights.items())
+    assert all(torch.equal(before[name], weights) for name, weights in node._ranks.policy.weights.items())
     node.end("interrupted")
     history = PeerHistory.read(tmp_path / "peer" / METRICS_FILE)
     assert any("no good checkpoint" in moment.text for moment in history.moments)

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from nodes.boot.directory import ADDRESS_FILE, IDENTITY_FILE, LOCK_FILE, running_nodes
 from nodes.cli import main
-from nodes.commands.watching.health import TAIL_BYTES, check, report_health
-from nodes.neighbours import LOCK_FILE, running_nodes
-from nodes.roles.run import ADDRESS_FILE, IDENTITY_FILE
+from nodes.commands.control import TAIL_BYTES, check, report_health
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.telemetry.records import METRICS_FILE, EndEvent, Event, NoteEvent, PauseEvent, RoundEvent, StartEvent, encode
@@ -148,7 +147,7 @@ def test_wrong_use_of_the_command_is_exit_code_2(tmp_path: Path, monkeypatch: py
 
 def test_the_check_is_light() -> None:
     heavy = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matplotlib")
-    probe = f"import nodes.commands.watching.health, sys; print([m for m in {heavy} if m in sys.modules])"
+    probe = f"import nodes.commands.control, sys; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True).stdout.strip() == "[]"
 
 

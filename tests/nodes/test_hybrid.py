@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nodes.roles import hybrid
-from nodes.roles.hybrid import HybridNode
-from nodes.roles.run import IDENTITY_FILE, found_run
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
+from nodes.roles import snapshots as adoption
+from nodes.roles.peer import PeerNode
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
@@ -40,7 +41,7 @@ class FakeFeed:
         return {"chunks_received": 1}
 
 
-def _node(out: Path) -> HybridNode:
+def _node(out: Path) -> PeerNode:
     values = {
         "out": str(out),
         "follow": {"learner": "somebody", "adopt_questions": 64},
@@ -49,17 +50,17 @@ def _node(out: Path) -> HybridNode:
     }
     config = load_config(None, values).config
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
-    return HybridNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 
 
 def test_ctrl_c_during_a_comparison_leaves_the_nodes_own_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = _node(tmp_path)
-    before = packed(whole_weights(node._coordinator.policy))
-    other = {name: weights * 0.5 for name, weights in whole_weights(node._coordinator.policy).items()}
+    before = packed(whole_weights(node._ranks.policy))
+    other = {name: weights * 0.5 for name, weights in whole_weights(node._ranks.policy).items()}
     compared: list[int] = []
 
     def interrupted(version: int) -> int:
@@ -68,20 +69,20 @@ def test_ctrl_c_during_a_comparison_leaves_the_nodes_own_weights(
             raise Interrupted("stopped")
         return 10
 
-    monkeypatch.setattr(node, "_num_correct", interrupted)
+    monkeypatch.setattr(node._adoption, "_num_correct", interrupted)
     with pytest.raises(Interrupted):
-        node._compare(3, held(packed(other)))
-    assert packed(whole_weights(node._coordinator.policy)) == before
+        node._adoption._compare(3, held(packed(other)))
+    assert packed(whole_weights(node._ranks.policy)) == before
     node.close()
 
 
 def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = _node(tmp_path)
-    good = packed(whole_weights(node._coordinator.policy))
+    good = packed(whole_weights(node._ranks.policy))
     with torch.no_grad():
-        for parameter in node._coordinator.policy.model.parameters():
+        for parameter in node._ranks.policy.model.parameters():
             parameter.mul_(0.0)
-    silent = packed(whole_weights(node._coordinator.policy))
+    silent = packed(whole_weights(node._ranks.policy))
     feed = FakeFeed((3, held(good)), (4, held(silent)), (5, held(b"garbage")))
 
     @contextlib.contextmanager
@@ -89,11 +90,11 @@ def test_better_snapshots_are_adopted_and_worse_ones_left(tmp_path: Path, monkey
         assert learner == "somebody" and len(good) <= max_bytes
         yield feed
 
-    monkeypatch.setattr(hybrid, "open_subscriber", open_subscriber)
+    monkeypatch.setattr(adoption, "open_subscriber", open_subscriber)
     node.begin()
     for _ in range(3):
         node.step()
-    assert packed(whole_weights(node._coordinator.policy)) != silent
+    assert packed(whole_weights(node._ranks.policy)) != silent
     node.end("interrupted")
     notes = [moment.text for moment in PeerHistory.read(tmp_path / METRICS_FILE).moments]
     assert any(text.startswith("adopted version 3") for text in notes), notes

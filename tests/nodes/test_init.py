@@ -12,9 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands.init import command, costs, fit
-from nodes.commands.init.answers import Answers, Given, ask, ask_address
-from nodes.commands.init.written import fields_of, in_yaml
+from nodes.commands import costs
+from nodes.commands import costs as fit
+from nodes.commands import init as command
+from nodes.commands.init import Answers, Given, ask, ask_address, fields_of, in_yaml
 from swarm.config import load_config
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity

@@ -11,11 +11,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from nodes.roles import learner, shell
+from nodes.boot.directory import CHECKPOINTS, IDENTITY_FILE
+from nodes.boot.manifest import found_run
+from nodes.roles import learner, runtime
 from nodes.roles import worker as worker_module
 from nodes.roles.learner import LearnerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.shell import CHECKPOINTS
 from nodes.roles.worker import WorkerNode
 from swarm.central import workforce
 from swarm.config import NodeConfig, load_config
@@ -26,7 +26,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.roster import read_progress
 from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
-from swarm.schedule.pause_file import AskedPause, ask, withdraw
+from swarm.schedule import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from swarm.telemetry.sinks import scalars
@@ -65,7 +65,7 @@ class Run:
         self.values = {**VALUES, "learner": {"rollouts_per_step": 16, "spot_check": 1.0, **learner}}
         (out / "learner").mkdir(parents=True)
         self.identity = Identity.load_or_create(out / "learner" / IDENTITY_FILE)
-        self.sealed = found_run(self.config("learner"), self.identity)
+        self.sealed = found_run(self.config("learner"), self.identity).sealed
 
     def config(self, name: str, **changes: object) -> NodeConfig:
         (self.out / name).mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ class NarrowTransport(MemoryTransport):
 def test_a_worker_whose_groups_nobody_takes_samples_no_more_says_so_once_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "TELL_AFTER_S", 0.2)
+    monkeypatch.setattr(worker_module, "NOTE_AFTER_S", 0.2)
     run = Run(tmp_path)
     run.network = NarrowTransport
     with run.learner(rounds=1) as learner, run.workers("one") as (worker,):
@@ -190,9 +190,9 @@ def test_a_worker_whose_groups_nobody_takes_samples_no_more_says_so_once_and_goe
 
         learner.begin()
         until(lambda: any("outbox is full" in text for text in notes()), "it says so", PATIENCE_S)
-        sampled, paused_s = worker._follower.groups.num_completions, worker._paused_s
-        until(lambda: worker._paused_s > paused_s + 1, "a while", PATIENCE_S)
-        assert worker._follower.groups.num_completions == sampled and network.num_published == 2
+        sampled, paused_s = worker.assignment.follower.groups.num_completions, worker.assignment.waited_s
+        until(lambda: worker.assignment.waited_s > paused_s + 1, "a while", PATIENCE_S)
+        assert worker.assignment.follower.groups.num_completions == sampled and network.num_published == 2
         network.taken = True
         until(lambda: network.num_published > 8, "it goes on", PATIENCE_S)
         until(lambda: any("room for groups again" in text for text in notes()), "and says so", PATIENCE_S)
@@ -214,23 +214,22 @@ def test_a_paused_learner_stops_waiting_and_its_workers_sample_no_more(tmp_path:
         until(lambda: _num_sampled(worker) > 0, "samples", PATIENCE_S)
         ask(run.out / "learner", AskedPause())
         until(lambda: _history(run, "learner").pause is not None, "a pause while rollouts are missing", PATIENCE_S)
-        until(lambda: not worker._follower.wanted, "the worker's orders", PATIENCE_S)
-        assert worker._heartbeats is not None, "only the learner pauses"
-        waited_s = worker._paused_s
-        until(lambda: worker._paused_s > waited_s, "the batch in work is finished", PATIENCE_S)
-        sampled, waited_s = worker._follower.groups.num_completions, worker._paused_s
-        until(lambda: worker._paused_s > waited_s + 0.2, "a while", PATIENCE_S)
-        assert worker._follower.groups.num_completions == sampled
+        until(lambda: not worker.assignment.follower.wanted, "the worker's orders", PATIENCE_S)
+        assert worker.assignment.heartbeats is not None, "only the learner pauses"
+        waited_s = worker.assignment.waited_s
+        until(lambda: worker.assignment.waited_s > waited_s, "the batch in work is finished", PATIENCE_S)
+        sampled, waited_s = worker.assignment.follower.groups.num_completions, worker.assignment.waited_s
+        until(lambda: worker.assignment.waited_s > waited_s + 0.2, "a while", PATIENCE_S)
+        assert worker.assignment.follower.groups.num_completions == sampled
         withdraw(run.out / "learner")
-        until(lambda: worker._follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
+        until(lambda: worker.assignment.follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
         stop.set()
         thread.join()
 
 
 def _num_sampled(worker: WorkerNode) -> int:
     """Before the worker follows its learner there are none."""
-    follower = getattr(worker, "_follower", None)
-    return follower.groups.num_completions if follower is not None else 0
+    return worker.assignment.follower.groups.num_completions if worker._assignment is not None else 0
 
 
 def _work_on(node: LearnerNode, stop: threading.Event) -> None:
@@ -248,10 +247,10 @@ def test_the_learner_counts_on_others_while_a_worker_pauses(tmp_path: Path, monk
         until(lambda: _history(run, "one").pause is not None, "a pause", PATIENCE_S)
         monkeypatch.setattr(workforce, "LATE", 0.1 / workforce.HEARTBEAT_S)
         until(lambda: learner._workforce.outlook().num_workers == 0, "no heartbeats", PATIENCE_S)
-        sampled = worker._follower.groups.num_completions
+        sampled = worker.assignment.follower.groups.num_completions
         monkeypatch.setattr(workforce, "LATE", PATIENCE_S / workforce.HEARTBEAT_S)
         withdraw(run.out / "one")
-        until(lambda: worker._follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
+        until(lambda: worker.assignment.follower.groups.num_completions > sampled, "samples after it", PATIENCE_S)
 
 
 def test_a_worker_that_differs_is_told_what_and_so_is_its_learner(tmp_path: Path) -> None:
@@ -271,7 +270,7 @@ def test_a_worker_that_differs_is_told_what_and_so_is_its_learner(tmp_path: Path
     line = "the learner samples with temperature 1.0, not 0.5: set --generation.temperature 1.0"
     assert told("one") == [f"the learner cannot use what this worker samples: {line}"]
     by_worker, by_reason = sorted(told("learner"), reverse=True)
-    assert by_worker == f"worker {worker._identity.peer_id} samples what this learner cannot use: {line}"
+    assert by_worker == f"worker {worker._runtime.peer_id} samples what this learner cannot use: {line}"
     assert "groups of others were dropped as other_sampling: they sample with another temperature" in by_reason
 
 
@@ -291,9 +290,13 @@ def test_a_worker_with_other_adapters_is_told_and_once_why_its_learner_s_snapsho
             until(lambda: told("one", "cannot be installed"), "the worker says so", PATIENCE_S)
             node._updater.rise_to(1)
             node._learner.publish()
-            until(lambda: worker._follower.snapshots.num_refused == 2, "the next does not fit either", PATIENCE_S)
-            waited_s = worker._paused_s
-            until(lambda: worker._paused_s > waited_s + 0.2, "a few steps", PATIENCE_S)
+            until(
+                lambda: worker.assignment.follower.snapshots.num_refused == 2,
+                "the next does not fit either",
+                PATIENCE_S,
+            )
+            waited_s = worker.assignment.waited_s
+            until(lambda: worker.assignment.waited_s > waited_s + 0.2, "a few steps", PATIENCE_S)
     line = "the learner's adapters are rank 4, alpha 32, targets all, not none: set --policy.lora.rank"
     (by_worker,) = told("one", "adapters")
     assert by_worker.startswith(f"the learner cannot use what this worker samples: {line}")
@@ -309,7 +312,7 @@ def test_a_worker_of_a_named_learner_waits_for_the_run_too(tmp_path: Path) -> No
     run.values["follow"] = {"learner": run.identity.peer_id}
     with run.workers("one") as (worker,):
         until(lambda: any("knows the run" in m.text for m in _history(run, "one").moments), "it waits", PATIENCE_S)
-        assert worker._learner_id is None
+        assert worker._assignment is None
     assert _history(run, "one").end.reason == "interrupted"
 
 
@@ -317,7 +320,7 @@ def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeyp
     def fail(*arguments: object) -> None:
         raise TaskError("workers cannot be started")
 
-    monkeypatch.setattr(shell, "evaluate", fail)
+    monkeypatch.setattr(runtime, "evaluate", fail)
     run = Run(tmp_path)
     run.values["evaluation"] = {"num_questions": 8}
     with run.learner(rounds=1) as node, pytest.raises(TaskError):
@@ -354,8 +357,8 @@ class Impostor(WorkerNode):
 
 
 def _lie(node: WorkerNode, about: Callable[[Completion], Completion]) -> None:
-    share = node._shell.exchange.share
-    node._shell.exchange.share = lambda group: share(replace(group, completions=tuple(map(about, group.completions))))
+    share = node._runtime.exchange.share
+    node._runtime.exchange.share = lambda group: share(replace(group, completions=tuple(map(about, group.completions))))
 
 
 def test_liars_are_counted_and_quarantined_and_the_honest_one_is_not(tmp_path: Path) -> None:
@@ -367,7 +370,7 @@ def test_liars_are_counted_and_quarantined_and_the_honest_one_is_not(tmp_path: P
         run.learner(rounds=1_000) as node,
     ):
         node.begin()
-        book = node._shell.exchange.book
+        book = node._runtime.exchange.book
         while len(book.quarantined()) < 2 and node._learner.round < 100:
             node.step()
         node.end("interrupted")
@@ -388,7 +391,7 @@ def test_a_learner_that_died_comes_back_with_higher_versions_and_its_workers_go_
             before = node._updater.version
         # It just goes: the newest checkpoint is of step 2, and what came since is lost.
         with run.learner(rounds=6) as again:
-            assert again._resumed_from == 2
+            assert again._checkpoints.resumed_from == 2
             assert again._learner.buffer.num_unused() >= 0
             again.begin()
             while not again.done:
@@ -426,10 +429,10 @@ def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp
     run.values |= {"watch": {"window_rounds": 2}, "checkpoint": {"every_rounds": 1, "keep": 1}}
     with run.workers("one", "two") as (worker, _), run.learner(rounds=1_000) as node:
         node.begin()
-        while node._store.good is None:
+        while node._checkpoints._store.good is None:
             node._workforce.take_rewards = lambda: {"worker": (8, 1.0)}
             node.step()
-        good, version, policy = node._store.good, node._updater.version, node._policy
+        good, version, policy = node._checkpoints._store.good, node._updater.version, node._policy
         with torch.no_grad():
             for parameter in policy.weights.values():
                 parameter.mul_(0.5)
@@ -438,7 +441,8 @@ def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp
         for name, weights in load_policy(node._config.policy, good / "model").weights.items():
             torch.testing.assert_close(policy.weights[name], weights, atol=0, rtol=0)
         assert node._updater.version == version + 1, "versions only rise"
-        until(lambda: (worker._follower.snapshots.version or 0) > version, "a worker has the new one", PATIENCE_S)
+        snapshots = worker.assignment.follower.snapshots
+        until(lambda: (snapshots.version or 0) > version, "a worker has the new one", PATIENCE_S)
         node.step()
         node.end("interrupted")
         run.finished = False
@@ -453,7 +457,7 @@ def test_a_worker_that_is_not_listed_is_told_what_to_do_and_samples_nothing(tmp_
         node.begin()
         history = tmp_path / "one" / METRICS_FILE
         until(lambda: "added to its learner.workers" in history.read_text(), "the worker says so", PATIENCE_S)
-        assert worker._identity.peer_id in history.read_text()
+        assert worker._runtime.peer_id in history.read_text()
         assert node._workforce.outlook().num_workers == 0 and worker._batches == 0
         node.end("interrupted")
 
@@ -463,13 +467,14 @@ class Complaining(WorkerNode):
 
     def begin(self) -> None:
         super().begin()
-        complaints = self._feed.complaints
-        self._feed.complaints = lambda: [*complaints(), ("relay", "corrupt_chunk")]
+        feed = self.assignment._feed
+        complaints = feed.complaints
+        feed.complaints = lambda: [*complaints(), ("relay", "corrupt_chunk")]
 
 
 def test_who_hands_a_worker_broken_chunks_is_cut_off(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with run.workers("one", make=Complaining) as (node,):
         run.learn(rounds=2, workers=1)
-    assert node._shell.exchange.book.quarantined() == {"relay"}
+    assert node._runtime.exchange.book.quarantined() == {"relay"}
     assert node._transport._banned == {"relay"}, "not in the books only"

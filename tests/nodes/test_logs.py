@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.commands.watching import logs as logs_module
-from nodes.commands.watching.logs import LogOptions, show_logs
+from nodes.commands import watching as logs_module
+from nodes.commands.watching import LogOptions, show_logs
 from swarm.errors import ConfigError
-from swarm.page import arrivals as arrivals_module
+from swarm.telemetry import nodes as arrivals_module
 from swarm.telemetry.records import METRICS_FILE, EndEvent, NoteEvent, encode
 from tests.nodes.processes import swarm, until
 from tests.telemetry.synthetic import EPOCH, killed_and_resumed, peer_events, write

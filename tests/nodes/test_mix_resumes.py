@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import found_run
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -21,7 +21,7 @@ def _node(out: Path, identity: Identity) -> PeerNode:
         "mix": {"policy": "auto", "settings": {"window_rounds": 2}},
     }
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

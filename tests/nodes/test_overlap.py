@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nodes.roles import coordinator
-from nodes.roles.coordinator import RankCoordinator
+from nodes.roles import ranks as coordinator
+from nodes.roles.ranks import PeerRanks
 from swarm import machine
 from swarm.config import NodeConfig
 from swarm.engines.config import GenerationSettings
@@ -57,7 +57,7 @@ def test_several_processes_have_to_take_turns() -> None:
     ranks = Ranks()
     ranks.size = 2
     with pytest.raises(ConfigError, match="max_staleness must be 0 with 2 processes"):
-        RankCoordinator(NodeConfig(generation=GenerationSettings(max_staleness=1)), None, ranks, lambda: False)
+        PeerRanks(NodeConfig(generation=GenerationSettings(max_staleness=1)), None, ranks, lambda: False)
 
 
 class Told(Exception):
@@ -85,8 +85,8 @@ def test_trainer_and_engine_share_the_cores_where_both_compute(
     )
     if staleness:
         with pytest.raises(Told):
-            RankCoordinator(config, None, Ranks(), lambda: False)
+            PeerRanks(config, None, Ranks(), lambda: False)
         assert told[0].threads == threads
     else:
-        RankCoordinator(config, None, Ranks(), lambda: False).close()
+        PeerRanks(config, None, Ranks(), lambda: False).close()
     assert used[-1] == threads

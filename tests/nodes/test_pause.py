@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nodes.commands.running.pause import pause_nodes, resume_nodes
-from nodes.commands.running.stop import stop_nodes
-from nodes.commands.watching.health import check
-from nodes.roles.shell import CHECKPOINTS
+from nodes.boot.directory import CHECKPOINTS
+from nodes.commands.control import check, pause_nodes, resume_nodes, stop_nodes
 from swarm.errors import ConfigError
-from swarm.schedule.pause_file import PAUSE_FILE, AskedPause, ask
+from swarm.schedule import PAUSE_FILE, AskedPause, ask
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, swarm, until
 
 OPTIONS = [*LOOPBACK, "--evaluation.num_questions=0", "--checkpoint.every_rounds=100000"]

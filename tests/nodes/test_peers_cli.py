@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands.watching import peers as command
-from nodes.commands.watching.peers import duration, render, show_peers, size, standing
+from nodes.commands import peers as command
+from nodes.commands.peers import duration, render, show_peers, size, standing
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nodes.commands.measuring.plan import CapacityPlan, _advice, demand_of, parse_workers
+from nodes.commands.plan import CapacityPlan, _advice, demand_of, parse_workers
 from swarm.central.capacity import Worker, pool_rate, staleness_bound
 from swarm.errors import ConfigError
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodes.simulation import policies
-from nodes.simulation.policies import find_source_in_child
+from nodes.simulation import children as policies
+from nodes.simulation.children import find_source_in_child
 from swarm.errors import PolicyError
 from swarm.policy import loading
 from swarm.policy.loading import find_source

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from nodes.boot.directory import disk_problem, refuse_at_once
 from nodes.cli import main
-from nodes.refusals import check_start, disk_problem
 from swarm.config import load_config
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
@@ -68,7 +68,7 @@ def test_a_directory_in_use_and_a_taken_port_are_refused_at_once(
     code, _, errors = run(command, "--out", "used")
     assert code == 2 and "in use by another process" in errors
     monkeypatch.setenv("RANK", "1")
-    check_start(load_config(command_line=[("out", str(tmp_path / "used"))]))  # torchrun's first process has it
+    refuse_at_once(load_config(command_line=[("out", str(tmp_path / "used"))]))  # torchrun's first process has it
     monkeypatch.delenv("RANK")
     identity.close()
     monkeypatch.setattr("swarm.net.addresses.listening.PATIENCE_S", 0.0)
@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_line_and_a_mistake_of_ours_is_not(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/peer/metrics.jsonl")
 
-    monkeypatch.setattr("nodes.commands.reference.losses.list_losses", fail)
+    monkeypatch.setattr("nodes.commands.reference.list_losses", fail)
     code, _, errors = run("losses")
     assert code == 1 and len(errors.splitlines()) == 1
     assert "error: runs/peer/metrics.jsonl cannot be written or read: no space left on device; free disk" in errors
@@ -148,7 +148,7 @@ def test_a_schedule_by_gpu_use_is_refused_with_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_config(None, {"out": str(tmp_path), "schedule": {"gpu_idle_s": 300}})
-    check_start(loaded)
+    refuse_at_once(loaded)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="schedule.gpu_idle_s: leave it out with several processes"):
-        check_start(loaded)
+        refuse_at_once(loaded)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
 
@@ -9,12 +8,10 @@ import pytest
 from msgspec.structs import asdict, replace
 from rich.console import Console
 
-from nodes.roles.home import claim_home
-from nodes.roles.launch import _judgeable, opened
-from nodes.roles.learner import LEARNER
-from nodes.roles.run import (
-    MANIFEST_FILE,
-    best_address,
+from nodes.boot.assemble import opened, shown_address
+from nodes.boot.directory import MANIFEST_FILE, best_address, claim_directory, remember, remembered
+from nodes.boot.manifest import (
+    SealedManifest,
     check_only_learner,
     check_terms,
     found_run,
@@ -22,12 +19,11 @@ from nodes.roles.run import (
     manifest_values,
     other_files,
     other_options,
-    remember,
-    remembered,
-    shown_address,
     terms_of,
 )
-from nodes.roles.shell import Shell
+from nodes.boot.resolve import Notice, possible
+from nodes.roles.learner import LEARNER
+from nodes.roles.runtime import RoleRuntime
 from swarm.config import NodeConfig, load_config
 from swarm.environments.specs import left_out
 from swarm.environments.verification.inline import InlineVerifier
@@ -50,7 +46,7 @@ def _config(out: Path, *pairs: tuple[str, str]):
 def test_whoever_joins_with_nothing_but_the_manifest_can_train_its_mix(tmp_path: Path, mix: tuple[str, str]) -> None:
     pairs = [("mix.local", mix[0]), ("mix.external", mix[1]), ("generation.questions_per_round", "16")]
     founder = _config(tmp_path, *pairs, ("generation.group_size", "5"))
-    manifest = open_manifest(found_run(founder, Identity.generate()))
+    manifest = found_run(founder, Identity.generate()).manifest
     joined = load_config(manifest=manifest_values(manifest)).config
     assert joined.mix == founder.mix
     assert joined.tasks == founder.tasks
@@ -60,21 +56,22 @@ def test_whoever_joins_with_nothing_but_the_manifest_can_train_its_mix(tmp_path:
 def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path) -> None:
     founder = _config(tmp_path, ("generation.group_size", "4"))
     identity = Identity.generate()
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity).sealed)
     verifier = InlineVerifier(founder.tasks)
     for size in ("2", "4"):
-        shell = Shell(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
-        assert shell.max_group_size() == 4, "of others' groups, whatever its own are"
+        runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
+        assert runtime.max_group_size() == 4, "of others' groups, whatever its own are"
     with pytest.raises(ConfigError, match="at most 4 in run .*, got 8: members refuse larger groups"):
-        Shell(_config(tmp_path, ("generation.group_size", "8")), identity, transport, verifier)
+        RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, transport, verifier)
     alone = MemoryTransport(MemoryHub(), identity.peer_id)
-    assert Shell(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier).max_group_size() == 8
+    runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier)
+    assert runtime.max_group_size() == 8
 
 
 def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tmp_path: Path) -> None:
     founder = _config(tmp_path, ("tasks", "[{kind: dataset, name: mine, path: ./rows.jsonl}]"))
     with pytest.raises(TaskError, match="your own tasks"):
-        manifest_values(open_manifest(found_run(founder, Identity.generate())))
+        manifest_values(found_run(founder, Identity.generate()).manifest)
 
 
 def _rows(folder: Path, answer: int = 1) -> Path:
@@ -91,10 +88,10 @@ def test_a_run_of_local_files_only_starts_and_is_joined_with_copies_and_with_own
     theirs, mine = _rows(tmp_path / "theirs"), _rows(tmp_path / "mine")
     founding = [("out", str(tmp_path / "founder")), _on_file(theirs)]
     loaded = load_config(command_line=founding)
-    home = claim_home(loaded.config, True, None)
-    manifest = open_manifest(home.sealed)
+    home = claim_directory(loaded.config, True, None)
+    manifest = home.run.manifest
     started = load_config(manifest=manifest_values(manifest, loaded), command_line=founding)
-    assert started.config.tasks == loaded.config.tasks and lacking_files(home.sealed) == []
+    assert started.config.tasks == loaded.config.tasks and lacking_files(manifest) == []
 
     own = load_config(command_line=[("files.mine", str(mine))])
     joined = load_config(manifest=manifest_values(manifest, own), command_line=[("files.mine", str(mine))])
@@ -110,7 +107,7 @@ def test_a_run_of_local_files_only_starts_and_is_joined_with_copies_and_with_own
 
 def test_files_that_are_missing_changed_or_of_no_task_are_clear_errors(tmp_path: Path) -> None:
     theirs, changed = _rows(tmp_path / "theirs"), _rows(tmp_path / "changed", answer=2)
-    manifest = open_manifest(found_run(_config(tmp_path / "founder", _on_file(theirs)), Identity.generate()))
+    manifest = found_run(_config(tmp_path / "founder", _on_file(theirs)), Identity.generate()).manifest
     with pytest.raises(TaskError, match=r"none of the tasks.*--files\.mine PATH"):
         manifest_values(manifest, load_config())
     with pytest.raises(TaskError, match="no such file or folder: /absent"):
@@ -133,9 +130,8 @@ def test_a_run_on_own_code_is_joined_with_copies_of_it(tmp_path: Path) -> None:
     theirs, mine, changed = (tmp_path / f"{name}.py" for name in ("theirs", "mine", "changed"))
     for path, content in ((theirs, "Mine = 1"), (mine, "Mine = 1"), (changed, "Mine = 2")):
         path.write_text(content)
-    sealed = found_run(_config(tmp_path / "founder", _on_code(theirs)), Identity.generate())
-    manifest = open_manifest(sealed)
-    assert str(tmp_path) not in repr(manifest) and lacking_files(sealed) == []
+    manifest = found_run(_config(tmp_path / "founder", _on_code(theirs)), Identity.generate()).manifest
+    assert str(tmp_path) not in repr(manifest) and lacking_files(manifest) == []
     copy = [("code.mine", f"{mine}:Mine")]
     joined = load_config(manifest=manifest_values(manifest, load_config(command_line=copy)), command_line=copy)
     assert joined.config.tasks == load_config(command_line=[_on_code(mine)]).config.tasks
@@ -150,22 +146,22 @@ def test_a_run_on_own_code_is_joined_with_copies_of_it(tmp_path: Path) -> None:
     [difference] = other_files(manifest, load_config(command_line=[_on_code(changed)]).config.tasks)
     assert difference == str(error.value)
     assert other_files(manifest, load_config(command_line=[_on_code(mine)]).config.tasks) == []
-    without = found_run(_config(tmp_path / "other", _on_code(tmp_path / "absent.py")), Identity.generate())
+    without = found_run(_config(tmp_path / "other", _on_code(tmp_path / "absent.py")), Identity.generate()).manifest
     assert lacking_files(without) == ["mine"]
 
 
 def test_a_founder_hears_which_files_nobody_can_join_with(tmp_path: Path) -> None:
-    sealed = found_run(_config(tmp_path, _on_file(tmp_path / "absent.jsonl")), Identity.generate())
-    assert lacking_files(sealed) == ["mine"]
+    manifest = found_run(_config(tmp_path, _on_file(tmp_path / "absent.jsonl")), Identity.generate()).manifest
+    assert lacking_files(manifest) == ["mine"]
 
 
 def test_a_stored_manifest_that_cannot_be_used_is_ignored_and_said_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert remembered(tmp_path) is None
-    sealed = found_run(_config(tmp_path), Identity.generate())
-    remember(tmp_path, sealed)
-    assert remembered(tmp_path) == sealed and caplog.messages == []
+    run = found_run(_config(tmp_path), Identity.generate())
+    remember(tmp_path, sealed := run.sealed)
+    assert remembered(tmp_path) == run and caplog.messages == []
     for unusable, reason in ((sealed[:-3], "malformed"), (of_version(sealed, SCHEMA_VERSION - 1), "schema_version")):
         caplog.clear()
         remember(tmp_path, unusable)
@@ -176,14 +172,14 @@ def test_a_stored_manifest_that_cannot_be_used_is_ignored_and_said_so(
 
 def test_several_peers_of_one_command_get_directories_of_their_own_and_find_them_again(tmp_path: Path) -> None:
     config = _config(tmp_path / "peer")
-    sealed = found_run(config, Identity.generate())
-    first, second = claim_home(config, False, sealed), claim_home(config, False, sealed)
+    run = found_run(config, Identity.generate())
+    first, second = claim_directory(config, False, run), claim_directory(config, False, run)
     assert (first.out.name, second.out.name) == ("peer", "peer-2")
     first.identity.close()
-    again = claim_home(config, False, sealed)
+    again = claim_directory(config, False, run)
     assert again.out == first.out and again.identity.peer_id == first.identity.peer_id
     with pytest.raises(IdentityInUse):
-        claim_home(config, True, sealed)
+        claim_directory(config, True, run)
 
 
 def test_a_peer_with_another_model_does_not_take_the_directory_that_was_free_first(tmp_path: Path) -> None:
@@ -191,82 +187,84 @@ def test_a_peer_with_another_model_does_not_take_the_directory_that_was_free_fir
     small, large = (_config(tmp_path / "peer", ("policy.model", model)) for model in ("tiny", "org/large"))
     homes = []
     for config in (large, small):
-        homes.append(claim_home(config, False, None))
+        homes.append(claim_directory(config, False, None))
         state = homes[-1].out / "checkpoints" / "round-00000050" / "state.msgpack"
         state.parent.mkdir(parents=True)
         state.write_bytes(msgspec.msgpack.encode({"model": config.policy.model, "round": 50}))
     for home in homes:
         home.identity.close()
-    again = claim_home(small, False, None)
+    again = claim_directory(small, False, None)
     assert again.out.name == "peer-2" and again.identity.peer_id == homes[1].identity.peer_id
-    assert claim_home(large, False, None).out.name == "peer"
+    assert claim_directory(large, False, None).out.name == "peer"
 
 
 def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:
     config = _config(tmp_path / "peer")
-    home = claim_home(config, True, found_run(config, Identity.generate()))
+    home = claim_directory(config, True, found_run(config, Identity.generate()))
     home.identity.close()
     other = found_run(config, Identity.generate())
     with pytest.raises(ConfigError, match="belongs to run"):
-        claim_home(config, True, other)
-    assert claim_home(config, False, other).out.name == "peer-2"
+        claim_directory(config, True, other)
+    assert claim_directory(config, False, other).out.name == "peer-2"
 
 
 def test_a_founder_refounds_with_its_present_configuration_and_a_member_remembers(tmp_path: Path) -> None:
-    home = claim_home(_config(tmp_path / "founder"), True, None)
+    home = claim_directory(_config(tmp_path / "founder"), True, None)
     home.identity.close()
-    again = claim_home(_config(tmp_path / "founder", ("mix.local", "2")), True, None)
-    assert open_manifest(again.sealed).run_id == open_manifest(home.sealed).run_id
-    assert open_manifest(again.sealed).local == 2
-    member = claim_home(_config(tmp_path / "member"), True, home.sealed)
+    again = claim_directory(_config(tmp_path / "founder", ("mix.local", "2")), True, None)
+    assert again.run.manifest.run_id == home.run.manifest.run_id
+    assert again.run.manifest.local == 2
+    member = claim_directory(_config(tmp_path / "member"), True, home.run)
     member.identity.close()
-    assert claim_home(_config(tmp_path / "member"), True, None).sealed == home.sealed
+    assert claim_directory(_config(tmp_path / "member"), True, None).run == home.run
 
 
 def test_a_founder_who_renames_its_run_is_told_that_members_do_not_follow(tmp_path: Path) -> None:
-    first = claim_home(_config(tmp_path, ("run_name", "apples")), True, None)
+    first = claim_directory(_config(tmp_path, ("run_name", "apples")), True, None)
     first.identity.close()
-    again = claim_home(_config(tmp_path, ("run_name", "apples")), True, None)
+    again = claim_directory(_config(tmp_path, ("run_name", "apples")), True, None)
     again.identity.close()
-    assert first.warning is None and again.warning is None
-    renamed = claim_home(_config(tmp_path, ("run_name", "pears")), True, None)
-    earlier, now = (open_manifest(home.sealed).run_id for home in (first, renamed))
+    assert first.warnings == again.warnings == ()
+    renamed = claim_directory(_config(tmp_path, ("run_name", "pears")), True, None)
+    earlier, now = (home.run.manifest.run_id for home in (first, renamed))
     assert earlier != now and renamed.identity.peer_id == first.identity.peer_id
-    assert f"was in run {earlier} and now founds {now}" in (renamed.warning or "")
+    (warning,) = renamed.warnings
+    assert f"was in run {earlier} and now founds {now}" in warning
 
 
 def test_an_older_manifest_does_not_replace_the_one_remembered(tmp_path: Path) -> None:
     founder = Identity.generate()
     older = found_run(_config(tmp_path), founder)
-    newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older)
-    assert open_manifest(newer).created_at > open_manifest(older).created_at
+    newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older.manifest)
+    assert newer.manifest.created_at > older.manifest.created_at
     config = _config(tmp_path / "member")
-    for told, kept in [(older, older), (newer, newer), (older, newer), (newer, newer)]:
-        home = claim_home(config, True, told)
+    for asked, kept in [(older, older), (newer, newer), (older, newer), (newer, newer)]:
+        home = claim_directory(config, True, asked)
         home.identity.close()
-        assert home.sealed == kept == remembered(config.out)
+        assert home.run == kept == remembered(config.out)
 
 
 def test_a_run_remembered_while_the_clock_was_ahead_is_known_and_locks_nothing_out(tmp_path: Path) -> None:
     founder = Identity.generate()
-    plain = open_manifest(found_run(_config(tmp_path), founder))
-    ahead = seal_manifest(founder, replace(plain, created_at=time.time() + 86_400))
+    plain = found_run(_config(tmp_path), founder).manifest
+    ahead = SealedManifest.reopen(seal_manifest(founder, replace(plain, created_at=time.time() + 86_400)))
     config = _config(tmp_path / "member")
     config.out.mkdir()
-    remember(config.out, ahead)
+    remember(config.out, ahead.sealed)
     assert remembered(config.out) == ahead
-    home = claim_home(config, True, seal_manifest(founder, plain))
+    present = SealedManifest.reopen(seal_manifest(founder, plain))
+    home = claim_directory(config, True, present)
     home.identity.close()
-    assert home.sealed == seal_manifest(founder, plain)
-    again = open_manifest(found_run(_config(tmp_path), founder, ahead))
+    assert home.run == present
+    again = found_run(_config(tmp_path), founder, ahead.manifest).manifest
     assert again.created_at <= time.time(), "a founder's wrong clock is not inherited"
 
 
 def test_a_founder_whose_clock_went_back_still_outranks_what_it_said(tmp_path: Path) -> None:
     founder = Identity.generate()
-    plain = open_manifest(found_run(_config(tmp_path), founder))
-    before = seal_manifest(founder, replace(plain, created_at=time.time() + 300))
-    assert open_manifest(found_run(_config(tmp_path), founder, before)).created_at > open_manifest(before).created_at
+    plain = found_run(_config(tmp_path), founder).manifest
+    before = replace(plain, created_at=time.time() + 300)
+    assert found_run(_config(tmp_path), founder, before).manifest.created_at > before.created_at
 
 
 @pytest.mark.parametrize("pair", [("mix.local", "2000"), ("network.max_completion_chars", "100000000")])
@@ -278,8 +276,8 @@ def test_a_founder_cannot_ask_what_members_would_refuse(pair: tuple[str, str], t
 
 def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
     founder = Identity.generate()
-    older = found_run(_config(tmp_path), founder)
-    newer = found_run(_config(tmp_path, ("mix.local", "2")), founder, older)
+    first = found_run(_config(tmp_path), founder)
+    older, newer = first.sealed, found_run(_config(tmp_path, ("mix.local", "2")), founder, first.manifest).sealed
     run = CurrentRun(None, older)
     run.adopt(newer)
     with pytest.raises(Refusal, match="stale"):
@@ -289,8 +287,7 @@ def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
 
 def test_a_run_names_the_tasks_that_a_member_goes_without(tmp_path: Path) -> None:
     tasks = "[{kind: dataset, name: mine, path: ./rows.jsonl}, {kind: reasoning_gym, name: gcd}]"
-    sealed = found_run(_config(tmp_path, ("tasks", tasks)), Identity.generate())
-    manifest = open_manifest(sealed)
+    manifest = found_run(_config(tmp_path, ("tasks", tasks)), Identity.generate()).manifest
     assert left_out(manifest.tasks) == {"mine": "it is on local files of the run's founder, without their digest"}
     later = replace(manifest, tasks=(*manifest.tasks, TaskSpec("mate-in-2", "chess", 1.0, {"depth": 2})))
     assert "no tasks of the kind chess" in left_out(later.tasks)["mate-in-2"]
@@ -312,7 +309,7 @@ def test_the_address_to_give_to_others_is_not_of_this_machine_only() -> None:
 
 
 def _learner_s_run(config: NodeConfig) -> RunManifest:
-    return open_manifest(found_run(config, Identity.generate(), terms=terms_of(config)))
+    return found_run(config, Identity.generate(), terms=terms_of(config)).manifest
 
 
 def test_a_worker_takes_the_learner_s_sampling_from_the_manifest(tmp_path: Path) -> None:
@@ -346,7 +343,7 @@ def test_a_worker_that_differs_does_not_start_and_says_what_to_do(
     worker = _config(tmp_path, adapters, (option, value))
     with pytest.raises(ConfigError, match=f"cannot use this worker: .*{advice}"):
         check_terms(worker, manifest)
-    check_terms(worker, open_manifest(found_run(_config(tmp_path), Identity.generate())))
+    check_terms(worker, found_run(_config(tmp_path), Identity.generate()).manifest)
     elsewhere = _config(tmp_path, adapters, (option, value), ("follow.learner", "another"))
     check_terms(elsewhere, manifest)
 
@@ -374,15 +371,15 @@ def test_a_worker_with_adapters_may_start_for_a_learner_of_a_version_that_does_n
 def test_a_second_learner_of_a_run_is_refused_and_the_first_may_return(tmp_path: Path) -> None:
     config = _config(tmp_path / "first")
     first = Identity.generate()
-    sealed = found_run(config, first, terms=terms_of(config))
-    check_only_learner(first.peer_id, open_manifest(sealed))
-    check_only_learner("another", open_manifest(found_run(config, first)))
+    run = found_run(config, first, terms=terms_of(config))
+    check_only_learner(first.peer_id, run.manifest)
+    check_only_learner("another", found_run(config, first).manifest)
     config.out.mkdir()
-    remember(config.out, sealed)
-    pairs = [("out", str(config.out))]
+    remember(config.out, run.sealed)
+    loaded = load_config(command_line=[("out", str(config.out))])
     with (
         pytest.raises(ConfigError, match="has a learner already, its founder 12D3.* with another --out"),
-        opened(LEARNER, None, pairs, Console(), lambda: True, Ranks()),
+        opened(LEARNER, loaded, Console(), lambda: True, Ranks()),
     ):
         pass
 
@@ -397,9 +394,7 @@ def test_a_second_learner_of_a_run_is_refused_and_the_first_may_return(tmp_path:
     ],
 )
 def test_own_tasks_that_differ_from_the_run_s_are_named(tmp_path: Path, own: str, line: str) -> None:
-    run = open_manifest(
-        found_run(_config(tmp_path, ("tasks", "[{kind: reasoning_gym, name: gcd}]")), Identity.generate())
-    )
+    run = found_run(_config(tmp_path, ("tasks", "[{kind: reasoning_gym, name: gcd}]")), Identity.generate()).manifest
     tasks = "[{kind: reasoning_gym, name: gcd, weight: 2}, {kind: reasoning_gym, name: lcm}]"
     same = _config(tmp_path, ("tasks", tasks))
     assert other_options(run, same.tasks) == []
@@ -408,7 +403,7 @@ def test_own_tasks_that_differ_from_the_run_s_are_named(tmp_path: Path, own: str
 
 
 def test_a_task_of_another_kind_is_named(tmp_path: Path) -> None:
-    run = open_manifest(found_run(_config(tmp_path), Identity.generate()))
+    run = found_run(_config(tmp_path), Identity.generate()).manifest
     other = _config(tmp_path, ("tasks", "[{kind: number_guessing, name: gcd}]"))
     assert other_options(run, other.tasks) == [
         "task gcd: it is of the kind number_guessing here and reasoning_gym in the run"
@@ -418,16 +413,16 @@ def test_a_task_of_another_kind_is_named(tmp_path: Path) -> None:
 def test_a_node_without_a_judge_goes_without_the_run_s_tasks_that_need_one(tmp_path: Path) -> None:
     judged = "{kind: reasoning_gym, name: gcd, rewards: [{kind: judge, model: wise, rubric: Be kind.}]}"
     both = _config(tmp_path, ("tasks", f"[{judged}, {{kind: reasoning_gym, name: lcm}}]"))
-    shown = io.StringIO()
-    console = Console(file=shown, width=200)
-    assert [task.name for task in _judgeable(both, True, console).tasks] == ["lcm"]
-    assert "omitting the run's task gcd: its rewards need a judge, wise: set judge.model" in shown.getvalue()
+    notices: list[Notice] = []
+    assert [task.name for task in possible(both, True, notices).tasks] == ["lcm"]
+    (notice,) = notices
+    assert notice.text.startswith("omitting the run's task gcd: its rewards need a judge, wise: set judge.model")
     for config, of_the_run in ((both, False), (_config(tmp_path, ("tasks", f"[{judged}]")), True)):
         with pytest.raises(ConfigError, match="task gcd: its rewards need a judge"):
-            _judgeable(config, of_the_run, console)
+            possible(config, of_the_run, [])
     other = _config(tmp_path, ("tasks", f"[{judged}]"), ("judge.model", "cheap"))
-    assert _judgeable(other, True, console) == other
-    assert "task gcd: its judge is wise, but judge.model is cheap" in shown.getvalue()
+    assert possible(other, True, notices) == other
+    assert "task gcd: its judge is wise, but judge.model is cheap" in notices[-1].text
 
 
 BAD = (
@@ -445,7 +440,7 @@ GOOD = TaskSpec("gcd", "reasoning_gym", 1.0, {})
 
 def run_with(*tasks: TaskSpec, **changes: object) -> RunManifest:
     founder = Identity.generate()
-    manifest = open_manifest(found_run(NodeConfig(), founder))
+    manifest = found_run(NodeConfig(), founder).manifest
     return open_manifest(seal_manifest(founder, replace(manifest, tasks=tasks, **changes)))
 
 

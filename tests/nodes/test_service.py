@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import app
-from nodes.cli.arguments import rewrite
-from nodes.commands.running import service
-from nodes.commands.running.service import Service
+from nodes.cli.options import rewrite
+from nodes.commands import service
+from nodes.commands.service import Service
 from swarm.errors import ConfigError
 
 ODD = ("join", "/ip4/1.2.3.4/tcp/1/p2p/12D3", "--name", 'a "b" \\ $HOME %h ${X} ; c', "--policy.system_prompt", "")

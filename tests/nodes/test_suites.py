@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles import suites
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
 from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
@@ -22,7 +23,7 @@ from swarm.net.records.identity import Identity
 from swarm.policy.loading import Policy
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE, Event, NoteEvent, SuiteEvent
-from swarm.telemetry.samples.records import read
+from swarm.telemetry.samples import read
 from tests.suites.doubles import Numbering, Rows
 
 SUITE = {"tasks": ["rows"], "questions": 4, "k": 2, "every_rounds": 2}
@@ -172,7 +173,7 @@ def _peer(out: Path, **evaluation: object) -> PeerNode:
     config = _config(values, suites={"small": GCD}, **evaluation)
     out.mkdir()
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

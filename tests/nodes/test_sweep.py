@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.common.children import until
-from nodes.cli.arguments import repeat_option
-from nodes.commands.running import sweep as command
-from nodes.commands.running.sweep import SweepOptions, sweep, sweep_cells
-from nodes.real_models.settings import real_model
-from nodes.simulation import schedule
+from nodes.cli.options import repeat_option
+from nodes.commands import sweep as command
+from nodes.commands.sweep import SweepOptions, sweep, sweep_cells
+from nodes.simulation import cells as schedule
 from nodes.simulation.cell import run_cell
 from nodes.simulation.cells import (
     CELL_FILE,
@@ -31,15 +30,14 @@ from nodes.simulation.cells import (
     alike,
     complete,
     read,
+    run_cells,
     write,
 )
-from nodes.simulation.mixes import as_fields, mix_configs
-from nodes.simulation.schedule import run_cells
+from nodes.simulation.configs import as_fields, mix_configs, real_model
 from swarm.config import load_config
 from swarm.errors import ConfigError
-from swarm.schedule.pause_file import AskedPause, ask, withdraw
-from swarm.telemetry.comparison.outcome import NodeOutcome, SwarmOutcome
-from swarm.telemetry.comparison.table import stops_in_words
+from swarm.schedule import AskedPause, ask, withdraw
+from swarm.telemetry.benefit.comparison import NodeOutcome, SwarmOutcome, stops_in_words
 from swarm.telemetry.history import PeerHistory
 
 SMALL = [

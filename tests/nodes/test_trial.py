@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.tasks.trial import Episode, _describe, play, summary
-from swarm.environments.config import PythonTask
-from swarm.environments.episodes.config import MazeTask, NumberGuessingTask
-from swarm.environments.generated.config import ShapesTask
+from nodes.commands.tasks import Episode, _describe, play, summary
+from swarm.environments.episodes.number_guessing import NumberGuessingTask
+from swarm.environments.task import PythonTask
 from swarm.environments.verification.inline import InlineVerifier
+from swarm.extras.pictures.maze import MazeTask
+from swarm.extras.pictures.shapes import ShapesTask
 from swarm.policy.loading import Policy
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Past, Rejection, Sampling

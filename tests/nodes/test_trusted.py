@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodes.roles.bootstrap import NO_TASKS
-from nodes.roles.coordinator import RankCoordinator
-from nodes.roles.run import IDENTITY_FILE, found_run, manifest_values, other_options, sharing_of_own_tools
+from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.manifest import NO_TASKS, found_run, manifest_values, other_options, sharing_of_own_tools
+from nodes.roles.ranks import PeerRanks
 from nodes.simulation.in_memory import Member, MemoryRun, take_turns
 from nodes.simulation.in_memory import Turns as Clock
 from swarm.config import LoadedConfig, NodeConfig, load_config
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError, TaskError
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import open_manifest
 from swarm.protocols import Turns
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
-from swarm.telemetry.samples.records import SampleRecord, read
+from swarm.telemetry.samples import SampleRecord, read
 from swarm.types import Answers, Context, Rejection, Sampling
 from tests.sapo.test_tool_use import Calling
 
@@ -81,12 +80,12 @@ def common(folder: Path) -> list[tuple[str, str]]:
 def joined(founder: NodeConfig, folder: Path, *changes: tuple[str, str]) -> NodeConfig:
     """A member with nothing but the manifest and these settings."""
     own = [*common(folder), *changes]
-    manifest = open_manifest(found_run(founder, Identity.generate()))
+    manifest = found_run(founder, Identity.generate()).manifest
     return load_config(None, manifest_values(manifest, load_config(command_line=own)), {}, own).config
 
 
 def scripted(
-    self: RankCoordinator,
+    self: PeerRanks,
     prompts: Sequence[Context],
     num_completions: int,
     sampling: Sampling,
@@ -110,7 +109,7 @@ def scripted(
 def test_the_trusted_peer_s_episodes_are_trained_on_and_the_others_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RankCoordinator, "stream", scripted)
+    monkeypatch.setattr(PeerRanks, "stream", scripted)
     ours, theirs = tmp_path / "trusted", tmp_path / "other"
     trusted, other = peer_id_in(ours), peer_id_in(theirs)
     founder, stranger = with_own_tool(ours, trusted).config, with_own_tool(theirs, other).config
@@ -142,7 +141,7 @@ def test_a_member_takes_over_whom_the_run_trusts_and_has_the_last_word(tmp_path:
     assert joined(founder, tmp_path / "choosy", ("trusted", f"[{another}]")).trusted == (another,)
     nobody = joined(founder, tmp_path / "nobody", ("trusted", "[]"))
     assert nobody.trusted == () and [task.name for task in nobody.tasks] == ["others"]
-    manifest = open_manifest(found_run(founder, Identity.generate()))
+    manifest = found_run(founder, Identity.generate()).manifest
     assert "trusts none" in left_out(manifest.tasks)["products"] and left_out(manifest.tasks, trusted=[another]) == {}
     assert other_options(manifest, founder.tasks) == [], "another tool of one's own is no difference"
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from nodes.cli import app
-from nodes.cli.unknown import OTHER_COMMANDS, check_known, no_target
+from nodes.cli.options import OTHER_COMMANDS, check_known, no_target
 from swarm.config import NAMES_ELSEWHERE, NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.settings import field_paths

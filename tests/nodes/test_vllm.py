@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nodes.boot.directory import CHECKPOINTS, IDENTITY_FILE
+from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
-from nodes.roles.run import IDENTITY_FILE, found_run
-from nodes.roles.shell import CHECKPOINTS
 from swarm.config import load_config
 from swarm.errors import EngineError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -55,7 +55,7 @@ def node(tmp_path: Path, script: Path) -> Iterator[PeerNode]:
     }
     config = load_config(None, values).config
     identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
     transport.start()
     node = PeerNode(config, identity, transport, Parity())
     node.begin()

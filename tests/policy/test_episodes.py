@@ -19,7 +19,6 @@ from swarm.training.rows import RowReader
 from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import (
     Completion,
-    Earned,
     GradedGroup,
     Observation,
     Past,
@@ -27,6 +26,7 @@ from swarm.types import (
     ReceivedGroup,
     Sampling,
     Step,
+    StepReward,
     Text,
     Turn,
 )
@@ -85,7 +85,7 @@ def group_of(policy: Policy, ids: bool) -> GradedGroup:
 
 def paying(group: GradedGroup) -> GradedGroup:
     """The same episodes, whose first turns also earn a quarter of the reward; the last one is over without more."""
-    observations = tuple((shown[0] + (Earned(0.25),), *shown[1:]) if shown else () for shown in group.observations)
+    observations = tuple((shown[0] + (StepReward(0.25),), *shown[1:]) if shown else () for shown in group.observations)
     return GradedGroup(group.group, PROMPT, (1.0, 1.0, 0.25), observations)
 
 

@@ -15,7 +15,7 @@ from swarm import torchao
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.engines.transformers.generating import GeneratingModel
-from swarm.engines.vllm.handover import make_work_directory, model_files
+from swarm.engines.vllm.delivery import make_work_directory, model_files
 from swarm.errors import PolicyError
 from swarm.policy.adapters import BLOCK, NF4, Adapters, FrozenLinear, frozen_layers
 from swarm.policy.config import FrozenDtype, LoraSettings, PolicySettings

@@ -16,10 +16,9 @@ from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
-from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import RoundEvent
-from swarm.telemetry.sinks import MetricsWriter, scalars
+from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings, scalars
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, Sampling, UpdateReport

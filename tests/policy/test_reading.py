@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nodes.roles.shell import check_model
+from nodes.roles.runtime import check_model
 from swarm.config import NodeConfig
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy import reading

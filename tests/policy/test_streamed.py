@@ -26,6 +26,7 @@ from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater, StreamedUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Rejection, Sampling, VersionSpan
+from tests import readers
 from tests.engines.play import PROMPTS, SHOWN, Play
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
@@ -408,7 +409,9 @@ def _far_away(policy: Policy, seed: int) -> Policy:
     return other
 
 
-def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(policy: Policy) -> None:
+def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     auditor = _auditor(policy, fraction=0.1)
     auditor.keep(0, held(packed(policy.weights)))
     engine = TransformersEngine(policy, GenerationSettings())
@@ -424,20 +427,24 @@ def test_a_sample_is_checked_a_newcomer_at_once_and_a_liar_always(policy: Policy
     assert auditor.verdict(lie) == "wrong_logprobs"
     for group in (good, *more[:9]):
         assert auditor.verdict(group) is None
-    before = auditor.num_checked
+    checked = readers.calls_of(monkeypatch, auditor, "_compared")
     for group in more[9:]:
         assert auditor.verdict(group) is None
-    assert 10 <= auditor.num_checked - before <= 60
+    assert 10 <= len(checked) <= 60
     blind = _auditor(policy, fraction=0.0)
     blind.keep(0, held(packed(policy.weights)))
-    assert blind.verdict(lie) is None and blind.num_checked == 0
+    checked = readers.calls_of(monkeypatch, blind, "_compared")
+    assert blind.verdict(lie) is None and not checked
 
 
-def test_what_was_published_before_the_snapshots_kept_cannot_be_judged(policy: Policy) -> None:
+def test_what_was_published_before_the_snapshots_kept_cannot_be_judged(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     auditor = _auditor(policy, num_kept=1)
+    checked = readers.calls_of(monkeypatch, auditor, "_compared")
     group = _sampled(policy, QUESTIONS[0])
     assert auditor.verdict(group) is None, "a learner that was just restarted knows nothing"
     auditor.keep(4, held(packed(policy.weights)))
     auditor.keep(6, held(packed(policy.weights)))
     assert auditor.verdict(_claiming(group, -math.log(9))) is None
-    assert auditor.num_checked == 0
+    assert not checked

@@ -13,7 +13,7 @@ from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
-from swarm.preflight import check, page
+from swarm.preflight import check
 from swarm.preflight.check import ROUNDED_BASE, Memory, Preflight, check_nodes, check_start, judge, with_settings
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB, VLLM_BYTES, Need, Node, Part, RoleName
@@ -206,11 +206,3 @@ def test_nodes_in_one_process_share_it_and_the_memory_of_a_turn(
 def test_this_machines_memory_is_found() -> None:
     found = check.memory_of(torch.device("cpu"))
     assert found.device == "cpu" and 0 < found.free <= found.total and found.swap >= 0
-
-
-def test_the_page_of_sizes_is_current() -> None:
-    """One model's lines: all of them would take long."""
-    shipped = (Path(__file__).parent.parent.parent / "docs" / "sizing.md").read_text()
-    name, mode = "Qwen2.5-0.5B", page.MODES[0]
-    assert page.line(name, mode) in shipped, "run: swarm config sizing > docs/sizing.md"
-    assert shipped.startswith(page.HEADER) and shipped.endswith(page.RATES)

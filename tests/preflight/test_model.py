@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -13,16 +12,13 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.errors import PolicyError
-from swarm.policy import attention
-from swarm.policy import scoring as head
+from swarm.policy import attention, scoring
 from swarm.policy.adapters import Adapters, frozen_layers
 from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.loading import Policy
 from swarm.policy.scoring import selected_logprobs
-from swarm.preflight.compiled import counted, tracing
-from swarm.preflight.model import LiveBytes, ModelSize, head_bytes, measure
-from swarm.preflight.page import MODELS
+from swarm.preflight.model import LiveBytes, ModelSize, counted, head_bytes, measure, tracing
 from swarm.training.forward import TrainingLayers
 from tests.engines.models import ARCHITECTURES, make, make_published
 from tests.gpu.test_memory import SHAPE
@@ -225,7 +221,7 @@ def test_plain_layers_keep_what_a_gpu_allocated(
 def test_the_head_takes_what_it_really_takes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _deeper("qwen2")
     size = _size(model)
-    monkeypatch.setitem(head.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
+    monkeypatch.setitem(scoring.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
     hidden = torch.randn(num_tokens, size.hidden, requires_grad=True)
     weight = model.get_output_embeddings().weight
     with LiveBytes([weight, hidden]) as live:
@@ -270,20 +266,3 @@ def test_keys_and_values_are_counted_as_the_engine_stores_them() -> None:
     head_dim = shape.hidden_size // shape.num_attention_heads
     assert passes is not None
     assert passes.cached_per_token == 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim * 4
-
-
-@pytest.mark.parametrize(
-    ("name", "rank", "parameters", "measured"),
-    [("Qwen2.5-0.5B", 0, 494_032_768, 1.53), ("Qwen3-1.7B", 0, 1_720_574_976, 3.58), ("Qwen2.5-7B", 16, None, 6.41)],
-)
-def test_known_models_have_the_activations_measured_on_them(
-    name: str, rank: int, parameters: int | None, measured: float
-) -> None:
-    """MiB of saved tensors per token, measured with real weights in bfloat16 passes."""
-    if rank:
-        pytest.importorskip("peft", reason="needs the extra lora")
-    size = measure(MODELS[name], LoraSettings(rank=rank), lambda _: torch.bfloat16)
-    assert parameters is None or size.parameters == parameters
-    assert size.passes is not None and size.passes.kept.per_token / MIB == pytest.approx(measured, rel=0.1)
-    if rank:  # frozen weights are bfloat16 already
-        assert size.passes.kept.fixed < 2**28 and math.isclose(size.frozen_bytes, 2 * size.parameters)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.algorithms.own import find_advantage
+from swarm.algorithms.custom import find_advantage
 from swarm.groups.credit import Credit
 from swarm.received.plausibility import Plausibility, PlausibilitySettings
 from swarm.received.screening import CandidateScorer
 from swarm.sapo.mixing import Candidate, Decision, History, Mixer, MixRound, MixSettings
 from swarm.sapo.mixing.policies import Auto
-from swarm.types import Completion, Earned, GradedGroup, ReadTurn, ReceivedGroup, Text, Turn
+from swarm.types import Completion, GradedGroup, ReadTurn, ReceivedGroup, StepReward, Text, Turn
 from tests.example_groups import rollout_group
 from tests.sapo.mixes import Opinion, candidate, history, names, own_round
 from tests.sapo.pupil import Pupil, as_read
@@ -115,7 +115,7 @@ def test_an_improbable_turn_that_an_update_pushes_down_does_not_count_against_it
     earned, rewards = (0.9, 0.0, 0.9), (1.0, 0.5, 1.0)
     completions = tuple(Completion("ab", "stop", turns=(Turn(1, 0, "stop"), Turn(1, 0, "stop"))) for _ in earned)
     group = rollout_group(completions=completions, rewards=rewards)
-    graded = GradedGroup(group, "question", rewards, tuple(((Text("go on"), Earned(each)),) for each in earned))
+    graded = GradedGroup(group, "question", rewards, tuple(((Text("go on"), StepReward(each)),) for each in earned))
     plausibility = Plausibility(PlausibilitySettings())
     for _ in range(8):
         plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])

@@ -216,7 +216,7 @@ def test_a_rest_begins_nothing_and_what_is_begun_is_asked_again_where_it_was() -
     with running(engine=Held(updater), updater=updater, verifier=verifier, max_staleness=3) as node:
         node.run_round()
         assert holds.wait(PATIENCE_S)
-        node.rest()
+        node.pause()
         free.set()
         node._rollouts._ahead._thread.submit(lambda: None).result(PATIENCE_S)  # the thread has nothing left to do
         assert begun == {0, 1} and verifier.starts == [0, 6]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm.environments.config import TaskConfig, is_asked, own_tool_tasks
+from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.specs import from_specs, to_specs, why_left_out
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
-from swarm.environments.tools.own import OwnTools, with_own_tools
+from swarm.environments.tools.custom import CustomTools, with_custom_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import TaskError
 from swarm.groups.episodes import digest
@@ -21,7 +21,7 @@ from swarm.net.trust.accounts import OFFENCES
 from swarm.protocols import TaskVerifier, Turns
 from swarm.reasons import Reason
 from swarm.sapo.round import SapoNode
-from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, Told
+from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, ToolResult
 from tests.environments.test_tool_use import product
 from tests.sapo.test_episodes import Altering
 from tests.sapo.test_round import FakeUpdater, Swarm
@@ -58,10 +58,10 @@ def said(text: str) -> Completion:
 def player(swarm: Swarm, seed: int, task: TaskConfig, updater: FakeUpdater, **parts: object) -> SapoNode:
     tasks = (
         [task]
-        if is_asked(task)
+        if task.is_asked
         else [task, TINY_TOOL_TASK.model_copy(update={"name": "another", "dataset": "products"})]
     )
-    verifier = with_own_tools(InlineVerifier(tasks), tasks)
+    verifier = with_custom_tools(InlineVerifier(tasks), tasks)
     return swarm.node(seed, engine=Calling(), verifier=verifier, updater=updater, **parts)
 
 
@@ -122,7 +122,7 @@ def own(tmp_path: Path, name: str = "search") -> TaskConfig:
 def test_episodes_with_an_own_tool_are_trained_on_and_never_shared(tmp_path: Path) -> None:
     swarm, task = Swarm(), own(tmp_path)
     sent, updater = FakeUpdater(), FakeUpdater()
-    sender = player(swarm, 1, task, sent, unshared=own_tool_tasks([task]))
+    sender = player(swarm, 1, task, sent, unshared=custom_tool_tasks([task]))
     sender.run_round()
     assert sender.ledger.snapshot()["shared"] == 0 and len(sent.batches[0][0]) == 2
     careless = player(swarm, 2, task, FakeUpdater())
@@ -149,7 +149,7 @@ def test_who_is_trusted_is_believed_what_its_tool_said_and_nothing_else(tmp_path
     assert {graded.group.peer_id for graded in external} == {sender.peer_id}
     for graded in external:
         assert graded.rewards == (1.0, 0.0, 0.0, 0.0), "its own: answers can be checked whatever a tool said"
-        assert graded.observed(0) == ((Told(product(str(graded.prompt))[1]),),)
+        assert graded.observed(0) == ((ToolResult(product(str(graded.prompt))[1]),),)
         assert [completion.told for completion in graded.group.completions[1:]] == [()] * 3
     counts = receiver.ledger.snapshot()
     assert set(counts["dropped"]) == {"untrusted"} and counts["used_external"] == 2
@@ -214,7 +214,7 @@ def test_nobody_speaks_in_the_name_of_a_trusted_peer(tmp_path: Path) -> None:
 
 def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation(tmp_path: Path) -> None:
     task = own(tmp_path, "changing")
-    verifier = with_own_tools(InlineVerifier([task]), [task])
+    verifier = with_custom_tools(InlineVerifier([task]), [task])
     (question,) = verifier.draw(1, 0, 1)
     calls = ["<tool>a</tool>", "<tool>b</tool>", "<tool>a</tool>"]
     first, again = (verifier.begin(question.ref, calls).result() for _ in range(2))
@@ -222,9 +222,9 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     shown = [observed[0][0].text for observed in first.observations]
     assert shown[0] == shown[2] != shown[1], "the same turn after the same past"
     failing = own(tmp_path, "search")
-    verifier = with_own_tools(InlineVerifier([failing]), [failing])
+    verifier = with_custom_tools(InlineVerifier([failing]), [failing])
     (failed,) = verifier.grade([(question.ref, ["<tool>fail</tool>"])])
-    assert isinstance(failed, Grade) and failed.observations == (((Told("error: OSError: no network"),),),)
+    assert isinstance(failed, Grade) and failed.observations == (((ToolResult("error: OSError: no network"),),),)
     assert verifier.counters()["tool_failures"] == 1
     verifier.close()
 
@@ -240,7 +240,7 @@ def test_no_manifest_names_an_own_tool_and_none_is_loaded_for_one(tmp_path: Path
     hostile = replace(spec, settings={**spec.settings, "tool": f"{tmp_path}/own_tool.py:search"})
     assert "tool" in (why_left_out(hostile) or "") and from_specs([hostile]) == ()
     inner: TaskVerifier = InlineVerifier([TINY_TOOL_TASK])
-    assert with_own_tools(inner, [TINY_TOOL_TASK]) is inner
+    assert with_custom_tools(inner, [TINY_TOOL_TASK]) is inner
     with pytest.raises(TaskError, match="has no nothing"):
-        with_own_tools(inner, [own(tmp_path, "nothing")])
-    assert isinstance(with_own_tools(inner, [task]), OwnTools)
+        with_custom_tools(inner, [own(tmp_path, "nothing")])
+    assert isinstance(with_custom_tools(inner, [task]), CustomTools)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.environments.config import DatasetTask
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.errors import Interrupted
 from swarm.suites.asking import SuiteRun
 from swarm.suites.config import Suite

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarm.config import load_config
-from swarm.environments.config import DatasetTask, ReasoningGymTask
+from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.errors import ConfigError
 from swarm.suites.config import Suite, suite_in_run
 from swarm.types import Sampling

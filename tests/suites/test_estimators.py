@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.suites.estimators import ks, mean_over_questions, pass_at, suite_figures
+from swarm.suites.asking import ks, mean_over_questions, pass_at, suite_figures
 from swarm.telemetry import intervals
 from swarm.telemetry.intervals import bootstrap_mean, wilson_interval
 

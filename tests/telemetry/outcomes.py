@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.telemetry.comparison.outcome import NodeOutcome, SwarmOutcome
+from swarm.telemetry.benefit.comparison import NodeOutcome, SwarmOutcome
 from swarm.telemetry.records import GroupCounts
 
 

@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.telemetry.comparison.learning import Point, accuracy_at, cost_to_reach, learning_curve, mean_learning_curve
-from swarm.telemetry.comparison.outcome import Evaluated, SwarmOutcome, node_outcome
-from swarm.telemetry.comparison.picture import Section, mean_curve, write_comparisons
-from swarm.telemetry.comparison.table import compare, markdown, ratio
+from swarm.telemetry.benefit.comparison import (
+    Evaluated,
+    Point,
+    SwarmOutcome,
+    accuracy_at,
+    compare,
+    cost_to_reach,
+    learning_curve,
+    markdown,
+    mean_learning_curve,
+    node_outcome,
+    ratio,
+)
+from swarm.telemetry.benefit.picture import Section, mean_curve, write_comparisons
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.intervals import bootstrap_mean, bootstrap_ratio
 from swarm.telemetry.records import EvaluationEvent, RoundEvent

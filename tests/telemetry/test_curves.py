@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.telemetry.alerts.curves import MAX_BINS, RECENT, Curve, thinned
+from swarm.telemetry.curves import MAX_BINS, RECENT, Curve, thinned
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=2_000))

@@ -22,7 +22,7 @@ from swarm.telemetry.records import (
     StartEvent,
     encode,
 )
-from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.report import swarm_summary
 
 from . import synthetic
 

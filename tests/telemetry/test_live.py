@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
-from swarm.telemetry.end import summary_table
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, Progress, plain_line, sparkline, state_text
 from swarm.telemetry.records import MixDecision, NoteEvent, PauseEvent, ResumeEvent, RoundEvent, StartEvent, encode
-from swarm.telemetry.summary import swarm_summary
+from swarm.telemetry.report import summary_table, swarm_summary
 
 from . import synthetic
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.reasons import Reason
-from swarm.telemetry.alerts.refusals import FIRST, REMEDIES, RefusalWatch
+from swarm.telemetry.alerts import FIRST, REMEDIES, RefusalWatch
 
 
 def test_each_reason_is_said_at_ever_rarer_counts_with_what_helps() -> None:

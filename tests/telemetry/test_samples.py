@@ -9,20 +9,23 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from nodes.commands.watching.samples import SampleFilter, show_samples
+from nodes.commands.watching import SampleFilter, show_samples
 from swarm.errors import ConfigError
-from swarm.page.samples import latest
 from swarm.reasons import Reason
-from swarm.telemetry.config import TelemetrySettings
-from swarm.telemetry.samples.log import (
+from swarm.telemetry.samples import (
     MAX_COMPLETIONS,
     MAX_GROUP_CHARS,
     MAX_PICTURES,
     MAX_TURN_PICTURES,
+    OLDER_FILE,
+    SAMPLES_FILE,
     SampleLog,
+    folded,
+    read,
+    why,
 )
-from swarm.telemetry.samples.records import OLDER_FILE, SAMPLES_FILE, read
-from swarm.types import Completion, Earned, GradedGroup, Message, Text, Turn
+from swarm.telemetry.sinks import TelemetrySettings
+from swarm.types import Completion, GradedGroup, Message, StepReward, Text, Turn
 from swarm.types.media import Audio, Image
 from swarm.types.thumbnails import thumbnail
 from tests.example_groups import graded, rollout_group
@@ -68,7 +71,7 @@ def test_an_episode_is_kept_turn_by_turn_with_what_the_environment_said(tmp_path
     episode = replace(
         group,
         group=replace(group.group, completions=(said, *group.group.completions[1:])),
-        observations=(((Text("higher"), Earned(0.5)),), ()),
+        observations=(((Text("higher"), StepReward(0.5)),), ()),
     )
     log.keep("used_local", episode)
     log.keep(Reason.REPEATED, episode.group)
@@ -204,8 +207,8 @@ def test_what_was_expected_and_found_is_shown_and_equal_answers_are_folded(
     shown = _shown(tmp_path, capsys)
     assert "  expected: 3\n  3 x reward 0, ended by stop; found 4, expected 3\n    4\n" in shown
     assert "  reward 0, ended by stop; no answer found in it\n    it is 4\n" in shown
-    (sample,) = latest(tmp_path, {})
-    assert [(each.count, each.why) for each in sample.completions] == [
+    (sample,) = read(tmp_path)
+    assert [(count, why(each.reward, sample.expected, each.found)) for each, count in folded(sample.completions)] == [
         (3, "found 4, expected 3"),
         (1, "no answer found in it"),
     ]

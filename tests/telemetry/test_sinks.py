@@ -24,13 +24,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from swarm.errors import ConfigError
 from swarm.figures import finite
-from swarm.telemetry.config import TelemetrySettings
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.metrics_server import MAX_CONNECTIONS
 from swarm.telemetry.records import METRICS_FILE, PauseEvent, ResumeEvent, RoundEvent, encode
-from swarm.telemetry.sinks import MetricsWriter, scalars
-from tests.page.folders import events
-from tests.page.served import until
+from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings, scalars
+from tests.telemetry.folders import events, until
 
 from . import synthetic
 
@@ -179,7 +177,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "source", synthetic.peer_events(num_rounds=3))
     code = (
         "import pathlib, sys\n"
-        "from swarm.telemetry.config import TelemetrySettings\n"
+        "from swarm.telemetry.sinks import TelemetrySettings\n"
         "from swarm.telemetry.history import PeerHistory\n"
         "from swarm.telemetry.sinks import MetricsWriter\n"
         "source, out = map(pathlib.Path, sys.argv[1:])\n"
@@ -198,7 +196,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
 def test_wandb_online_without_a_login_is_refused_instead_of_asking(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys\n"
-        "from swarm.telemetry.config import TelemetrySettings\n"
+        "from swarm.telemetry.sinks import TelemetrySettings\n"
         "from swarm.telemetry.sinks import MetricsWriter\n"
         "MetricsWriter(pathlib.Path(sys.argv[1]), TelemetrySettings(wandb_project='p', wandb_mode='online'))\n"
     )
@@ -225,8 +223,8 @@ def test_a_full_disk_is_reported_once_and_leaves_the_other_sinks(
 def test_importing_telemetry_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "import swarm.telemetry.config, swarm.telemetry.history, swarm.telemetry.ledger, swarm.telemetry.live\n"
-        "import swarm.telemetry.plots, swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
+        "import swarm.telemetry.nodes, swarm.telemetry.history, swarm.telemetry.ledger, swarm.telemetry.live\n"
+        "import swarm.telemetry.records, swarm.telemetry.report, swarm.telemetry.sinks\n"
         "heavy = {'torch', 'matplotlib', 'rich', 'prometheus_client', 'tensorboard', 'wandb'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from swarm.telemetry.benefit.verdict import Verdict, by_estimate, missing, standing_of
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import RoundEvent, decode, encode
-from swarm.telemetry.report import page
-from swarm.telemetry.summary import swarm_summary
-from swarm.telemetry.verdict.verdict import Verdict, by_estimate, standing_of
-from swarm.telemetry.verdict.worth import missing, rewards_ratio
 from swarm.types import Estimate, SwarmWorth
 
 from . import synthetic
@@ -105,34 +101,3 @@ def test_the_live_view_answers_in_one_line(tmp_path: Path) -> None:
     assert "Mixed: per round ×1.5, in the same time not known yet" in lines
     assert any(line.startswith("peer-1: Mixed: per round ×1.5 (1.2 to 1.9)") for line in lines)
     assert "not known" not in plain_line(several[1])
-
-
-def test_the_report_answers_first_and_lists_senders_by_name(tmp_path: Path) -> None:
-    alone = _histories(tmp_path / "one", HELPS)
-    text = page(alone, swarm_summary(alone, {}, {}))
-    assert '<p class="verdict">Mixed</p>' in text and '<div class="value">×1.5</div>' in text
-    several = _histories(tmp_path / "two", replace(HELPS, time_alone=0.5), HURTS)
-    text = page(several, swarm_summary(several, {}, {}))
-    assert "<td>×1.5 (1.2 to 1.9)</td><td>×0.8 (0.6 to 0.9)</td>" in text.replace(' class="text"', "")
-    assert "peer-2 0.1 (-0.2 to 0.4)" in text
-    nothing = _histories(tmp_path / "three", None)
-    assert "for a peer" not in page(nothing, swarm_summary(nothing, {}, {}))
-
-
-def test_the_same_progress_gains_more_where_rewards_start_at_nothing() -> None:
-    """The exact ratio of two straight lines, one with 1.5 times the slope; a reward at the start dilutes it."""
-    rounds = np.arange(1000.0)
-    assert rewards_ratio(list(rounds), 1.5) == pytest.approx(1.5, rel=1e-3)
-    start = 2_000.0
-    exactly = (start + rounds).sum() / (start + rounds / 1.5).sum()
-    assert rewards_ratio(list(start + rounds), 1.5) == pytest.approx(exactly)
-    assert rewards_ratio(list(rounds**2), 1.5) == pytest.approx(1.5**2, rel=1e-3)
-
-
-def test_the_rewards_ratio_is_on_the_side_of_1_where_help_is() -> None:
-    falling = list(np.linspace(0.3, 0.1, 50))
-    assert rewards_ratio(falling, 0.6) == 0.6
-    assert rewards_ratio(falling, 1.4) == 1
-    assert rewards_ratio(falling, -0.5) == 0
-    with pytest.raises(ValueError, match="above 0"):
-        rewards_ratio([0.0, 0.0], 1.2)

@@ -1,4 +1,4 @@
 """An engine in a separate process, so that generation continues while the policy trains.
 
-`engine.py` is the node's side, `worker.py` the other; weights are passed in shared memory (`handover.py`).
+`engine.py` is the node's side, `worker.py` the other; weights are passed in shared memory.
 """

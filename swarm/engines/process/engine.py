@@ -10,21 +10,33 @@ swap   ──── weights in shared memory ──────▶    copied bet
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from multiprocessing.connection import Pipe
+from queue import Empty, SimpleQueue
+from threading import Semaphore
 
 import torch
 from torch import Tensor
 
+from swarm.children import Child, Duplex, inherited, python_path
 from swarm.engines.base import PolicyEngine
 from swarm.engines.config import GenerationSettings
-from swarm.engines.process.duplex import Duplex
-from swarm.engines.process.handover import map_weights, num_bytes, shared_memory
-from swarm.engines.process.messages import RAISED, Ask, End, More, Reply, Setup, Stop, Swap, decode_reply, encode
+from swarm.engines.process.messages import (
+    RAISED,
+    Answered,
+    Ask,
+    End,
+    More,
+    Setup,
+    Stop,
+    Swap,
+    Swapped,
+    decode_reply,
+    encode,
+    map_weights,
+    num_bytes,
+    shared_memory,
+)
 from swarm.errors import EngineError, Interrupted, TaskError
-from swarm.inherited import inherited, python_path
 from swarm.policy.config import PolicySettings, is_on_hub
 from swarm.policy.loading import Policy
 from swarm.policy.weights import check_weights
@@ -59,30 +71,24 @@ class ProcessEngine(PolicyEngine):
         shapes = {name: list(weight.shape) for name, weight in policy.weights.items()}
         memory = shared_memory(num_bytes(shapes))
         self._weights = map_weights(memory, shapes)
-        ours, work = Pipe()
-        self._control, control = Pipe()
-        given = (work.fileno(), control.fileno(), memory)
         tokens = ("tokens",) if is_on_hub(policy_settings.model) else ()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, *map(str, given)],
-            pass_fds=given,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**inherited("base", "home", "compute", "hub", *tokens), **python_path()},
-            process_group=0,  # the terminal's Ctrl-C goes to the node, which then ends this process
-        )
+        variables = {**inherited("base", "home", "compute", "hub", *tokens), **python_path()}
+        self._child = Child(WORKER, variables, descriptors=[memory])
         os.close(memory)
-        work.close()
-        control.close()
-        self._work = Duplex(ours)
+        self._replies: SimpleQueue[Answered | End | None] = SimpleQueue()
+        """None: the process has ended."""
+        self._free = Semaphore()
+        """Acquired while the process copies weights."""
+        self._ended = False
+        self._work = Duplex(self._child.socket, self._receive, self._note_end)
         setup = Setup(policy_settings.model_dump_json().encode(), settings.model_dump_json().encode(), shapes)
         self._work.send(encode(setup))
-        self._hand_over(policy.weights, policy.version)
+        self.swap(policy.weights, policy.version)
 
     @property
     def pid(self) -> int:
         """Process id of the generating process."""
-        return self._process.pid
+        return self._child.pid
 
     def stream(
         self,
@@ -113,63 +119,69 @@ class ProcessEngine(PolicyEngine):
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Use other weights from the next decode step on; any thread may call it. See `StreamingEngine`."""
         check_weights(self._policy, weights)
-        try:
-            self._control.recv_bytes()  # until then the other process may still copy the previous weights
-        except (EOFError, ConnectionError) as error:
-            raise self._gone() from error
-        self._hand_over(weights, version)
+        self._free.acquire()  # until then the other process may still copy the previous weights
+        if self._ended:
+            self._free.release()
+            raise self._gone()
+        with torch.no_grad():
+            for name, shared in self._weights.items():
+                shared.copy_(weights[name])
+        self._work.send(encode(Swap(version)))
 
     def close(self) -> None:
         """End the process; unfinished groups are lost, and calls that wait for them raise `EngineError`."""
-        self._process.kill()
-        self._process.wait()
+        self._child.kill()
 
-    @torch.no_grad()
-    def _hand_over(self, weights: Mapping[str, Tensor], version: int) -> None:
-        for name, place in self._weights.items():
-            place.copy_(weights[name])
-        try:
-            self._control.send_bytes(encode(Swap(version)))
-        except ConnectionError as error:
-            raise self._gone() from error
+    def _receive(self, message: bytes) -> None:
+        reply = decode_reply(message)
+        if isinstance(reply, Swapped):
+            self._free.release()
+        else:
+            self._replies.put(reply)
 
-    def _next(self, outbox: _Outbox | None = None) -> Reply:
+    def _note_end(self) -> None:
+        self._ended = True
+        self._replies.put(None)
+        self._free.release()
+
+    def _next(self, outbox: _Outbox | None = None) -> Answered | End:
         while not self._cancelled():
             if outbox and (more := outbox.news()):
                 self._work.send(encode(more))
             try:
-                message = self._work.receive(TURN_S if outbox else LOOK_UP_S)
-            except EOFError as error:
-                raise self._gone() from error
-            if message is not None:
-                reply: Reply = decode_reply(message)
-                return reply
+                reply = self._replies.get(timeout=TURN_S if outbox else LOOK_UP_S)
+            except Empty:
+                continue
+            if reply is None:
+                self._replies.put(None)
+                raise self._gone()
+            return reply
         raise Interrupted("generation was cancelled")
 
     def _gone(self) -> EngineError:
         return EngineError(
-            f"the generating process exited with {self._process.wait()}; its messages are in this process's standard "
-            "error. If they do not explain it, run again with generation.max_staleness 0"
+            f"the generating process {self._child.ending()}. If that does not explain it, run again with "
+            "generation.max_staleness 0"
         )
 
 
 class _Outbox:
-    """What the other process is told of turns."""
+    """Turns on their way to the other process."""
 
     def __init__(self, turns: Turns, num_prompts: int) -> None:
-        """Nothing is told yet."""
+        """Nothing is sent yet."""
         self.num_unanswered = num_prompts
-        """Prompts and turns that it knows and has not answered."""
+        """Prompts and turns that were sent and are not answered."""
         self._turns = turns
-        self._told = More([], [], False)
+        self._sent = More([], [], False)
 
     def news(self) -> More | None:
-        """What has changed since the last call; waits for it if there is nothing to answer. Raises `TaskError`."""
-        if self._told.complete:
+        """Changes since the last call; waits for one if nothing is unanswered. Raises `TaskError`."""
+        if self._sent.complete:
             return None
         ready = self._turns.take(wait=not self.num_unanswered)
         self.num_unanswered += len(ready)
         more = More(list(ready), sorted(self._turns.continuing), complete=not self.num_unanswered)
-        changed = ready or more.complete or more.continuing != self._told.continuing
-        self._told = more
+        changed = ready or more.complete or more.continuing != self._sent.continuing
+        self._sent = more
         return more if changed else None

@@ -1,18 +1,30 @@
-"""Messages between a `ProcessEngine` and its process, as msgpack on two sockets: work, and changes of weights."""
+"""Messages between a `ProcessEngine` and its process, as msgpack on a socket, and weights in shared memory."""
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
 import msgspec
+import torch
+from torch import Tensor
 
 from swarm.errors import EngineError, OutOfMemory, SamplingError
 from swarm.types import Answers, Context, NextTurn, Sampling
 
 RAISED = {error.__name__: error for error in (EngineError, OutOfMemory, SamplingError)}
 """Errors that the process reports instead of exiting."""
+DTYPE = torch.float32
+"""Type of trained weights."""
+encode = msgspec.msgpack.Encoder().encode
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """First message on the work socket."""
+    """First message."""
 
     policy: bytes
     """JSON of `PolicySettings`."""
@@ -38,7 +50,7 @@ class More(msgspec.Struct, frozen=True, tag="more"):
 
     turns: list[NextTurn]
     continuing: list[int]
-    """As in `Turns`."""
+    """See `Turns`."""
     complete: bool
     """Whether no turn will follow."""
 
@@ -62,17 +74,46 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     message: str = ""
 
 
-class Swap(msgspec.Struct, frozen=True):
-    """Install the weights in shared memory as this version; the reply is the version, once they are copied."""
+class Swap(msgspec.Struct, frozen=True, tag="swap"):
+    """Install the weights in shared memory as this version."""
 
     version: int
 
 
-Order = Ask | More | Stop
-Reply = Answered | End
+class Swapped(msgspec.Struct, frozen=True, tag="swapped"):
+    """The weights are copied, so that shared memory may take the next ones."""
 
-encode = msgspec.msgpack.Encoder().encode
+
+Order = Ask | More | Stop | Swap
+Reply = Answered | End | Swapped
+
 decode_setup = msgspec.msgpack.Decoder(Setup).decode
 decode_order = msgspec.msgpack.Decoder[Order](Order).decode
 decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
-decode_swap = msgspec.msgpack.Decoder(Swap).decode
+
+
+def shared_memory(num_bytes: int) -> int:
+    """A file descriptor of so much memory, freed when the last process closes it or ends."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("weights")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, num_bytes)
+    return descriptor
+
+
+def num_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
+    """Bytes of weights of these shapes."""
+    return sum(math.prod(shape) for shape in shapes.values()) * DTYPE.itemsize
+
+
+def map_weights(descriptor: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Tensors of these shapes, consecutive in the memory of `descriptor`."""
+    flat = torch.frombuffer(mmap.mmap(descriptor, num_bytes(shapes)), dtype=DTYPE)
+    weights, start = {}, 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        weights[name] = flat[start : start + size].view(*shape)
+        start += size
+    return weights

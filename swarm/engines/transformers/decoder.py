@@ -13,12 +13,19 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from swarm.engines.sampling import sample, uniforms
-from swarm.engines.transformers.attention import attending_to_slots, can_attend_to_slots
+from swarm.engines.transformers.cuda_graphs import MOST_STEPS, Record, RecordedStep, can_record
 from swarm.engines.transformers.fused import FusedStep, can_fuse
 from swarm.engines.transformers.generating import GeneratingModel
-from swarm.engines.transformers.layout import Draws, Layout, Unread, batches_of, layouts
-from swarm.engines.transformers.recorded import MOST_STEPS, Record, RecordedStep, can_record
-from swarm.engines.transformers.scheduler import BLOCK, Draft, Room, StepPlan
+from swarm.engines.transformers.layout import (
+    Draws,
+    Layout,
+    Unread,
+    attending_to_slots,
+    batches_of,
+    can_attend_to_slots,
+    layouts,
+)
+from swarm.engines.transformers.scheduler import BLOCK, Room, SequenceState, StepPlan
 from swarm.engines.transformers.slots import LayerShape, Prefix, SlotCache
 from swarm.errors import EngineError
 from swarm.policy.experts import Routing, together
@@ -30,9 +37,9 @@ from swarm.types import Sampling
 FORWARD = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")
 PROBE_TOLERANCE = 0.02
-"""Of the largest logit: what bfloat16 rounds; other attention differs by more."""
+"""Fraction of the largest logit: rounding of bfloat16; other attention differs by more."""
 KEPT_SHARE = 8
-"""A cache is kept from call to call if so many like it would have room."""
+"""A cache is kept from call to call if this many of its size would fit."""
 FUSED_TOLERANCE = 1e-5
 """In nats."""
 
@@ -79,17 +86,17 @@ class Decoder:
         return SlotCache(self.shapes, room, self._policy.device)
 
     def keep(self, cache: SlotCache) -> None:
-        """Take back a cache that is of no use now, for the next call if steps on it are recorded and it is small."""
+        """Keep a cache for the next call if steps on it are recorded and it is small."""
         if self._recorded_step is not None and KEPT_SHARE * cache.num_bytes <= free_bytes(self._policy.device):
             self._kept = cache
 
     def release(self) -> None:
-        """Let go of what is kept for the next call."""
+        """Free the kept cache."""
         self._kept = None
 
     @property
     def kept_bytes(self) -> int:
-        """Those of the cache that is kept."""
+        """Bytes of the kept cache."""
         return 0 if (kept := self._kept) is None else kept.num_bytes
 
     def read(self, pasts: Sequence[list[int]]) -> list[Prefix]:
@@ -103,8 +110,11 @@ class Decoder:
     def sample(
         self, cache: SlotCache, rows: Sequence[Unread], draws: Draws
     ) -> tuple[Tensor, Tensor, list[Routing] | None]:
-        """Feed what is unread of each row, by slot; returns ids and log-probabilities [N, B] of the next tokens, N at
-        least 1 and at most `draws.num`, and the experts of the fed ones by row."""
+        """Feed the unread tokens of each row, by slot, and sample the next ones.
+
+        Returns their ids and log-probabilities, [N, B] each with N from 1 to `draws.num`, and the experts of the fed
+        tokens by row.
+        """
         decoding = all(len(row.tokens) == 1 for row in rows)
         recorded = self._recorded_step if decoding else None
         if recorded is not None and (sampled := recorded.sample(cache, rows, draws)) is not None:
@@ -118,11 +128,11 @@ class Decoder:
 
     @property
     def most_steps(self) -> int:
-        """Tokens of each row that it may sample one after another."""
+        """Most tokens per row in one call of `sample`."""
         return 1 if self._recorded_step is None else MOST_STEPS
 
     def _step(self, cache: SlotCache, rows: Sequence[Unread]) -> tuple[Tensor, list[Routing] | None]:
-        """The same by the model's own code."""
+        """Logits [B, V] and experts by the model's own code."""
         order: list[int] = []
         logits: list[Tensor] = []
         routing: list[Routing] = []
@@ -133,8 +143,8 @@ class Decoder:
             routing += layout.by_row(experts) if experts is not None else ()
         if len(logits) == 1:
             return logits[0], routing or None
-        place = sorted(range(len(order)), key=order.__getitem__)
-        return torch.cat(logits)[place], [routing[i] for i in place] if routing else None
+        index = sorted(range(len(order)), key=order.__getitem__)
+        return torch.cat(logits)[index], [routing[i] for i in index] if routing else None
 
     def _experts_recorded(self) -> AbstractContextManager[list[Tensor]]:
         routers = self._generating.routers
@@ -143,12 +153,12 @@ class Decoder:
     def _mask(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """Attention mask [B, 1, T, width] of tokens at `positions` [B, T], 0 or minus infinity; by layer type if there
         are several."""
-        places = torch.arange(width, device=positions.device)
+        columns = torch.arange(width, device=positions.device)
         masks = {}
         for kind, window in self._windows.items():
-            hidden = places > positions[:, :, None]
+            hidden = columns > positions[:, :, None]
             if window is not None:
-                hidden |= places <= positions[:, :, None] - window
+                hidden |= columns <= positions[:, :, None] - window
             mask = torch.zeros(hidden.shape, dtype=self.shapes[0].dtype, device=positions.device)
             masks[kind] = mask.masked_fill_(hidden, -torch.inf)[:, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
@@ -187,7 +197,7 @@ class Decoder:
         ]
 
     def _placed(self, pasts: Sequence[list[int]], width: int) -> Tensor | None:
-        """[D, B, width] positions for the model; None where they count tokens."""
+        """Positions [D, B, width] for the model; None if they count tokens."""
         if (places := self._policy.mrope_positions) is None:
             return None
         return torch.stack([functional.pad(places(past), (0, width - len(past))) for past in pasts], dim=1)
@@ -221,7 +231,7 @@ class Decoder:
         """Whether rows that read and rows that decode may share a pass, tested on a few tokens."""
         rows = [Unread(0, 0, [0]), Unread(1, 0, [1, 2])]
         cache = self.cache(Room(2, 2 * BLOCK))
-        cache.arrange(StepPlan([], [Draft(0, slot, row.tokens, 0) for slot, row in enumerate(rows)], 0, 2, 2))
+        cache.arrange(StepPlan([], [SequenceState(0, slot, row.tokens, 0) for slot, row in enumerate(rows)], 0, 2, 2))
         device = self._policy.device
         apart = torch.cat([self._feed(cache, layout)[0] for layout in layouts(rows, False, device)])
         try:
@@ -232,7 +242,7 @@ class Decoder:
 
     @torch.no_grad()
     def _record_step(self, recorder: Callable[[], Record] | None) -> RecordedStep | None:
-        """The recorded step, if this device records, and replaying gives what the model's own code gives."""
+        """The recorded step, if this device records and a replay agrees with the model's own code."""
         if recorder is None or not can_record(self._policy):
             return None
         seen = torch.zeros(2, self.vocabulary, device=self._policy.device)
@@ -259,7 +269,7 @@ class Decoder:
 
     @torch.no_grad()
     def _fuse(self) -> FusedStep | None:
-        """The step in few operations, if there is one for this model that gives what its own code gives."""
+        """The fused step, if there is one for this model that agrees with its own code."""
         if not can_fuse(self._policy):
             return None
         fused = FusedStep(self._policy)
@@ -273,7 +283,7 @@ class Decoder:
         last two replay what the second recorded."""
         prompts = [[0, 1, 2], [3, 4, 5, 6, 7]]
         cache = self.cache(Room(2, 2 * BLOCK))
-        cache.arrange(StepPlan([], [Draft(0, row, prompt, 0) for row, prompt in enumerate(prompts)], 0, 8, 2))
+        cache.arrange(StepPlan([], [SequenceState(0, row, prompt, 0) for row, prompt in enumerate(prompts)], 0, 8, 2))
         for row, prefix in enumerate(self.read(prompts)):
             cache.fill([row], prefix)
         for token in range(4):

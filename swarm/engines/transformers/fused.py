@@ -1,4 +1,4 @@
-"""A decode step of small models in few operations.
+"""Fused decode step of small Qwen3 models.
 
 A step of the embedded policy is bound by the number of operations, not by arithmetic: the model's own code takes some
 150 of them, each through several Python calls. Here projections of the same input are one matrix product, positions and
@@ -33,7 +33,7 @@ class _Layer:
     qkv: Tensor
     """[(H + 2 K) D, hidden]"""
     qk_norm: Tensor
-    """[H + K, D]; that of queries times the scale of attention."""
+    """[H + K, D]; the queries' norms are multiplied by the scale of attention."""
     out: Tensor
     """[H D, hidden]"""
     mlp_norm: Tensor
@@ -44,7 +44,7 @@ class _Layer:
 
 
 class FusedStep:
-    """The decode step of a Qwen3 model in float32 with present weights, as of the last `refresh`."""
+    """The decode step of a Qwen3 model in float32, with the weights of the last `refresh`."""
 
     def __init__(self, policy: Policy) -> None:
         """`policy` must be one of `can_fuse`."""
@@ -72,16 +72,16 @@ class FusedStep:
         width = int(starts.max()) + 1
         positions = torch.from_numpy(starts).to(device)[:, None]  # [B, 1]
         angles = positions * self._frequencies
-        turn = angles.cos()[:, None], (angles.sin() * self._signs)[:, None]  # [B, 1, D] each
-        hidden_places = torch.arange(width, device=device) > positions
-        bias = angles.new_zeros(hidden_places.shape).masked_fill_(hidden_places, -torch.inf)
+        rotary = angles.cos()[:, None], (angles.sin() * self._signs)[:, None]  # [B, 1, D] each
+        masked = torch.arange(width, device=device) > positions
+        bias = angles.new_zeros(masked.shape).masked_fill_(masked, -torch.inf)
         bias = bias.repeat_interleave(self._keys, dim=0)[:, None]  # [B K, 1, width]
         capacity = cache.layers[0].keys.shape[2]
         starts_of_slots = capacity * torch.arange(len(rows) * self._keys, device=device)
-        places = (starts_of_slots.view(-1, self._keys) + positions).flatten()  # [B K], of all slots' tokens
+        cells = (starts_of_slots.view(-1, self._keys) + positions).flatten()  # [B K], indices into all slots' tokens
         hidden = functional.embedding(ids, model.model.embed_tokens.weight)
         for layer, slots in zip(self._layers, cache.layers, strict=True):
-            attended = self._attend(layer, hidden, turn, (slots.keys, slots.values), places, bias)
+            attended = self._attend(layer, hidden, rotary, (slots.keys, slots.values), cells, bias)
             hidden = torch.addmm(hidden, attended, layer.out)
             inner = functional.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up)
             gate, up = inner.chunk(2, dim=-1)
@@ -92,22 +92,22 @@ class FusedStep:
         self,
         layer: _Layer,
         hidden: Tensor,
-        turn: tuple[Tensor, Tensor],
+        rotary: tuple[Tensor, Tensor],
         slots: tuple[Tensor, Tensor],
-        places: Tensor,
+        cells: Tensor,
         bias: Tensor,
     ) -> Tensor:
         """Write the keys and values of `hidden` [B, hidden] and attend to their rows; returns [B, H D]."""
         num_rows, width = len(hidden), bias.shape[2]
-        turning = self._queries + self._keys
+        rotated = self._queries + self._keys
         qkv = functional.linear(self._normed(hidden, layer.norm), layer.qkv).view(num_rows, -1, self._dim)
-        qk = functional.rms_norm(qkv[:, :turning], (self._dim,), None, self._eps) * layer.qk_norm
-        qk = torch.addcmul(qk * turn[0], qk.roll(self._dim // 2, dims=-1), turn[1])
+        qk = functional.rms_norm(qkv[:, :rotated], (self._dim,), None, self._eps) * layer.qk_norm
+        qk = torch.addcmul(qk * rotary[0], qk.roll(self._dim // 2, dims=-1), rotary[1])
         seen = []
-        for slot, new in zip(slots, (qk[:, self._queries :], qkv[:, turning:]), strict=True):
-            slot.view(-1, self._dim).index_copy_(0, places, new.reshape(-1, self._dim))
-            seen.append(slot.view(-1, *slot.shape[2:])[: len(places), :width])  # [B K, width, D]
-        queries = qk[:, : self._queries].reshape(len(places), -1, self._dim)  # [B K, H / K, D]
+        for slot, new in zip(slots, (qk[:, self._queries :], qkv[:, rotated:]), strict=True):
+            slot.view(-1, self._dim).index_copy_(0, cells, new.reshape(-1, self._dim))
+            seen.append(slot.view(-1, *slot.shape[2:])[: len(cells), :width])  # [B K, width, D]
+        queries = qk[:, : self._queries].reshape(len(cells), -1, self._dim)  # [B K, H / K, D]
         scores = torch.baddbmm(bias, queries, seen[0].transpose(1, 2)).softmax(dim=-1)
         return torch.bmm(scores, seen[1]).view(num_rows, -1)
 

@@ -34,7 +34,7 @@ def is_cast(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Cast:
-    """A layer of the copy, and the one that it is cast from."""
+    """A layer of the copy, and its source."""
 
     trained: nn.Module
     copied: nn.Module
@@ -57,7 +57,7 @@ class GeneratingModel:
         self._changes: int | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that a pass reads of the model."""
+        """Parameters and buffers that a pass reads."""
         yield from self.model.parameters()
         yield from self.model.buffers()
 
@@ -93,7 +93,7 @@ def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
 
 
 def _fuse_norms(twin: PreTrainedModel) -> None:
-    """Make RMS norms one operation, which families write as some six."""
+    """Replace RMS norms, some six operations in most families, by one operation."""
     for module in twin.modules():
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if isinstance(eps, float) and _is_rms_norm(module, eps):
@@ -101,7 +101,7 @@ def _fuse_norms(twin: PreTrainedModel) -> None:
 
 
 def _is_rms_norm(module: nn.Module, eps: float) -> bool:
-    """Whether it is one by its numbers, and has weights in float32 and nothing else."""
+    """Whether a module computes an RMS norm and has float32 weights only."""
     weights = dict(module.named_parameters())
     weight = weights.pop("weight", None)
     if weights or weight is None or weight.dim() != 1 or weight.dtype is not torch.float32:
@@ -109,7 +109,7 @@ def _is_rms_norm(module: nn.Module, eps: float) -> bool:
     sample = torch.linspace(-2, 3, 3 * len(weight), device=weight.device).view(3, -1)
     try:
         own = module(sample)
-    except Exception:  # whatever it is, it takes something else
+    except Exception:  # it takes other inputs
         return False
     fused = functional.rms_norm(sample, weight.shape, weight, eps)
     return isinstance(own, Tensor) and own.dtype is fused.dtype and torch.allclose(own, fused, rtol=1e-5, atol=1e-6)

@@ -1,12 +1,13 @@
-"""How the tokens of a forward pass lie in it.
+"""Batch layout: padded [B, T], or packed (ragged) [1, N], and attention over slots in both.
 
-Rows with as many tokens lie side by side, [B, T]. Rows that decode one token and rows that read an observation lie one
-after another, [1, N]: then nothing is padded but the attention of those that read.
+Rows of similar length are padded. Rows that decode one token and rows that prefill an observation share a packed pass,
+in which only the attention of the latter is padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -14,20 +15,95 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from swarm.engines.transformers.attention import Group
+from swarm.policy.attention import Packing, attending_as
+from swarm.policy.attention import attend as otherwise
 from swarm.policy.experts import Routing
 from swarm.types import Sampling
 
-Places = NDArray[np.int64]
-
+NAME = "swarm_slots"
+Indices = NDArray[np.int64]
 READ_TOKENS = 8_192
-"""Padded tokens of one pass that reads prompts or observations."""
+"""Most padded tokens of a prefill pass."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of a pass that attend together."""
+
+    rows: slice | Tensor
+    """Their slots; a slice where possible, because a view needs no copy."""
+    tokens: Tensor
+    """[rows, T] indices of their tokens in the pass; shorter rows repeat their last one."""
+
+
+def can_attend_to_slots(model: PreTrainedModel) -> bool:
+    """Whether its attention can be replaced, and gets the forward pass's arguments."""
+    return bool(model.is_backend_compatible()) and model.config._attn_implementation == "sdpa"
+
+
+def attending_to_slots(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Within the block, the model accepts `groups`, and repeats no keys of decoding rows; calls without a mask are
+    unchanged."""
+    return attending_as(model, NAME)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packing: Packing | None = None,
+    groups: Sequence[Group] = (),
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attention with transformers' signature: of queries [B, heads, T, dim] to slots [B, key heads, width, dim], where
+    the mask is [B, 1, T, width]; the result is [B, T, heads, dim]. With `groups` B is 1 for the queries alone."""
+    if attention_mask is None or packing is not None:
+        return otherwise(module, query, key, value, attention_mask, scaling, packing, **options)
+    if not groups:
+        return _attend(module, query, key, value, attention_mask, scaling, options), None
+    by_token = query[0].transpose(0, 1)
+    output = value.new_empty(*by_token.shape[:2], value.shape[-1])  # autocast may leave queries in float32
+    for group in groups:
+        queries = by_token[group.tokens].transpose(1, 2)  # [rows, heads, T, dim]
+        mask = attention_mask[0, 0][group.tokens][:, None]  # [rows, 1, T, width]
+        output[group.tokens] = _attend(module, queries, key[group.rows], value[group.rows], mask, scaling, options)
+    return output[None], None
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    options: Mapping[str, object],
+) -> Tensor:
+    """[B, T, heads, dim]"""
+    num_rows, num_heads, num_tokens, _ = query.shape
+    if num_tokens == 1 and num_heads > key.shape[1]:
+        shared = query.reshape(num_rows, key.shape[1], -1, query.shape[-1])  # [B, key heads, heads of each, dim]
+        attended = scaled_dot_product_attention(shared, key, value, attn_mask=mask, scale=scaling)
+        return attended.reshape(num_rows, 1, num_heads, -1)
+    output: Tensor = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)[0]
+    return output
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 class Unread(NamedTuple):
-    """What the cache does not hold of a row yet."""
+    """Tokens of a row that the cache lacks."""
 
     slot: int
     start: int
@@ -38,7 +114,7 @@ class Unread(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How the next tokens of rows are sampled."""
+    """Parameters of sampling the next tokens."""
 
     seeds: Sequence[int]
     """[B], of the rows."""
@@ -55,44 +131,43 @@ class Layout:
 
     rows: list[Unread]
     ids: Tensor
-    """[B, T] or [1, N]; in the former, rows with fewer tokens repeat their last one at the same place, which writes
-    the same again."""
+    """[B, T] or [1, N]; padded rows repeat their last token at the same position, which writes the same again."""
     slots: Tensor
     """[B, 1] or [1, N]"""
     positions: Tensor
-    """As `ids`."""
+    """Shape of `ids`."""
     read: slice | Tensor
     """Slots to attend to."""
     width: int
     """Width of the longest row with its tokens."""
     last: int | Tensor
-    """Where the last token of each row is, as models take it."""
+    """Index of each row's last token, for `logits_to_keep`."""
     groups: Sequence[Group] = ()
-    """Of [1, N]: rows that attend together."""
+    """Rows that attend together, in a packed layout."""
     placed: Tensor | None = None
     """[D, B, T] or [D, 1, N] positions for a model with D of them a token."""
 
     def by_row(self, routing: Routing) -> list[Routing]:
-        """The experts of each row's tokens, of those of the whole pass."""
+        """Splits the experts of a whole pass by row."""
         size = self.ids.shape[1] if not self.groups else None
         starts = accumulate((size or len(row.tokens) for row in self.rows), initial=0)
         return [routing[start : start + len(row.tokens)] for start, row in zip(starts, self.rows, strict=False)]
 
 
 def layouts(rows: Sequence[Unread], can_join: bool, device: torch.device) -> Iterator[Layout]:
-    """As many passes as it takes. Rows that read must come after those that decode.
+    """The passes for these rows. Rows that prefill must come after those that decode.
 
-    `can_join`: whether both fit into one.
+    `can_join`: whether both may share a pass.
     """
-    num_decoding = next((place for place, row in enumerate(rows) if len(row.tokens) > 1), len(rows))
+    num_decoding = next((i for i, row in enumerate(rows) if len(row.tokens) > 1), len(rows))
     decoding, reading = list(rows[:num_decoding]), rows[num_decoding:]
     batches = [[reading[i] for i in batch] for batch in batches_of([len(row.tokens) for row in reading])]
     if can_join and decoding and batches:
-        yield _one_after_another([decoding, batches.pop()], device)
+        yield _packed([decoding, batches.pop()], device)
     elif decoding:
-        yield _side_by_side(decoding, device)
+        yield _padded(decoding, device)
     for batch in batches:
-        yield _side_by_side(batch, device)
+        yield _padded(batch, device)
 
 
 def batches_of(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -108,7 +183,7 @@ def batches_of(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 class _Flat:
-    """The tokens of rows one after another, as arrays: lists would take as long as a layer of a small model."""
+    """The tokens of rows, concatenated as arrays: lists would take as long as a layer of a small model."""
 
     def __init__(self, rows: list[Unread]) -> None:
         self.tokens = np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int64)
@@ -116,24 +191,24 @@ class _Flat:
         self.starts = np.array([row.start for row in rows])
         self.lengths = np.array([len(row.tokens) for row in rows])
         self.first = self.lengths.cumsum() - self.lengths
-        """Where each row's tokens begin."""
+        """Index of each row's first token."""
 
-    def placed(self, rows: Sequence[Unread], places: Places, device: torch.device) -> Tensor | None:
-        """[D, *places] positions for the model; None where they count tokens."""
+    def placed(self, rows: Sequence[Unread], indices: Indices, device: torch.device) -> Tensor | None:
+        """Positions [D, *indices] for the model; None if they count tokens."""
         found = [row.placed for row in rows if row.placed is not None]
         if not found:
             return None
-        return torch.cat(found, dim=1)[:, torch.from_numpy(places)].to(device)
+        return torch.cat(found, dim=1)[:, torch.from_numpy(indices)].to(device)
 
     @property
     def width(self) -> int:
         return int((self.starts + self.lengths).max())
 
-    def padded(self, rows: slice) -> Places:
-        """[rows, T] places of some rows' tokens, the last one repeated in rows with fewer."""
+    def padded(self, rows: slice) -> Indices:
+        """[rows, T] indices of some rows' tokens; shorter rows repeat their last one."""
         first, lengths = self.first[rows, None], self.lengths[rows, None]
-        places: Places = np.minimum(first + np.arange(lengths.max()), first + lengths - 1)
-        return places
+        indices: Indices = np.minimum(first + np.arange(lengths.max()), first + lengths - 1)
+        return indices
 
     def adjacent(self, rows: slice, device: torch.device) -> slice | Tensor:
         """The slots of some rows; as a slice if they are adjacent, because a view needs no copy."""
@@ -143,23 +218,23 @@ class _Flat:
         return torch.from_numpy(slots).to(device)
 
 
-def _side_by_side(rows: list[Unread], device: torch.device) -> Layout:
+def _padded(rows: list[Unread], device: torch.device) -> Layout:
     flat = _Flat(rows)
-    places = flat.padded(slice(None))
-    positions = places + (flat.starts - flat.first)[:, None]
+    indices = flat.padded(slice(None))
+    positions = indices + (flat.starts - flat.first)[:, None]
     return Layout(
         rows,
-        ids=torch.from_numpy(flat.tokens[places]).to(device),
+        ids=torch.from_numpy(flat.tokens[indices]).to(device),
         slots=torch.from_numpy(flat.slots).to(device)[:, None],
         positions=torch.from_numpy(positions).to(device),
         read=flat.adjacent(slice(None), device),
         width=flat.width,
         last=1,
-        placed=flat.placed(rows, places, device),
+        placed=flat.placed(rows, indices, device),
     )
 
 
-def _one_after_another(groups: list[list[Unread]], device: torch.device) -> Layout:
+def _packed(groups: list[list[Unread]], device: torch.device) -> Layout:
     rows = list(chain(*groups))
     flat = _Flat(rows)
     ends = list(accumulate(map(len, groups)))

@@ -1,7 +1,7 @@
-"""Tests a model's code before it samples: decoding with a cache must give what one pass over each row alone gives.
+"""Tests a model's code before it samples: decoding with a cache must agree with one pass over each row alone.
 
 Some families count positions or windows from the widest row of a batch, or in a way of their own. They would sample
-from wrong distributions without a word.
+from wrong distributions silently.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import logging
 import torch
 from torch import Tensor
 
-from swarm.engines.stopping import Stops
+from swarm.engines.base import Stops
 from swarm.engines.transformers.batch import Batch
 from swarm.engines.transformers.decoder import Decoder
-from swarm.engines.transformers.scheduler import BLOCK, Draft, Room
+from swarm.engines.transformers.scheduler import BLOCK, Room, SequenceState
 from swarm.errors import EngineError
 from swarm.policy.loading import Policy
 from swarm.policy.probing import TOLERANCE, WINDOW, small_copy
@@ -42,7 +42,7 @@ def most_rows(policy: Policy) -> int | None:
 
 
 def probed_rows(policy: Policy) -> int | None:
-    """The same, probed on the policy itself."""
+    """`most_rows` with the probe on the policy itself."""
     together = _trouble(policy, len(LENGTHS))
     if together is None:
         return None
@@ -67,7 +67,7 @@ def _in_small(policy: Policy) -> Policy:
 
 
 def _trouble(policy: Policy, num_rows: int) -> str | None:
-    """What is wrong when so many rows are decoded together."""
+    """The error or deviation when `num_rows` rows are decoded together; None without one."""
     try:
         decoder = Decoder(policy)
         with policy.ranks.gathered():
@@ -90,23 +90,23 @@ def _largest_difference(policy: Policy, decoder: Decoder, num_rows: int) -> floa
     prompts = [[ids[k % len(ids)] for k in range(7 * episode, 7 * episode + n)] for episode, n in enumerate(LENGTHS)]
     differences = []
     for turn in range(TURNS):
-        drafts = [
-            Draft(len(prompts) * turn + episode, episode, prompt, seed=episode, episode=episode)
+        sequences = [
+            SequenceState(len(prompts) * turn + episode, episode, prompt, seed=episode, episode=episode)
             for episode, prompt in enumerate(prompts)
         ]
-        batch.add(drafts)
+        batch.add(sequences)
         while not batch.done:
             batch.step()
-        differences += [_difference(policy, draft) for draft in drafts]
+        differences += [_difference(policy, sequence) for sequence in sequences]
         # What follows is of unequal length, too.
-        prompts = [[*draft.prompt, *draft.ids, *ids[: 3 + draft.completion]] for draft in drafts]
+        prompts = [[*sequence.prompt, *sequence.ids, *ids[: 3 + sequence.completion]] for sequence in sequences]
     return float(torch.stack(differences).max())
 
 
 @torch.no_grad()
-def _difference(policy: Policy, draft: Draft) -> Tensor:
-    ids = torch.tensor([[*draft.prompt, *draft.ids]], device=policy.device)
+def _difference(policy: Policy, sequence: SequenceState) -> Tensor:
+    ids = torch.tensor([[*sequence.prompt, *sequence.ids]], device=policy.device)
     with policy.compute():
-        logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(draft.prompt) - 1 : -1].float()
-    expected = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, len(draft.prompt) :, None])[:, 0]
-    return (torch.tensor(draft.logprobs) - expected.cpu()).abs().max()
+        logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(sequence.prompt) - 1 : -1].float()
+    expected = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, len(sequence.prompt) :, None])[:, 0]
+    return (torch.tensor(sequence.logprobs) - expected.cpu()).abs().max()

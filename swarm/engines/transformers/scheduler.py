@@ -46,19 +46,19 @@ class Room:
 
 
 @dataclass(eq=False)
-class Draft:
+class SequenceState:
     """One completion in progress: mutable, and private to the engine."""
 
     question: int
-    """Those with the same one have the same prompt."""
+    """Sequences of one question have the same prompt."""
     completion: int
-    """Index among them."""
+    """Index among the completions of its question."""
     prompt: list[int]
     seed: int
     episode: int | None = None
-    """The episode whose turn it is; None for a completion of a group."""
+    """Episode of a turn; None for a completion of a group."""
     turn: int = 1
-    """Its number."""
+    """Number of the turn."""
     ids: list[int] = field(default_factory=list)
     """Tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Draft:
     following: int | None = None
     """Position of the first token after the prompt; None where positions count tokens."""
     arrival: int = 0
-    """Its place in the order of arrival, given by the scheduler."""
+    """Position in the order of arrival, set by the scheduler."""
     num_tokens: int = field(init=False)
     """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
     asks every row several times a step."""
@@ -124,7 +124,7 @@ class StepPlan:
 
     moves: list[tuple[int, int]]
     """(from, to) moves of rows' contents, simultaneous; no source is also a target."""
-    admitted: list[Draft]
+    admitted: list[SequenceState]
     """New rows, placed after the kept ones."""
     num_kept: int
     """Rows that stay, now rows 0 to num_kept - 1."""
@@ -137,32 +137,32 @@ class StepPlan:
 class Scheduler:
     """Fills slots in order of arrival, up to the capacity."""
 
-    def __init__(self, drafts: Iterable[Draft], room: Room) -> None:
-        """Each of `drafts` must fit alone at its maximum length."""
-        self.rows: list[Draft] = []
-        self._waiting: deque[Draft] = deque()
-        self._turns: list[Draft] = []
-        """After the first, least advanced first."""
+    def __init__(self, sequences: Iterable[SequenceState], room: Room) -> None:
+        """Each of `sequences` must fit alone at its maximum length."""
+        self.rows: list[SequenceState] = []
+        self._waiting: deque[SequenceState] = deque()
+        self._turns: list[SequenceState] = []
+        """Second and later turns, least advanced episodes first."""
         self._room = room
         self._arrivals = count()
-        self.add(drafts)
+        self.add(sequences)
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return not self._waiting and not self._turns and not any(row.finish_reason is None for row in self.rows)
 
-    def add(self, drafts: Iterable[Draft]) -> None:
-        """Append drafts to the queues; each must fit alone at its maximum length."""
-        for draft in drafts:
-            draft.arrival = next(self._arrivals)
-            if draft.turn == 1:
-                self._waiting.append(draft)
+    def add(self, sequences: Iterable[SequenceState]) -> None:
+        """Append sequences to the queues; each must fit alone at its maximum length."""
+        for sequence in sequences:
+            sequence.arrival = next(self._arrivals)
+            if sequence.turn == 1:
+                self._waiting.append(sequence)
             else:
-                insort(self._turns, draft, key=lambda each: each.turn)
+                insort(self._turns, sequence, key=lambda each: each.turn)
 
-    def upcoming(self) -> Iterable[Draft]:
-        """The next drafts to be admitted, in order."""
+    def upcoming(self) -> Iterable[SequenceState]:
+        """The next sequences to be admitted, in order."""
         return chain(self._waiting, self._turns)
 
     def plan(self) -> StepPlan:
@@ -199,8 +199,8 @@ class Scheduler:
         self._send_back([self.rows[i] for i in by_progress[num_kept:]])
         return sorted(by_progress[:num_kept])
 
-    def _send_back(self, rows: list[Draft]) -> None:
-        """Move drafts to the front of the queue, in order of arrival."""
+    def _send_back(self, rows: list[SequenceState]) -> None:
+        """Move sequences to the front of the queue, in order of arrival."""
         self._waiting.extendleft(sorted(rows, key=lambda row: row.arrival, reverse=True))
 
     def _compact(self, staying: list[int]) -> list[tuple[int, int]]:
@@ -214,7 +214,7 @@ class Scheduler:
         del self.rows[len(staying) :]
         return moves
 
-    def _admit(self) -> list[Draft]:
+    def _admit(self) -> list[SequenceState]:
         before, width = len(self.rows), self._width()
         while self._waiting and self._has_room(self._waiting[0], width):
             width = max(width, self._waiting[0].num_tokens)
@@ -226,19 +226,19 @@ class Scheduler:
                 self.rows.append(self._turns.pop(0))
         return self.rows[before:]
 
-    def _has_room(self, draft: Draft, width: int) -> bool:
-        """For a row besides those that there are; `width` is that of the longest."""
+    def _has_room(self, sequence: SequenceState, width: int) -> bool:
+        """Whether another row fits; `width` is that of the longest present row."""
         if not self.rows:
             return True  # each fits alone
         if len(self.rows) == self._room.rows:
             return False
         # Keep half a block free, so that the new row is not preempted at the next step.
-        return (len(self.rows) + 1) * blocks(max(width, draft.num_tokens) + BLOCK // 2) <= self._room.tokens
+        return (len(self.rows) + 1) * blocks(max(width, sequence.num_tokens) + BLOCK // 2) <= self._room.tokens
 
     def _width(self) -> int:
         return max((row.num_tokens for row in self.rows), default=0)
 
 
 def blocks(num_tokens: int) -> int:
-    """Rounded up to whole blocks."""
+    """Round up to whole blocks."""
     return -(-num_tokens // BLOCK) * BLOCK

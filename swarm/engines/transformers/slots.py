@@ -1,4 +1,4 @@
-"""A KV cache of slots: one row per sequence, each with its own length, written in place.
+"""A KV cache of slots: one row per sequence, each with its own length, updated in place.
 
 A concatenated cache copies everything every step. Here a step writes one position per row; memory is copied only when
 the slots grow by a block.
@@ -82,7 +82,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[read, :, :width], self.values[read, :, :width]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: shapes are known in advance."""
+        """Do nothing: shapes are known in advance."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(length, offset) of the result of `update`."""
@@ -93,7 +93,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return max(0, self.step.width - self.step.positions.shape[1]) if self.step else 0
 
     def get_max_length(self) -> int:
-        """None: -1."""
+        """-1: there is no maximum."""
         return -1
 
 
@@ -108,16 +108,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.num_slots = 0
         self.capacity = 0
         self.num_resized = 0
-        """How often its tensors were replaced."""
+        """Number of resizes, each of which replaces all tensors."""
 
     @property
     def num_bytes(self) -> int:
-        """Those of all slots."""
+        """Bytes of all slots."""
         return sum(tensor.nbytes for layer in self.layers for tensor in (layer.keys, layer.values))
 
     @torch.inference_mode()
     def reset(self, room: Room) -> None:
-        """Make it an empty cache within `room`, of as many slots as before."""
+        """Empty the cache and bound it by `room`; the number of slots stays."""
         self._room = room
         for layer in self.layers:
             layer.keys.zero_()

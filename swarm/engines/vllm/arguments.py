@@ -1,7 +1,7 @@
 """Arguments of vLLM's engine, its `EngineArgs`: those of a node, and a user's own (`generation.vllm.arguments`).
 
-Of a user the node refuses what it relies on itself, before anything starts; vLLM's process refuses names that the
-installed vLLM does not have, before it loads a model. Both run this file.
+The node refuses arguments of a user that would break its own, before anything starts; vLLM's process refuses names that
+the installed vLLM does not have, before it loads a model. Both run this file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 
-from swarm.engines.vllm import pieces, reading
+from swarm.engines.vllm import reading
 from swarm.engines.vllm.messages import Start
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -22,7 +22,7 @@ MOST_RECORDED = 512
 """Tokens of the largest step that is recorded as a CUDA graph, as in vLLM."""
 MAX_ARGUMENTS = 64
 MAX_CHARS = 2**14
-"""Of all of them as JSON."""
+"""Most characters of all arguments as JSON."""
 
 _SETTINGS = {
     "policy.model": "model model_weights tokenizer tokenizer_mode tokenizer_revision hf_config_path config_format "
@@ -62,7 +62,7 @@ RESERVED = _USE | {name: reason for reason, names in _REASONS.items() for name i
 
 
 def check(arguments: Mapping[str, object]) -> None:
-    """Raises `ValueError` for those that would break what a node relies on, and for too many."""
+    """Raises `ValueError` for arguments that are the node's own, and for too many."""
     for name in arguments:
         if name in RESERVED:
             raise ValueError(f"{name} is the node's: {RESERVED[name]}")
@@ -80,7 +80,7 @@ def check_names(arguments: Collection[str], known: Collection[str], version: str
 
 
 def engine_arguments(start: Start) -> dict[str, object]:
-    """All of them, by name, with the directory of `start.work` as the current one; run in vLLM's Python."""
+    """Arguments by name, for the working directory `start.work`; runs in vLLM's Python."""
     memory: dict[str, object] = (
         {"gpu_memory_utilization": start.gpu_memory_fraction, "cudagraph_capture_sizes": recorded(start)}
         if start.on_gpu
@@ -111,14 +111,14 @@ def engine_arguments(start: Start) -> dict[str, object]:
         **memory,
         **lora,
         **(reading.arguments(start.model, start.reads) if start.reads else {}),
-        **({"weight_transfer_config": pieces.CONFIG} if start.shares_gpu else {}),
+        **({"weight_transfer_config": reading.TRANSFER} if start.shares_gpu else {}),
         **({"enable_return_routed_experts": True} if start.reports_experts else {}),
         **start.arguments,
     }
 
 
 def recorded(start: Start) -> list[int]:
-    """Steps of how many tokens vLLM records as CUDA graphs: half as many as by default, because each takes time at
-    every start; a step is rounded up by 15 tokens at most."""
+    """Sizes in tokens of the steps that vLLM records as CUDA graphs: half as many as by default, because each takes
+    time at every start; a step is rounded up by 15 tokens at most."""
     most = min(start.max_sequences, MOST_RECORDED)
     return sorted({size for size in (1, 2, 4, 8, most, *range(16, most, 16)) if size <= most})

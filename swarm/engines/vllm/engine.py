@@ -12,13 +12,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from swarm.engines.base import PolicyEngine
+from swarm.engines.base import PolicyEngine, Stops
 from swarm.engines.config import GenerationSettings
-from swarm.engines.stopping import Stops
-from swarm.engines.vllm.asked import Asked
 from swarm.engines.vllm.messages import End, Generate, Refused, Request, Sampled, Unanswered
-from swarm.engines.vllm.process import POLL_S, VllmProcess
-from swarm.engines.vllm.service import VllmService
+from swarm.engines.vllm.requests import PendingRequests
+from swarm.engines.vllm.service import POLL_S, VllmProcess, VllmService
 from swarm.errors import EngineCrashed, EngineError, Interrupted
 from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
@@ -59,14 +57,14 @@ class VllmEngine(PolicyEngine):
         """
         stops = self._stops(sampling)
         _, limits = self._service.running(self._cancelled)
-        asked = Asked(self._policy, stops, sampling, seed, limits.max_positions)
+        pending = PendingRequests(self._policy, stops, sampling, seed, limits.max_positions)
         for index, prompt in enumerate(prompts):
-            if refusal := asked.prompt(index, prompt, num_completions):
+            if refusal := pending.prompt(index, prompt, num_completions):
                 yield index, refusal
         try:
             while True:
                 try:
-                    yield from self._sample(asked, turns, sampling, stops)
+                    yield from self._sample(pending, turns, sampling, stops)
                 except EngineCrashed as crash:
                     self._service.crashed(crash)
                 else:
@@ -85,7 +83,7 @@ class VllmEngine(PolicyEngine):
         self._service.close()
 
     def _sample(
-        self, asked: Asked, turns: Turns | None, sampling: Sampling, stops: Stops
+        self, pending: PendingRequests, turns: Turns | None, sampling: Sampling, stops: Stops
     ) -> Iterator[tuple[int, Answers]]:
         """Ask for all that is missing, and for turns as they become ready. Raises `EngineCrashed`, `Interrupted`."""
         process, _ = self._service.running(self._cancelled)
@@ -93,15 +91,15 @@ class VllmEngine(PolicyEngine):
         stop_ids = tuple(sorted(stops.token_ids))
         call = process.call(lambda id: Generate(id, sampling, stop_ids, self._settings.max_batch_sequences))
         try:
-            self._ask(process, asked.missing(call.id, asked.names, known))
+            self._ask(process, pending.missing(call.id, pending.names, known))
             while True:
-                ready = turns.take(wait=not asked.names) if turns else ()
-                if not asked.names and not ready:
+                ready = turns.take(wait=not pending.names) if turns else ()
+                if not pending.names and not ready:
                     return
-                refused = {turn.episode: refusal for turn in ready if (refusal := asked.turn(turn))}
+                refused = {turn.episode: refusal for turn in ready if (refusal := pending.turn(turn))}
                 yield from refused.items()
                 if added := [turn.episode for turn in ready if turn.episode not in refused]:
-                    self._ask(process, asked.missing(call.id, added, known))
+                    self._ask(process, pending.missing(call.id, added, known))
                 if self._cancelled():
                     raise Interrupted("generation was cancelled")
                 reply = call.receive(self._settings.vllm.silence_timeout_s, TURNS_POLL_S if turns else POLL_S)
@@ -109,7 +107,7 @@ class VllmEngine(PolicyEngine):
                     raise EngineError(f"vLLM refused: {reply.reason}")
                 if isinstance(reply, Sampled | Unanswered):
                     self._service.worked()
-                    yield from asked.answer(reply)
+                    yield from pending.answer(reply)
         finally:
             call.close()
             process.tell(End(call.id))

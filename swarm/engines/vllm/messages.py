@@ -14,7 +14,7 @@ from swarm.types import Sampling, VersionSpan
 
 
 class Reads(Struct, frozen=True):
-    """What the model reads beside text. The node computes its features: vLLM runs no encoder."""
+    """Modalities of the model besides text. The node computes their features: vLLM runs no encoder."""
 
     kinds: tuple[str, ...]
     """`image`, `audio`."""
@@ -37,9 +37,9 @@ class Start(Struct, frozen=True, tag=True):
     """Longest sequence; -1: as long as the model and the KV cache allow."""
     max_sequences: int
     sampling: Sampling
-    """How most completions will be sampled."""
+    """Sampling of most completions."""
     gpu_memory_fraction: float | None
-    """None: on the CPU, with `cpu_cache_bytes`."""
+    """None on the CPU, which uses `cpu_cache_bytes`."""
     cpu_cache_bytes: int
     lora_rank: int
     """Rank of the adapters to be loaded; 0 without adapters."""
@@ -53,13 +53,13 @@ class Start(Struct, frozen=True, tag=True):
     shares_gpu: bool
     """Whether weights will come in pieces, through memory of the GPU."""
     reports_experts: bool
-    """Whether `Sampled` says which experts were chosen."""
+    """Whether `Sampled` includes the chosen experts."""
     arguments: dict[str, object]
     """Further arguments of vLLM's engine, of the user."""
 
     @property
     def on_gpu(self) -> bool:
-        """Whether there is one."""
+        """Whether vLLM runs on a GPU."""
         return self.gpu_memory_fraction is not None
 
 
@@ -75,7 +75,7 @@ class Wanted(Struct, frozen=True):
 
 
 class Generate(Struct, frozen=True, tag=True):
-    """Opens a call, which `Add` tells what to sample."""
+    """Opens a call; `Add` adds its completions."""
 
     id: int
     sampling: Sampling
@@ -86,17 +86,17 @@ class Generate(Struct, frozen=True, tag=True):
 
 
 class Features(Struct, frozen=True, tag=True):
-    """What an encoder made of a picture or sound; sent once in a call, before the first prompt that has it."""
+    """Encoder features of an image or audio clip; sent once in a call, before the first prompt that has it."""
 
     id: int
     """The open call's."""
     medium: int
-    """Its number, which no other content ever has."""
+    """Number, unique for its content."""
     kind: str
     shape: tuple[int, int]
-    """[places, D x H]: the features for several layers side by side."""
+    """[positions, D x H]: the features for several layers, concatenated."""
     content: bytes
-    """In the type of `Start.dtype`."""
+    """Raw values of type `Start.dtype`."""
     grid: tuple[int, ...]
     """Patches in time, height and width, from which vLLM derives positions; empty where positions are plain."""
 
@@ -117,12 +117,12 @@ class Add(Struct, frozen=True, tag=True):
     prompts: dict[int, tuple[int, ...]]
     """Token ids by name; a model's own token stands for each feature."""
     media: dict[int, tuple[Placed, ...]]
-    """By name of the prompt, in order; for those with any."""
+    """Media by name of the prompt, in order; only prompts with media."""
     wanted: tuple[Wanted, ...]
 
 
 class End(Struct, frozen=True, tag=True):
-    """Close that call, and cancel what is left of it."""
+    """Close the call and cancel its remaining completions."""
 
     id: int
 
@@ -134,7 +134,7 @@ class Shared(Struct, frozen=True):
     """Its UUID, the same in every process."""
     num_bytes: int
     handle: bytes
-    """Of the allocation that it is in."""
+    """Handle of the allocation."""
     storage_bytes: int
     storage_offset_bytes: int
     counter: bytes
@@ -142,7 +142,7 @@ class Shared(Struct, frozen=True):
     counter_offset: int
     event: bytes
     must_wait: bool
-    """For the event."""
+    """Whether to wait for the event."""
 
 
 class Packed(Struct, frozen=True):
@@ -183,14 +183,14 @@ class Sleep(Struct, frozen=True, tag=True):
 
 
 class Wake(Struct, frozen=True, tag=True):
-    """Reclaim it, first for the weights: the KV cache would take the room that loading them needs."""
+    """Reclaim the memory, first for the weights: the KV cache would take the memory that loading them needs."""
 
     id: int
     part: Literal["weights", "kv_cache"]
 
 
 class Heading(Struct, frozen=True):
-    """What every request has, also one that is otherwise wrong."""
+    """The part of a request that can be decoded even if the rest is invalid."""
 
     id: int
 
@@ -199,7 +199,7 @@ Request = Start | Generate | Features | Add | End | Piece | Load | Sleep | Wake
 
 
 class Compiling(Struct, frozen=True, tag=True):
-    """The start takes longer: vLLM has not run this model here before."""
+    """The start takes longer, because vLLM compiles this model for the first time."""
 
     id: int
 
@@ -215,7 +215,7 @@ class Ready(Struct, frozen=True, tag=True):
     version: str
     """Version of vLLM."""
     keeps: bool
-    """Whether what is sampled is kept beside vLLM, because its scheduler is known."""
+    """Whether `scheduler.py` keeps samples, because it supports this version of vLLM."""
 
 
 class Sampled(Struct, frozen=True, tag=True):

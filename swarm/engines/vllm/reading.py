@@ -1,42 +1,77 @@
-"""In vLLM's Python: prompts with pictures and sounds, whose features the node has computed.
+"""In vLLM's Python: prompts with images and audio, whose features the node has computed, and weights in GPU memory.
 
-features ──▶ kept for their call ──▶ prompt: the tokens as they are, features at their places ──▶ vLLM
+features ──▶ kept for their call ──▶ prompt: unchanged tokens, features at their positions ──▶ vLLM
 
-vLLM neither reads a processor's files nor expands a prompt nor runs an encoder. So what it samples after is what the
-trainer will read: the same tokens, made of the same pixels.
+vLLM neither reads a processor's files nor expands a prompt nor runs an encoder. So it samples from the trainer's own
+inputs: the same tokens, made of the same pixels.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.engines.vllm.messages import Features, Placed, Reads
+from swarm.engines.vllm.messages import Features, Packed, Placed, Reads
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput
     from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 
+
+TRANSFER = {"backend": "ipc"}
+"""vLLM's `weight_transfer_config`."""
+TRANSFER_INIT = {"packed": True}
 MAX_FEATURES = 2**14
-"""Of one picture or sound, at least; a longer one has room if it fits in a step."""
+"""Most features of one image or audio clip; a longer one fits if a step holds it."""
 KINDS = ("image", "video", "audio")
-"""What vLLM has encoders for; one of which it may have nothing to read is not loaded."""
+"""Modalities of vLLM's encoders; an encoder with a limit of 0 is not loaded."""
 EMBEDDED = "prompt_embeds"
-"""vLLM's name for what is put into a sequence of embeddings as it is."""
+"""vLLM's name for embeddings that enter a sequence unchanged."""
+
+
+def update_info(piece: Packed) -> dict[str, object]:
+    """vLLM's `IPCWeightTransferUpdateInfo`, whose handle is what torch's `rebuild_cuda_tensor` is called with."""
+    import torch
+
+    memory = piece.memory
+    handle = (
+        torch.Tensor,
+        (memory.num_bytes,),
+        (1,),
+        0,
+        torch.storage.TypedStorage,
+        torch.uint8,
+        0,  # vLLM replaces it by its own number of the GPU
+        memory.handle,
+        memory.storage_bytes,
+        memory.storage_offset_bytes,
+        False,
+        memory.counter,
+        memory.counter_offset,
+        memory.event,
+        memory.must_wait,
+    )
+    return {
+        "names": list(piece.names),
+        "shapes": [list(shape) for shape in piece.shapes],
+        "dtype_names": [piece.dtype] * len(piece.names),
+        "tensor_sizes": [math.prod(shape) * piece.item_bytes for shape in piece.shapes],
+        "ipc_handles": {memory.gpu: handle},
+    }
 
 
 class Read:
-    """A picture or sound as vLLM takes it."""
+    """An image or audio clip in vLLM's types."""
 
     def __init__(self, features: Features, dtype: str, weights: int) -> None:
-        """`dtype` is that of the features; `weights` counts those of the policy that an encoder may have changed
-        with."""
+        """`dtype` is that of the features; `weights` counts loads of weights, with which a trained encoder changes."""
         import torch
 
         self.name = f"medium {features.medium}, weights {weights}"
-        """The same for the same content only: vLLM's caches go by it."""
+        """Key in vLLM's caches, unique for its content."""
         values = torch.frombuffer(bytearray(features.content), dtype=getattr(torch, dtype)).view(features.shape)
         if features.grid:
             self.kind = features.kind
@@ -47,7 +82,7 @@ class Read:
 
 
 def prompt_with(ids: Sequence[int], placed: Sequence[Placed], media: Mapping[int, Read], salt: str) -> MultiModalInput:
-    """A prompt of these token ids, with the features of media at their places."""
+    """A prompt of these token ids, with the features of media at their positions."""
     from vllm.inputs.engine import mm_input
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
@@ -96,7 +131,7 @@ def _range(placed: Placed) -> PlaceholderRange:
 
 
 def arguments(model: str, reads: Reads) -> dict[str, object]:
-    """What vLLM is started with for a model, in a directory, that takes features."""
+    """Arguments of vLLM for a model that takes features; `model` is its directory."""
     architecture, *_ = json.loads((Path(model) / "config.json").read_bytes())["architectures"]
     take_features(architecture, reads)
     keep_features()
@@ -109,7 +144,7 @@ def arguments(model: str, reads: Reads) -> dict[str, object]:
 
 
 def take_features(architecture: str, reads: Reads) -> None:
-    """Make vLLM's model of a name take features, without a processor.
+    """Register an architecture so that it takes features, without a processor.
 
     Raises `ValueError` for a model that vLLM has no code for.
     """

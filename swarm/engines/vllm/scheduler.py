@@ -1,11 +1,11 @@
-"""In vLLM's Python: vLLM's scheduler, with what a running completion has sampled kept until the completion is complete.
+"""In vLLM's Python: vLLM's scheduler, which buffers the samples of a running completion until it is complete.
 
-A step's tokens, log-probabilities ─┬▶ of a sequence that goes on: appended to its `Kept`, and that is all
-                                    └▶ of any other, and of one that ends: as vLLM does it, which gets all at once
+A step's tokens, log-probabilities ─┬▶ of a sequence that continues: appended to its `Kept`, nothing else
+                                    └▶ of any other, and of one that ends: vLLM's own code, with all samples at once
 
-vLLM makes several objects a token for those who read along, converts log-probabilities one by one, and looks for room
-for every token, between two steps for which a GPU then waits. A node reads whole completions. What is done here for a
-sequence that goes on is what the schedulers of vLLM 0.32 do for it; any other vLLM is left to itself (`server.py`).
+vLLM makes several objects per token for streaming clients, converts log-probabilities one by one, and allocates blocks
+per token, between two steps for which a GPU then waits. A node needs whole completions only. For a sequence that
+continues, this module does the same as the schedulers of vLLM 0.32; other versions keep theirs (`server.py`).
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
 
 
 class Kept:
-    """What a request has sampled."""
+    """Samples of a request so far."""
 
     def __init__(self, request: Request, version: int, is_read: bool) -> None:
-        """Nothing so far; by weights of this version. `is_read`: whether vLLM gathers something else of each token."""
+        """No samples, weights of this version. `is_read`: whether vLLM gathers other outputs of each token."""
         params = request.sampling_params
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.ends = {*(params.stop_token_ids or ()), params.eos_token_id}
         """Tokens that may end it."""
         self.is_read = is_read or params.detokenize
-        """Whether vLLM has to see every token, to look for texts that end it as well."""
+        """Whether vLLM has to see every token, also to look for stop texts."""
         self.is_plain = not (self.is_read or request.use_structured_output)
-        """Whether it may go on without vLLM's loop."""
+        """Whether it may continue without vLLM's loop."""
         self.has_media = request.has_encoder_inputs
         self._versions = [(0, version)]
-        """From which token on."""
+        """(index of the first token, version)"""
 
     def turn(self, version: int) -> None:
-        """Later tokens are by weights of this version."""
+        """Attribute later tokens to weights of this version."""
         if self._versions[-1][1] != version:
             self._versions.append((len(self.token_ids), version))
 
     def spans(self, num_tokens: int) -> tuple[VersionSpan, ...]:
-        """Which weights sampled the first `num_tokens` tokens."""
+        """Version spans of the first `num_tokens` tokens."""
         ends = [min(start, num_tokens) for start, _ in self._versions[1:]]
         pairs = zip(self._versions, [*ends, num_tokens], strict=True)
         return tuple(VersionSpan(version, end - start) for (start, version), end in pairs if end > start)
 
 
 class _Rows:
-    """As vLLM's `LogprobsLists`, of the sampled tokens alone."""
+    """Replaces vLLM's `LogprobsLists`, for the sampled tokens alone."""
 
     def __init__(self, logprobs: LogprobsLists) -> None:
         self.values: list[float] = logprobs.logprobs[:, 0].tolist()
@@ -71,13 +71,13 @@ class _Rows:
 
 
 class KeepingScheduler(Scheduler):  # type: ignore[misc]
-    """For steps one after the other."""
+    """Synchronous steps."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
-        """As vLLM's."""
+        """See vLLM."""
         super().__init__(*arguments, **options)
         self._kept: dict[str, Kept] = {}
-        """Of those that are not complete, by vLLM's own request id."""
+        """Incomplete requests, by vLLM's own request id."""
         self._version = 0
         manager = self.kv_cache_manager
         kinds = manager.coordinator.single_type_managers
@@ -87,11 +87,11 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
             manager.allocate_slots = self._slots
 
     def kept(self, request: str) -> Kept:
-        """Of a request that was just added; it grows until the request is complete."""
+        """Samples of a request that was just added; they grow until it is complete."""
         return self._kept[request]
 
     def turn(self, version: int) -> None:
-        """Tokens are by weights of this version from now on; no step is in flight."""
+        """Attribute tokens to weights of this version from now on; no step is in flight."""
         self._version = version
         for kept in self._kept.values():
             kept.turn(version)
@@ -111,7 +111,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """See vLLM; outputs of requests that go on are missing."""
+        """See vLLM; outputs of requests that continue are missing."""
         if model_runner_output.logprobs is not None:
             model_runner_output.logprobs = _Rows(model_runner_output.logprobs)
         others = copy.copy(scheduler_output)
@@ -122,7 +122,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
         return outputs
 
     def _go_on(self, scheduled: SchedulerOutput, sampled: ModelRunnerOutput) -> dict[str, int]:
-        """Give each sequence that plainly goes on its token; returns the others, as they were scheduled."""
+        """Append the token of each sequence that plainly continues; returns the others, as they were scheduled."""
         tokens, logprobs = sampled.sampled_token_ids, sampled.logprobs
         if not tokens or logprobs is None or scheduled.scheduled_spec_decode_tokens or self._looks_at_each(sampled):
             return dict(scheduled.num_scheduled_tokens)
@@ -150,7 +150,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
         return others
 
     def _looks_at_each(self, sampled: ModelRunnerOutput) -> bool:
-        """Whether vLLM has something else to do for every request."""
+        """Whether vLLM has other work for every request."""
         return bool(
             self.aux_output_connector
             or self.connector
@@ -168,7 +168,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
         )
 
     def _append(self, request: Request, token: int) -> None:
-        """As vLLM does it, which looks for a full block at every token."""
+        """Append a token as vLLM does, which looks for a full block at every token."""
         request._output_token_ids.append(token)
         request._all_token_ids.append(token)
         if len(request._all_token_ids) % self.hash_block_size == 0:
@@ -180,7 +180,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
             self.kv_cache_manager.cache_blocks(request, num_computed)
 
     def _slots(self, request: Request, num_new_tokens: int, *arguments: object, **options: object) -> KVCacheBlocks:
-        """Room for tokens; vLLM's own way only where another block is needed."""
+        """Allocate slots; vLLM's own code only runs if another block is needed."""
         if num_new_tokens == 1 and request.status is RequestStatus.RUNNING:
             blocks = self._blocks.get(request.request_id, ())
             if request.num_computed_tokens < len(blocks) * self._block_size:
@@ -188,7 +188,7 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
         return self._allocate(request, num_new_tokens, *arguments, **options)
 
     def _passes(self, output: EngineCoreOutput) -> bool:
-        """Keep what vLLM says of a request; returns whether it goes on to those who read."""
+        """Keep the samples in an output; returns whether vLLM passes it on."""
         kept = self._kept.get(output.request_id)
         if kept is None:
             return True
@@ -205,4 +205,4 @@ class KeepingScheduler(Scheduler):  # type: ignore[misc]
 
 
 class KeepingAsyncScheduler(KeepingScheduler, AsyncScheduler):  # type: ignore[misc]
-    """For steps that begin before the last one's tokens are there."""
+    """Asynchronous steps, which begin before the last one's tokens are known."""

@@ -1,4 +1,4 @@
-"""The sampling process: `PYTHON -m swarm.engines.vllm.server FD`, started by `process.py` only, in vLLM's Python.
+"""The sampling process: `PYTHON -m swarm.engines.vllm.server FD`, started by `service.py` only, in vLLM's Python.
 
 requests ──▶ calls ──▶ vLLM, bounded sequences per call ──▶ a step ──▶ completions, each when complete
                  weights change here, between two steps ──▲
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, ValidationError
 
-from swarm.engines.vllm import pieces, reading
+from swarm.engines.vllm import reading
 from swarm.engines.vllm.arguments import check_names, engine_arguments
 from swarm.engines.vllm.messages import (
     Add,
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 BEAT_S = 2.0
 ADAPTERS_ID = 1
 COMPILES = ("vllm.compilation.monitor", "Starting torch.compile")
-"""Where vLLM says that it compiles a model that it finds in no cache, and how that begins."""
+"""Logger and text of vLLM's message that it compiles a model without a cache entry."""
 KNOWN = "0.32."
-"""How the version begins whose schedulers `scheduler.py` knows."""
+"""Prefix of the version whose schedulers `scheduler.py` supports."""
 
 
 class Running(Struct, frozen=True):
@@ -82,20 +82,20 @@ class Running(Struct, frozen=True):
     token_ids: tuple[int, ...]
     """The prompt's."""
     kept: Kept | None
-    """What it has sampled; None: vLLM keeps that."""
+    """Samples so far; None if vLLM keeps them."""
 
 
 class Call:
     """One `Generate` in progress."""
 
     def __init__(self, request: Generate) -> None:
-        """Nothing is asked yet."""
+        """A call without completions."""
         self.request = request
         self.waiting: deque[tuple[Wanted, tuple[int, ...], tuple[Placed, ...]]] = deque()
-        """Completions to begin, with their prompts and what is read in these beside text."""
+        """Completions to begin, with prompts and their media."""
         self.media: dict[int, reading.Read] = {}
         self.running: dict[str, Running] = {}
-        """By the request id that vLLM is given."""
+        """By vLLM's request id."""
         self.num_begun = 0
 
 
@@ -110,7 +110,7 @@ class Server:
         self._adapters: LoRARequest | None = None
         self._loads = 0
         self._has_pieces = False
-        """Of the next weights: the model is neither the old nor the new one."""
+        """Whether a part of the next weights is loaded: the model is neither the old nor the new one."""
         self._spoke_at = time.monotonic()
         hear(*COMPILES, lambda: self._say(Compiling(start.id)))
         os.chdir(start.work)
@@ -123,20 +123,20 @@ class Server:
         while True:
             idle = self._has_pieces or not self._engine.has_unfinished_requests()
             if self._connection.poll(None if idle else 0):
-                self._hear(self._connection.recv_bytes())
+                self._receive(self._connection.recv_bytes())
             else:
                 self._step()
 
-    def _hear(self, content: bytes) -> None:
-        """Obey one request, or answer what cannot be read."""
+    def _receive(self, content: bytes) -> None:
+        """Execute a request, or refuse one that cannot be decoded."""
         try:
             request = decode_request(content)
         except ValidationError as error:
             self._say(Refused(decode_heading(content).id, describe(error)))
         else:
-            self._obey(request)
+            self._execute(request)
 
-    def _obey(self, request: Request) -> None:
+    def _execute(self, request: Request) -> None:
         match request:
             case Generate(id):
                 self._calls[id] = Call(request)
@@ -176,7 +176,7 @@ class Server:
                     self._pause()
                     self._engine.collective_rpc("start_weight_update")
                     self._has_pieces = True
-                self._engine.collective_rpc("update_weights", kwargs={"update_info": pieces.update_info(content)})
+                self._engine.collective_rpc("update_weights", kwargs={"update_info": reading.update_info(content)})
             case Load():
                 self._pause()
                 try:
@@ -194,7 +194,7 @@ class Server:
 
     def _resume(self) -> None:
         self._engine.wake_up(["scheduling"])
-        self._refill()  # completions that ended meanwhile left room
+        self._refill()  # completions that ended meanwhile freed capacity
 
     def _load(self, load: Load) -> None:
         if load.path is None:
@@ -214,7 +214,7 @@ class Server:
         self._turn(load.version)
 
     def _turn(self, version: int) -> None:
-        """What is sampled from now on is by weights of this version."""
+        """Attribute tokens to weights of this version from now on."""
         self._engine.set_weight_version(str(version))
         if self._scheduler:
             self._scheduler.turn(version)
@@ -253,7 +253,7 @@ class Server:
         self._refill()
 
     def _collect(self) -> None:
-        """A step of vLLM; what has ended is reported, and nothing begins instead."""
+        """Run a step of vLLM and report finished completions; nothing new begins."""
         for output in self._engine.step():
             if output.finished:
                 self._finish(output)
@@ -303,12 +303,12 @@ def open_engine(start: Start) -> tuple[LLMEngine, KeepingScheduler | KeepingAsyn
     given = engine_arguments(start) | ({"scheduler_cls": scheduler(start.on_gpu)} if keeps else {})
     engine = LLMEngine.from_engine_args(EngineArgs(**given))
     if start.shares_gpu:
-        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": pieces.INIT})
+        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": reading.TRANSFER_INIT})
     return engine, engine.engine_core.engine_core.scheduler if keeps else None
 
 
 def hear(logger: str, beginning: str, call: Callable[[], None]) -> None:
-    """Call whenever vLLM logs a line with this in it, also one that its log leaves out."""
+    """Call whenever vLLM logs a line with this text, at any level."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -321,8 +321,8 @@ def hear(logger: str, beginning: str, call: Callable[[], None]) -> None:
 
 
 def import_model(model: str) -> None:
-    """Import vLLM's code for a model in a directory; otherwise vLLM does that in a further process, just to look at it,
-    and then again in this one."""
+    """Import vLLM's code for the model in a directory; otherwise vLLM imports it in another process first, to inspect
+    it."""
     from vllm import ModelRegistry
 
     for architecture in json.loads((Path(model) / "config.json").read_bytes())["architectures"]:
@@ -331,7 +331,7 @@ def import_model(model: str) -> None:
 
 
 def warm_up_for(sampling: Sampling) -> None:
-    """Have vLLM compile the kernels that completions need before it starts, instead of those for all that it can do."""
+    """Have vLLM compile only the kernels that completions need before it starts."""
     from vllm import SamplingParams
 
     used = sampling_params(Generate(0, sampling, (), 1), Wanted(0, 0, seed=0))
@@ -339,7 +339,7 @@ def warm_up_for(sampling: Sampling) -> None:
 
 
 def scheduler(ahead: bool) -> type[KeepingScheduler | KeepingAsyncScheduler]:
-    """The one for steps that begin before the last one's tokens are there, or not."""
+    """The class for asynchronous (`ahead`) or synchronous steps."""
     from swarm.engines.vllm.scheduler import KeepingAsyncScheduler, KeepingScheduler
 
     return KeepingAsyncScheduler if ahead else KeepingScheduler
@@ -414,7 +414,7 @@ def main() -> None:
     os.set_inheritable(descriptor, False)  # vLLM's child processes must not keep the socket open
     connection = Connection(descriptor)
     gc.disable()  # until all is imported
-    with contextlib.suppress(Exception):  # it is raised again once there is somebody to tell
+    with contextlib.suppress(Exception):  # it is raised again when the node can receive it
         from vllm import EngineArgs, LLMEngine  # noqa: F401  meanwhile the node writes the model
     try:
         start = decode_request(connection.recv_bytes())

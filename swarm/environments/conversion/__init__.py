@@ -1,1 +1,1 @@
-"""How much may be made of a data set: what its files state, and what is counted while they are converted."""
+"""Converts data sets row by row, within limits on rows, bytes and memory."""

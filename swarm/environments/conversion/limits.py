@@ -1,38 +1,38 @@
-"""How much may be made of a data set."""
+"""Limits of converting data sets."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 SMALL_BYTES = 64 * 2**20
-"""What a data set may take, however small its files are."""
+"""Bytes that a data set may take, however small its files are."""
 SMALL_MEMORY_BYTES = 512 * 2**20
-"""The same for memory, beside what the libraries take."""
+"""Memory that it may take in addition to the libraries'."""
 MEMORY_GROWTH = 8
-"""Bytes of memory for one of a file: JSON is read as a whole where it is not by lines."""
+"""Bytes of memory per byte of a file: JSON that is not in lines is read as a whole."""
 UNFINISHED = ".incomplete"
-"""How `datasets` ends the name of a folder that it is not done with."""
+"""Suffix of a folder in which `datasets` is still writing."""
 
 
 class Limits(Struct, frozen=True):
-    """What converting data sets may take."""
+    """Limits of converting data sets."""
 
     rows: int
     bytes: int
-    """Of one of them on the disk, downloaded and converted."""
+    """Bytes of one data set on the disk, downloaded and converted."""
     run_bytes: int
-    """Of all of them together, from now on."""
+    """Bytes of all data sets together, from now on."""
     memory_bytes: int
     growth: int | None = None
-    """Bytes on the disk for one of a file, where these are a stranger's; None where there is no such limit."""
+    """Bytes on the disk per byte of an untrusted file; None for trusted ones."""
 
     def largest(self, stored: int) -> int:
-        """Bytes on the disk for a data set whose files have so many."""
+        """Bytes on the disk for a data set with files of `stored` bytes."""
         own = self.bytes if self.growth is None else min(self.bytes, SMALL_BYTES + self.growth * stored)
         return min(own, self.run_bytes)
 
     def memory(self, stored: int) -> int:
-        """Bytes of memory for a data set whose files have so many."""
+        """Bytes of memory for a data set with files of `stored` bytes."""
         if self.growth is None:
             return self.memory_bytes
         return min(self.memory_bytes, SMALL_MEMORY_BYTES + MEMORY_GROWTH * stored)

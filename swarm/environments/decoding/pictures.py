@@ -1,4 +1,4 @@
-"""Files of pictures, read by Pillow: a few formats, sizes checked before pixels are decoded."""
+"""Image files, decoded by Pillow: a few formats, sizes checked before pixels are decoded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import PIL.JpegImagePlugin
 import PIL.PngImagePlugin
 import PIL.WebPImagePlugin
 
-from swarm.environments.decoding.files import Undecodable, decoding
-from swarm.environments.decoding.scaling import Pixels, scaled
-from swarm.environments.decoding.settings import MediaSettings
+from swarm.environments.decoding.files import MediaSettings, Undecodable, decoding
+from swarm.environments.decoding.pixels import Pixels, scaled
 from swarm.types.media import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 MAX_SOURCE_PIXELS = 2**25
 MAX_SOURCE_SIDE = 2**16
-"""Of a picture before it is made smaller."""
+"""Side of an image before it is scaled down."""
 
 ORIENTATION = 0x0112
 TURNS: Mapping[int, PIL.Image.Transpose] = MappingProxyType(
@@ -36,11 +35,11 @@ TURNS: Mapping[int, PIL.Image.Transpose] = MappingProxyType(
         8: PIL.Image.Transpose.ROTATE_90,
     }
 )
-"""By the EXIF orientation that a camera wrote."""
+"""Transposition by EXIF orientation."""
 
 
 def read_picture(file: bytes, settings: MediaSettings) -> Image:
-    """The picture upright, without transparency, and no larger than `max_pixels`. Raises `Undecodable`."""
+    """The image upright, without transparency, and no larger than `max_pixels`. Raises `Undecodable`."""
     with decoding(file, "picture"):
         with PIL.Image.open(BytesIO(file), formats=FORMATS) as opened:
             _check(opened)

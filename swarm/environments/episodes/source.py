@@ -1,22 +1,82 @@
-"""An environment as a task of a run: its episodes by reference."""
+"""Environments as tasks of a run: their settings, and their episodes by reference."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import Annotated, ClassVar
 
+from pydantic import AfterValidator, Field, JsonValue
+
+from swarm.environments.config import Context, Failures, TaskSettings
 from swarm.environments.digests import check_options, digest, question_hash, with_code
-from swarm.environments.episodes.config import EnvironmentTask
-from swarm.environments.failures import Failures
-from swarm.environments.sources.again import made_again
+from swarm.environments.scoring.answer_guard import is_safe_option
+from swarm.environments.sources.dataset import is_hub_id
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
+from swarm.environments.sources.procedural import regenerate
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import Environment, Episode
 from swarm.reasons import Reason
-from swarm.types import HELD_OUT_STREAMS, Earned, End, EpisodeRef, Observation, Question, TaskRef, as_prompt, media_of
-from swarm.types.media import media_digest
+from swarm.types import (
+    HELD_OUT_STREAMS,
+    MAX_TURNS,
+    EpisodeRef,
+    Observation,
+    Question,
+    StepReward,
+    TaskRef,
+    Terminal,
+    as_prompt,
+    media_of,
+)
+from swarm.types.media import Modality, media_digest
 
 REMEMBERED = 1_024
 """Starts; each is asked for again with every turn that is replayed."""
+
+
+def _plain(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    for name, value in settings.items():
+        if not (is_safe_option(value) or (isinstance(value, str) and is_hub_id(value))):
+            raise ValueError(f"{name} must be plain words, numbers or OWNER/NAME on the hub, got {value!r:.200}")
+    return settings
+
+
+LibrarySettings = Annotated[dict[str, JsonValue], AfterValidator(_plain)]
+"""What another library's code is given: neither code nor paths."""
+
+
+class EnvironmentTask(TaskSettings):
+    """A kind of task on an environment: episodes of several turns."""
+
+    shows: ClassVar[frozenset[Modality]] = frozenset()
+    """What its observations have besides text."""
+
+    max_turns: int = Field(8, ge=1, le=MAX_TURNS)
+    """Turns of the policy after which an episode is over."""
+
+    @abstractmethod
+    def environments(self, context: Context) -> Callable[[], Environment]:
+        """Makes the task's environments, one per episode. Raises `TaskError`."""
+
+    def build(self, context: Context) -> EnvironmentSource:
+        """See `TaskSettings`."""
+        return EnvironmentSource(self, self.environments(context), context.counts, self.library)
+
+    @property
+    def media(self) -> frozenset[Modality]:
+        """See `TaskSettings`."""
+        return self.shows
+
+    @property
+    def options(self) -> dict[str, JsonValue]:
+        """All that decides how an episode goes and is rewarded: members of a run must agree on it.
+
+        Rewards are left out if there are none, as before there could be any. Code is not named by its
+        location, which differs between members.
+        """
+        left_out = {"kind", "name", "weight", self.code_field, *(() if self.rewards else ("rewards",))}
+        return self.model_dump(mode="json", exclude=left_out)
 
 
 class EnvironmentSource:
@@ -27,12 +87,12 @@ class EnvironmentSource:
     ) -> None:
         """`make` returns an environment with the options of `config`; `counts` gets its failures.
 
-        `library` names foreign code that plays and its version: members need the same.
+        `library` names foreign code that runs the episodes, and its version: members need the same.
         """
         self.name = config.name
-        self._kind = config.kind
+        self._kind = config.label
         self._max_turns = config.max_turns
-        options = digest(config.kind, config.options)
+        options = digest(config.label, config.options)
         self._options_digest = with_code(options, digest("library", library)) if library else options
         self._make = make
         self._counts = counts
@@ -71,7 +131,7 @@ class EnvironmentSource:
         if not isinstance(ref, EpisodeRef) or (ref.task, ref.environment) != (self.name, self._kind):
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r} of {self._kind}")
         check_options(ref, self._options_digest)
-        return made_again(self.question, ref, f"{ref.task}: the episode begins with another text here")
+        return regenerate(self.question, ref, f"{ref.task}: the episode begins with another text here")
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether it is of a held-out stream. See `TaskSource`."""
@@ -103,14 +163,15 @@ class _Guarded:
         self._name = name
         self._counts = counts
 
-    def step(self, action: str) -> Observation | End:
-        """As the environment does. See `Episode`."""
+    def step(self, action: str) -> Observation | Terminal:
+        """The environment's answer. See `Episode`."""
         try:
             answer = self._environment.step(action)
-            rewards = [answer] if isinstance(answer, End) else [part for part in answer if isinstance(part, Earned)]
+            parts = (answer,) if isinstance(answer, Terminal) else answer
+            rewards = [part for part in parts if isinstance(part, StepReward | Terminal)]
             if any(not 0 <= each.reward <= 1 for each in rewards):
                 raise ValueError(f"a turn adds a reward in [0, 1], got {rewards}")
             return answer
         except Exception as error:  # an environment may be anybody's code, and reads foreign text
             self._counts.note("environment_failures", self._name, f"its environment raised {error!r}")
-            return End(0.0)
+            return Terminal(0.0)

@@ -38,9 +38,9 @@ MAX_FILE_BYTES = 2**16
 """Bytes of a worker's standard error, its only writable file."""
 MAX_FILE_LIMIT_BYTES = 2**62
 MAX_STACK_BYTES = 2**23
-"""Of the main thread, whose stack no limit of memory counts. Linux's default."""
+"""Stack of the main thread, which no limit of memory counts. Linux's default."""
 MAX_ADDRESS_BYTES = 2**36
-"""Of address space, because the page tables count nowhere, a 512th of it. Libraries reserve a few GiB."""
+"""Address space, because page tables, a 512th of it, count nowhere. Libraries reserve a few GiB."""
 
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom")
@@ -132,7 +132,7 @@ def python_paths() -> list[Path]:
     paths += [_PACKAGE]  # an import hook finds an editable installation, which is on no path
     paths += [Path(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
     for entry in map(Path, filter(None, sys.path)):
-        # a folder added to the path, as for an editable installation, may hold keys beside the packages
+        # a folder added to the path, as for an editable installation, may hold keys in addition to packages
         whole = entry.name in ("site-packages", "dist-packages") or not entry.is_dir()
         paths += [entry] if whole else (child for child in entry.iterdir() if _is_module(child))
     return paths

@@ -6,11 +6,10 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from swarm.inherited import inherited
+from swarm.children import inherited
 
 _PREFIX = "swarm-verification-"
 _LOCK = "lock"
@@ -63,42 +62,40 @@ class WorkerDirectories:
         os.close(self._lock)
 
 
-def environment(room: Path, python_path: str) -> dict[str, str]:
+def environment(directory: Path) -> dict[str, str]:
     """A worker's environment variables: nothing of the user's except Python's library paths."""
-    places = {name: str(room) for name in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    directories = dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR"), str(directory))
     kept = {name: os.environ[name] for name in _LIBRARIES if name in os.environ}
-    return {**kept, **_FIXED, **places, "HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path}
+    return {**kept, **_FIXED, **directories, "HF_HUB_OFFLINE": "1"}
 
 
-def download_environment(room: Path, python_path: str, with_secrets: bool) -> dict[str, str]:
-    """As `environment`, plus the variables for downloading data sets into the caches, and the hub's token if
-    allowed."""
+def download_environment(directory: Path, with_secrets: bool) -> dict[str, str]:
+    """`environment` with the variables for downloading data sets into the caches, and the hub's token if allowed."""
     # The caches are named below.
-    told = {name: value for name, value in inherited("hub").items() if "CACHE" not in name}
+    hub = {name: value for name, value in inherited("hub").items() if "CACHE" not in name}
     if with_secrets:
-        told |= inherited("tokens")
-        told.setdefault("HF_TOKEN_PATH", str(token_file()))
-    hub, converted = caches()
+        hub |= inherited("tokens")
+        hub.setdefault("HF_TOKEN_PATH", str(token_file()))
+    downloads, converted = map(str, caches())
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
-    places = {"HF_HUB_CACHE": str(hub), "HF_DATASETS_CACHE": str(converted), "HF_HUB_OFFLINE": offline}
-    return {**told, **environment(room, python_path), **places}
+    named = {"HF_HUB_CACHE": downloads, "HF_DATASETS_CACHE": converted, "HF_HUB_OFFLINE": offline}
+    return {**hub, **environment(directory), **named}
 
 
 def caches() -> tuple[Path, Path]:
     """The Hugging Face libraries' caches: downloads, and converted data sets."""
-    return _place("HF_HUB_CACHE", "hub"), _place("HF_DATASETS_CACHE", "datasets")
+    return _hub_path("HF_HUB_CACHE", "hub"), _hub_path("HF_DATASETS_CACHE", "datasets")
 
 
 def token_file() -> Path:
     """Path of the user's hub token, if there is one."""
-    return _place("HF_TOKEN_PATH", "token")
+    return _hub_path("HF_TOKEN_PATH", "token")
 
 
-def _place(variable: str, name: str) -> Path:
-    told: Mapping[str, str] = os.environ
-    cache = told.get("XDG_CACHE_HOME") or "~/.cache"
-    home = told.get("HF_HOME") or f"{cache}/huggingface"
-    return Path(told.get(variable) or f"{home}/{name}").expanduser().absolute()
+def _hub_path(variable: str, name: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(os.environ.get(variable) or f"{home}/{name}").expanduser().absolute()
 
 
 def _hold(path: Path) -> int:

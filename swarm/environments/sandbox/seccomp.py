@@ -154,15 +154,15 @@ def _program(column: int) -> bytes:
 
 
 def _require(check: _Check) -> bytes:
-    """Go on after these instructions if the check passes, else refuse."""
+    """Continue after these instructions if the check passes, else refuse."""
     num_values = len(check.values)
     return b"".join(
         [
             filters.half_of_argument(check.half),
             filters.instruction(filters.AND, check.mask),
             *(
-                filters.instruction(filters.EQUAL, value, num_values - place)
-                for place, value in enumerate(check.values)
+                filters.instruction(filters.EQUAL, value, num_values - index)
+                for index, value in enumerate(check.values)
             ),
             filters.refuse(errno.EPERM),
         ]

@@ -1,4 +1,4 @@
 """Find answers in completions and compare them with references without evaluating them: guards, parsers, scorers.
 
-Answers are foreign text. `docs/scorers.md` lists what reaches which scorer.
+Answers are foreign text. `docs/security.md` lists what reaches which scorer.
 """

@@ -2,8 +2,8 @@
 
 An answer is text from outside. A scorer of the library sees it only if a review of its source has shown that it cannot
 evaluate the text, and only in a form that is cheap and judged correctly: bounded length, finite numbers, no large
-repetition counts. `docs/scorers.md` holds the results of the review, `tests/environments/scorers_read.json` a digest of
-each reviewed source. Data sets that are not listed here are refused.
+repetition counts. `benchmarks/results/scorers.md` holds the results of the review,
+`tests/environments/scorers_read.json` a digest of each reviewed source. Data sets that are not listed here are refused.
 """
 
 from __future__ import annotations
@@ -16,23 +16,61 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
-from swarm.environments.scoring.bounded_json import read_json
+MAX_CHARACTERS = 2**16
+MAX_DEPTH = 16
+MAX_STRING = 200
+"""Characters of one text in it: some scorers take quadratic time."""
 
+_LONG_NUMBER = re.compile(r"[0-9]{400}")
 MAX_ANSWER = 4096
 """Characters of an answer, in addition to twice those of the library's own."""
 MAX_MOVES = 1000
 MAX_LOGIC = 500
 MAX_LOGIC_DEPTH = 30
-
 MAX_NUMBER = 1e12
 """Largest option value; a worker's limits end whatever is still too large or too slow."""
 MAX_WORD = 64
 MAX_ELEMENTS = 256
 MAX_OPTION_DEPTH = 3
+_SEPARATORS = re.compile(r"[\s,_]")  # some scorers remove these from numbers
+_EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
+_TWO_DIGITS = re.compile(r"\d\d")
+_FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
+_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it is a path
+
+
+def read_json(text: str, max_string: int = MAX_STRING) -> JsonValue:
+    """The parsed value; None for text that is not JSON, exceeds the bounds, or has a non-finite number."""
+    if len(text) > MAX_CHARACTERS or _LONG_NUMBER.search(text) is not None:
+        return None
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if _is_sane(value, MAX_DEPTH, max_string) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"not a number: {constant}")
+
+
+def _is_sane(value: JsonValue, depth: int, max_string: int) -> bool:
+    match value:
+        case str():
+            return len(value) <= max_string
+        case float():
+            return math.isfinite(value)
+        case list():
+            return depth > 0 and all(_is_sane(element, depth - 1, max_string) for element in value)
+        case dict():
+            return depth > 0 and all(
+                len(key) <= max_string and _is_sane(element, depth - 1, max_string) for key, element in value.items()
+            )
+    return True
 
 
 class Reach(StrEnum):
-    """What a scorer does with an answer, which determines the filter."""
+    """Use of an answer by its scorer, which determines the filter."""
 
     COMPARED = "compared"
     """The scorer splits and compares it, or each part is one step of a simulation: passed on up to a length."""
@@ -42,20 +80,13 @@ class Reach(StrEnum):
     JSON = "json"
     """It is JSON: parsed here within bounds, then serialized again and passed on."""
     JSON_NUMBERS = "json of numbers"
-    """As `JSON`, and texts in it become numbers."""
+    """`JSON` in which texts become numbers."""
     MOVES = "moves"
     """Digits in it repeat a move: passed on if below ten, up to a length."""
     LOGIC = "logic"
     """It is a formula, checked for all values of its variables: passed on if it uses only the question's alphabet."""
     OWN = "own"
-    """The library's scorer must not see it: scored by `own_scorers.py`."""
-
-
-_SEPARATORS = re.compile(r"[\s,_]")  # some scorers remove these from numbers
-_EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
-_TWO_DIGITS = re.compile(r"\d\d")
-_FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
-_OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it is a path
+    """The library's scorer must not see it: scored by `scorers.py`."""
 
 
 def admitted(dataset: str, answer: str, oracle: str) -> str | None:

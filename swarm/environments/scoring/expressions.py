@@ -1,14 +1,16 @@
 r"""Our own parser for short mathematical expressions: text becomes a bounded list of steps, never code.
 
 One grammar with two token tables. `PLAIN` is what sympy prints and a calculator takes: numbers, names, `+ - * / **`,
-signs, parentheses and functions of one argument. `LATEX` is that of final answers, normalised by `latex.py`: letters,
-implied products, fractions, roots, functions without parentheses, absolute values, binomials, factorials, percentages.
-The steps are in postfix order, so that evaluation (exact arithmetic, polynomials, derivatives, values at points,
-shapes) needs a stack and no recursion.
+signs, parentheses and functions of one argument. `LATEX` is that of final answers in the form of `notation.py`:
+letters, implied products, fractions, roots, functions without parentheses, absolute values, binomials, factorials,
+percentages. The steps are in postfix order, so that evaluation (exact arithmetic, complex values, polynomials,
+derivatives, shapes) needs a stack and no recursion.
 """
 
 from __future__ import annotations
 
+import cmath
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,29 @@ MAX_DEPTH = 30
 MAX_LATEX_TOKENS = 200
 MAX_LATEX_DEPTH = 40
 MAX_BITS = 4_096
-"""Of a numerator and of a denominator in exact arithmetic, at every step."""
+"""Most bits of a numerator or denominator in exact arithmetic, at every step."""
+T = TypeVar("T")
+N = TypeVar("N", Fraction, complex)
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+_FUNCTION_NAMES = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot exp log ln"
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
+    "omega infty pi"
+)
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
+_OPERANDS = frozenset({*_CLOSING, "|", "\\frac", "\\sqrt", "\\binom"})
+"""Symbols that begin an operand."""
+MAX_VALUE = 1e300
+"""Beyond it, and for nan, an expression has no value: differences and magnitudes of others do not overflow."""
+_MAX_FACTORIAL = 100
+CONSTANTS = {"\\pi": complex(math.pi), "e": complex(math.e), "i": 1j}
+Names = Callable[[str], complex]
+"""The value of a letter."""
 
 
 class Unreadable(ValueError):
@@ -64,14 +88,6 @@ class Negation(Struct, frozen=True):
 
 
 Step = Number | Name | Call | Operation | Negation
-T = TypeVar("T")
-N = TypeVar("N", Fraction, complex)
-_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
 
 
 class Algebra(Protocol[T]):
@@ -100,7 +116,7 @@ class Notation(Struct, frozen=True):
     token: re.Pattern[str]
     """Groups name the kind: `number`, `repeating` decimals, `name` (may be called), `letter`, `function`, `symbol`."""
     synonyms: Mapping[str, str]
-    """What symbols mean that are written in another way."""
+    """Other spellings of symbols."""
     implies_products: bool
     max_tokens: int
     max_depth: int
@@ -117,12 +133,6 @@ PLAIN = Notation(
     MAX_DEPTH,
 )
 
-_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot exp log ln"
-_GREEK = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
-    "omega infty pi"
-)
-
 
 def _commands(names: str) -> str:
     return "|".join(rf"\\{name}" for name in sorted(names.split(), key=len, reverse=True))
@@ -131,7 +141,7 @@ def _commands(names: str) -> str:
 LATEX = Notation(
     re.compile(
         r"(?P<repeating>\d*\.\d*\\overline\{\d+\})|(?P<number>\d+(?:\.\d*)?|\.\d+)"
-        rf"|(?P<function>{_commands(_FUNCTIONS)})|(?P<letter>[a-z]|{_commands(_GREEK)})"
+        rf"|(?P<function>{_commands(_FUNCTION_NAMES)})|(?P<letter>[a-z]|{_commands(_GREEK)})"
         r"|(?P<symbol>\\frac|\\sqrt|\\binom|\\cdot|\\times|\\div|[-+*/^(){}\[\]%!|_])",
         re.ASCII,
     ),
@@ -190,7 +200,7 @@ class Rationals:
     """Implements `Algebra` for exact arithmetic with + - * /."""
 
     def number(self, value: Fraction) -> Fraction:
-        """As it is."""
+        """The literal itself."""
         return value
 
     def name(self, name: str) -> Fraction:
@@ -229,11 +239,6 @@ def _check_size(bits: int) -> None:
         raise Unreadable(f"a number must have at most {MAX_BITS} bits")
 
 
-_CLOSING = {"(": ")", "{": "}", "[": "]"}
-_OPERANDS = frozenset({*_CLOSING, "|", "\\frac", "\\sqrt", "\\binom"})
-"""Symbols that begin an operand."""
-
-
 class _Parser:
     """Recursive descent over tokens: sum > product > sign > power > atom."""
 
@@ -244,7 +249,7 @@ class _Parser:
         self._depth = 0
         self._steps: list[Step] = []
         self._closing = [""]
-        """What ends the innermost group."""
+        """Closing symbols of the open groups."""
 
     def steps(self) -> tuple[Step, ...]:
         self._sum()
@@ -388,7 +393,7 @@ class _Parser:
         self._steps += [*(base or [Call(name)]), *power]
 
     def _aside(self, read: Callable[[], None]) -> list[Step]:
-        """The steps of what `read` reads, which come later than it is written."""
+        """The steps that `read` adds, taken out because they come later."""
         kept, self._steps = self._steps, []
         read()
         kept, self._steps = self._steps, kept
@@ -416,3 +421,143 @@ def repeating(text: str) -> Fraction:
     start, _, period = rest.removesuffix("}").partition("\\overline{")
     before_period = Fraction(int(f"{whole}{start}" or 0))
     return (before_period + Fraction(int(period), 10 ** len(period) - 1)) / Fraction(10 ** len(start))
+
+
+FUNCTIONS: dict[str, tuple[Callable[[complex], complex], Callable[[complex], complex]]] = {
+    "exp": (cmath.exp, cmath.exp),
+    "log": (cmath.log, lambda u: 1 / u),
+    "ln": (cmath.log, lambda u: 1 / u),
+    "sqrt": (cmath.sqrt, lambda u: 0.5 / cmath.sqrt(u)),
+    "sin": (cmath.sin, cmath.cos),
+    "cos": (cmath.cos, lambda u: -cmath.sin(u)),
+    "tan": (cmath.tan, lambda u: 1 / cmath.cos(u) ** 2),
+    "sec": (lambda u: 1 / cmath.cos(u), lambda u: cmath.sin(u) / cmath.cos(u) ** 2),
+    "csc": (lambda u: 1 / cmath.sin(u), lambda u: -cmath.cos(u) / cmath.sin(u) ** 2),
+    "cot": (lambda u: 1 / cmath.tan(u), lambda u: -1 / cmath.sin(u) ** 2),
+    "asin": (cmath.asin, lambda u: 1 / cmath.sqrt(1 - u * u)),
+    "acos": (cmath.acos, lambda u: -1 / cmath.sqrt(1 - u * u)),
+    "atan": (cmath.atan, lambda u: 1 / (1 + u * u)),
+    "sinh": (cmath.sinh, cmath.cosh),
+    "cosh": (cmath.cosh, cmath.sinh),
+    "tanh": (cmath.tanh, lambda u: 1 / cmath.cosh(u) ** 2),
+}
+"""Functions with their derivatives, by name in `PLAIN`; all are analytic, so that complex points serve as well."""
+_OF_LATEX: dict[str, Callable[[complex], complex]] = {
+    **{f"\\{name}": FUNCTIONS[name.replace("arc", "a")][0] for name in _FUNCTION_NAMES.split()},
+    "sqrt": cmath.sqrt,
+    "abs": lambda x: complex(abs(x)),
+    "%": lambda x: x / 100,
+    "!": lambda x: complex(math.factorial(_count(x))),
+}
+
+
+def read(text: str) -> tuple[Step, ...] | None:
+    """The steps of a normalised expression; None for any other text."""
+    try:
+        return parse(text, LATEX)
+    except Unreadable:
+        return None
+
+
+def value(steps: Sequence[Step], names: Names) -> complex | None:
+    """The value of an expression for these values of its letters; None if it has none, or no finite one."""
+    try:
+        found = evaluate(steps, Complexes(names))
+    except (ArithmeticError, ValueError):  # Unreadable is one
+        return None
+    return found if max(abs(found.real), abs(found.imag)) < MAX_VALUE else None
+
+
+def number_of(steps: Sequence[Step]) -> int | float | None:
+    """The value of an expression without letters, whole numbers exactly; None with letters, and if it is not real."""
+    try:
+        exact = evaluate(steps, _Exact())
+        return exact.numerator if exact.denominator == 1 else float(exact)
+    except (ArithmeticError, Unreadable):
+        found = value(steps, no_names)
+    return found.real if found is not None and abs(found.imag) <= 1e-12 * abs(found.real) else None
+
+
+def no_names(name: str) -> complex:
+    """Raises `Unreadable`: the expression must have no letters."""
+    raise Unreadable(name)
+
+
+class _Exact(BoundedRationals):
+    """Adds the rational functions of LaTeX."""
+
+    def call(self, function: str, argument: Fraction) -> Fraction:
+        match function:
+            case "abs":
+                return abs(argument)
+            case "%":
+                return argument / 100
+            case "!":
+                return Fraction(math.factorial(_count(argument)))
+        return super().call(function, argument)
+
+    def operate(self, symbol: str, left: Fraction, right: Fraction) -> Fraction:
+        match symbol:
+            case "mixed":
+                return left + right
+            case "binom":
+                return Fraction(math.comb(_count(left), _count(right)))
+        return super().operate(symbol, left, right)
+
+
+class Complexes:
+    """Implements `Algebra` for complex numbers, with these values of letters."""
+
+    def __init__(self, names: Names) -> None:
+        """`names` raises `Unreadable` for a letter that must not occur."""
+        self._names = names
+
+    def number(self, value: Fraction) -> complex:
+        """In floats."""
+        return complex(float(value))
+
+    def name(self, name: str) -> complex:
+        """A constant, or the value of a letter."""
+        return CONSTANTS[name] if name in CONSTANTS else self._names(name)
+
+    def call(self, function: str, argument: complex) -> complex:
+        """Raises `ArithmeticError` and `ValueError` where it has no value."""
+        return _OF_LATEX[function](argument)
+
+    def operate(self, symbol: str, left: complex, right: complex) -> complex:
+        """Raises `ArithmeticError` where there is no value, and `Unreadable` for binomials that are not small."""
+        match symbol:
+            case "mixed":
+                return left + right
+            case "log":
+                return cmath.log(left) / cmath.log(right)
+            case "binom":
+                return complex(math.comb(_count(left), _count(right)))
+            case "root":
+                return _root(left, right)
+            case "**":
+                return _raise(left, right)
+        return arithmetic(symbol, left, right)
+
+
+def _raise(base: complex, exponent: complex) -> complex:
+    """A power, in real numbers where it is real; 0 and 1 are frequent exponents."""
+    if base.imag == exponent.imag == 0 and (base.real >= 0 or exponent.real.is_integer()):
+        return complex(base.real**exponent.real)
+    return base**exponent
+
+
+def _root(radicand: complex, degree: complex) -> complex:
+    """The real root where there is one."""
+    if degree == 2:
+        return cmath.sqrt(radicand)
+    if radicand.imag == 0 and radicand.real < 0 and degree.imag == 0 and degree.real % 2 == 1:
+        return -_raise(-radicand, 1 / degree)
+    return _raise(radicand, 1 / degree)
+
+
+def _count(number: complex | Fraction) -> int:
+    """A small natural number. Raises `Unreadable`."""
+    if number.imag or not 0 <= number.real <= _MAX_FACTORIAL or number.real != int(number.real):
+        raise Unreadable(str(number))
+    return int(number.real)

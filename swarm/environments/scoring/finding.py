@@ -10,9 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from swarm.environments.answering import FindSettings, MatchRule
-from swarm.environments.config import DatasetTask, code_of
-from swarm.environments.scoring.forms.written import numbers, plain_number
-from swarm.environments.scoring.latex import boxed_content
+from swarm.environments.scoring.statements import boxed_content
+from swarm.environments.scoring.written import numbers, plain_number
 
 MAX_SEARCHED_CHARS = 16_384
 """Characters at the end of a completion that `last_number` and `boxed` read, and the longest `whole` answer."""
@@ -41,10 +40,10 @@ def finder(config: FindSettings) -> Find:
 
             assert config.find_pattern is not None
             return LinearPattern(config.find_pattern).last
-        case None if code_of(config) is not None:
+        case None if config.scored_by_code:
             return everything
         case None:
-            return partial(by_match_rule, config.match) if isinstance(config, DatasetTask) else last_pair
+            return last_pair if config.match_rule is None else partial(by_match_rule, config.match_rule)
 
 
 def last_pair(completion: str) -> str | None:
@@ -89,7 +88,7 @@ def last_box(completion: str) -> str | None:
 
 
 def everything(completion: str) -> str | None:
-    """The completion as it is, for code of one's own."""
+    """The whole completion, for custom code."""
     return completion
 
 

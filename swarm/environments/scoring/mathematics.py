@@ -1,6 +1,6 @@
 r"""Whether two final answers are the same mathematics: numbers, expressions, tuples, sets, matrices, equations.
 
-Expressions with letters are compared at points that are derived from both texts, so that nobody can aim at them.
+Expressions with letters are compared at points that are derived from both texts, so that no answer can aim at them.
 """
 
 from __future__ import annotations
@@ -11,42 +11,99 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 
 from swarm.environments.digests import draw
-from swarm.environments.scoring.expressions import Step
-from swarm.environments.scoring.forms.asked import NUM_QUESTIONS, Asked
-from swarm.environments.scoring.forms.rules import is_finished, is_in_form
-from swarm.environments.scoring.forms.written import read_number, same_number, same_written
-from swarm.environments.scoring.latex import Parts, split
-from swarm.environments.scoring.reading.characters import plain_characters
-from swarm.environments.scoring.reading.notation import (
+from swarm.environments.scoring.expressions import Step, number_of, read, value
+from swarm.environments.scoring.forms import NUM_QUESTIONS, Asked, is_finished, is_in_form
+from swarm.environments.scoring.notation import (
     MAX_CHARS,
+    Parts,
+    agree,
+    at_top,
+    decimal_points,
     last_side,
     name_of,
     notation,
+    plain_characters,
+    plain_digits,
+    split,
     unit_of,
     units_as_letters,
     without_units,
 )
-from swarm.environments.scoring.reading.regions import region_of
-from swarm.environments.scoring.reading.separators import decimal_points, plain_digits
-from swarm.environments.scoring.reading.statements import answer_in
-from swarm.environments.scoring.reading.units import agree
-from swarm.environments.scoring.values import number_of, read, value
+from swarm.environments.scoring.statements import answer_in
+from swarm.environments.scoring.written import read_number, same_number, same_written
 
+_SIDE = r"([^<>=≠,]{1,200})"
+_CHAIN = re.compile(rf"{_SIDE}(<=?|>=?)([a-z](?:\([a-z]\))?|\\[a-z]+)(<=?|>=?){_SIDE}")
+_ONE = re.compile(rf"{_SIDE}(<=?|>=?|≠){_SIDE}")
+_SET = re.compile(r"\\\{([a-z])(?:\\in(?:\\mathbb)?\{?r\}?)?[|:](.+)\\\}")
+_WITHOUT = re.compile(r"(?:[a-z]\\in)?(?:\\mathbb)?\{?r\}?(?:\\setminus|\\backslash|-)\\\{([^,{}]{1,200})\\\}")
+_ABSOLUTE = re.compile(r"\|[a-df-hj-z]\|(<=?)(\d[^<>=≠,]{0,40})")
+_LETTER = re.compile(r"[a-df-hj-z](?:\([a-z]\))?|\\(?:theta|alpha|beta|lambda|mu|phi)")
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "≠": "≠"}
 RELATIVE_TOLERANCE_OF_LETTERS = 1e-9
-"""Of expressions with letters: far above rounding errors, far below the effect of a wrong term."""
+"""Tolerance for expressions with letters: far above rounding errors, far below the effect of a wrong term."""
 ABSOLUTE_TOLERANCE = 1e-12
 """Rounding errors of terms that cancel."""
 NUM_POINTS = 8
 MIN_POINTS = 4
 """Least number of points where both sides must have a value."""
 MAX_COMPARISONS = 1_000
-"""Of parts; beyond it answers differ."""
+"""Most comparisons of parts; beyond it answers differ."""
 MAX_STATED = 10_000
-"""Of parts of a question with those of its references."""
+"""Most comparisons of a question's parts with its references'."""
 _HUNDREDTHS = re.compile(r",\d\d")
-"""What a reference's comma separates that is rather no list."""
+"""A decimal comma rather than a list."""
 _WORD = re.compile(r"(?<![a-z\\])[a-z]{4}")
 _COMMAND = re.compile(r"\\[a-z]+")
+
+
+def region_of(text: str) -> str | None:
+    """The values that a normalised relation, or a set of the values that fulfil one, allows; None for another text."""
+    without = _WITHOUT.fullmatch(text)
+    if without is not None:
+        return f"(-\\infty,{without[1]})\\cup({without[1]},\\infty)"
+    in_set = _SET.fullmatch(text)
+    text = text if in_set is None else in_set[2]
+    intervals = [_interval(part) for part in at_top(text, ",")]
+    if len(intervals) > 2 or None in intervals:
+        return None
+    found = [each for each in intervals if each is not None]
+    if len(found) == 1:
+        return found[0]
+    (low, _), (_, high) = (at_top(each[1:-1], ",")[:2] for each in sorted(found, key=lambda each: "-\\infty" in each))
+    ends = [None if (steps := read(end)) is None else number_of(steps) for end in (low, high)]
+    if ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:  # both: `x>1` and `x<5`
+        first, second = sorted(found, key=lambda each: "-\\infty" in each)
+        return f"{first[0]}{low},{high}{second[-1]}"
+    return "\\cup".join(found)
+
+
+def _interval(text: str) -> str | None:
+    chain = _CHAIN.fullmatch(text)
+    if chain is not None:
+        low, first, letter, second, high = chain.groups()
+        if first[0] != second[0] or _LETTER.fullmatch(letter) is None:
+            return None
+        if first[0] == ">":
+            low, first, second, high = high, second, first, low
+        return f"{'[' if '=' in first else '('}{low},{high}{']' if '=' in second else ')'}"
+    absolute = _ABSOLUTE.fullmatch(text)
+    if absolute is not None:
+        return f"{'[' if '=' in absolute[1] else '('}-{absolute[2]},{absolute[2]}{']' if '=' in absolute[1] else ')'}"
+    one = _ONE.fullmatch(text)
+    if one is None:
+        return None
+    left, relation, right = one.groups()
+    if _LETTER.fullmatch(left) is None:
+        left, relation, right = right, _TURNED[relation], left
+    if _LETTER.fullmatch(left) is None or _LETTER.fullmatch(right) is not None:
+        return None
+    match relation:
+        case "≠":
+            return f"(-\\infty,{right})\\cup({right},\\infty)"
+        case "<" | "<=":
+            return f"(-\\infty,{right}{']' if '=' in relation else ')'}"
+    return f"{'[' if '=' in relation else '('}{right},\\infty)"
 
 
 def equivalent(answer: str, reference: str) -> bool:
@@ -55,7 +112,7 @@ def equivalent(answer: str, reference: str) -> bool:
 
 
 def is_answer(answer: str, reference: str, asked: Asked | None = None) -> bool:
-    r"""Whether an answer has the reference's value, and the form of an answer (`forms/rules.py`)."""
+    r"""Whether an answer has the reference's value, and the form of an answer (`forms.py`)."""
     return _compare(answer, reference, lambda seed: _Answers(seed, asked))
 
 
@@ -88,7 +145,7 @@ def _with_decimal_points(answer: str, reference: str) -> tuple[str, str]:
 
 
 class _Comparison:
-    """Of normalised texts, at the points that `seed` determines."""
+    """Compares normalised texts, at points that `seed` determines."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
@@ -129,7 +186,7 @@ class _Comparison:
         return all(read_number(without_units(last_side(text))) is not None for text in (one, other))
 
     def _result(self, parts: Parts, text: str) -> str:
-        """What an answer states: of `x=5` and `2+3=5` the right side."""
+        """The stated value: the right side of `x=5` and `2+3=5`."""
         if parts.kind == "equation":
             left, right = (None if (steps := self._read(side)) is None else number_of(steps) for side in parts.parts)
             if left is not None and right is not None and same_number(left, right):
@@ -212,7 +269,7 @@ class _Comparison:
 
 
 class _Answers(_Comparison):
-    """Also compares forms: `one` is an answer or a part of one, `other` the reference's."""
+    """Compares forms, too: `one` is an answer or a part of one, `other` the reference's."""
 
     def __init__(self, seed: str, asked: Asked | None) -> None:
         super().__init__(seed)

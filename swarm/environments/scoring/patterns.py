@@ -1,4 +1,4 @@
-r"""Regular expressions of strangers on texts of strangers: RE2 by way of pyarrow, which `datasets` brings.
+r"""Untrusted regular expressions on untrusted text: RE2 through pyarrow, a dependency of `datasets`.
 
 RE2 compiles a pattern to an automaton and never backtracks: a search takes time proportional to the text's length times
 the automaton's size (https://github.com/google/re2/wiki/WhyRE2), and both are bounded here. To find all matches, one

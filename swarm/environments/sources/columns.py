@@ -30,7 +30,7 @@ class MalformedRow(Exception):
 
 
 class Column:
-    """A column, or a place in it such as `answers.text[0]`. A key of a list is that of each of its items."""
+    """A column, or a path in it such as `answers.text[0]`. A key of a list is that of each of its items."""
 
     def __init__(self, path: str, columns: Collection[str]) -> None:
         """`path` begins with one of the columns; keys and positions follow. Raises `ValueError`."""

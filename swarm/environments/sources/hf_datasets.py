@@ -15,11 +15,9 @@ import datasets
 from datasets.arrow_reader import ArrowReader
 
 from swarm.environments.code import code_digest
-from swarm.environments.config import DatasetTask
-from swarm.environments.conversion.by_rows import PLACE, read_by_rows
+from swarm.environments.config import Failures, FileRows, StoredRows
 from swarm.environments.conversion.counting import Conversion
-from swarm.environments.conversion.json_rows import read_json
-from swarm.environments.conversion.rows import UNREADABLE
+from swarm.environments.conversion.rows import PLACE, UNREADABLE, read_by_rows, read_json
 from swarm.environments.digests import (
     check_options,
     check_question,
@@ -29,16 +27,15 @@ from swarm.environments.digests import (
     question_hash,
     with_code,
 )
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
+from swarm.environments.sources.dataset import FORMATS, DatasetTask
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
-from swarm.environments.sources.media_files import MediaFiles
-from swarm.environments.sources.python import load_reward
-from swarm.environments.sources.stored import FileRows, StoredRows
-from swarm.environments.specs import FORMATS, LOCAL, is_on_disk, media_folder
+from swarm.environments.sources.media_columns import MediaFiles
+from swarm.environments.specs import LOCAL
+from swarm.environments.task import load_reward
 from swarm.errors import Refusal, TaskError
 from swarm.files import at_home
 from swarm.reasons import Reason
@@ -98,11 +95,11 @@ class DatasetSource:
         `scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._find = finder(config)
-        self._dataset = LOCAL if is_on_disk(config) else config.path
+        self._dataset = LOCAL if config.is_on_disk else config.path
         stored = stored or store(config)
         rows, self._revision = _read(stored), stored.revision
         try:
-            folder = media_folder(config)
+            folder = config.folder
             columns = [name for name in rows.column_names if name != UNREADABLE]
             self._items = ItemReader(config, columns, MediaFiles(folder) if folder is not None else None)
             for column in self._items.columns:
@@ -213,7 +210,7 @@ class DatasetSource:
     def _is_right(self, item: Item, answer: str) -> bool:
         try:
             return item.is_right(answer, self._config.match)
-        except Exception as error:  # on foreign text: any exception means a wrong answer
+        except Exception as error:  # on untrusted text: any exception means a wrong answer
             self.counts.note("scorer_failures", self.name, f"matching an answer raised {error!r}")
             return False
 
@@ -273,7 +270,7 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
     `conversion`.
     """
     where = f"task {config.name!r}: {config.path}"
-    local = is_on_disk(config)
+    local = config.is_on_disk
     try:
         if conversion is not None and local:
             conversion.expect(Path(config.path))
@@ -294,7 +291,7 @@ def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRo
         files = [file for split in wanted for file in builder.config.data_files[split]] if local else []
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from error
-    except Exception as error:  # many format readers and the hub's client, on foreign input
+    except Exception as error:  # many format readers and the hub's client, on untrusted input
         if conversion is not None and isinstance(error.__cause__ or error, MemoryError):
             raise TaskError(f"{where}: {conversion.out_of_memory()}") from error
         if isinstance(error.__cause__, TaskError):
@@ -313,7 +310,7 @@ def _read(stored: StoredRows) -> Rows:
 
 
 def _open(path: str) -> datasets.Dataset:
-    """The rows of an Arrow file, their pictures, sounds and clips as they are stored: `datasets` decodes none."""
+    """The rows of an Arrow file, their images, audio and video as they are stored: `datasets` decodes none."""
     opened = datasets.Dataset.from_file(path)
     stored = datasets.Features({name: _undecoded(feature, whole=True) for name, feature in opened.features.items()})
     if stored == opened.features:
@@ -337,7 +334,7 @@ def _undecoded(feature: object, whole: bool = False) -> object:
 
 def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
     """The builder for this node's own data set: local files, or anything on the hub that its user may read."""
-    if not is_on_disk(config):
+    if not config.is_on_disk:
         return datasets.load_dataset_builder(config.path, config.subset, revision=config.revision)
     path = at_home(config.path)
     if not path.exists():

@@ -28,7 +28,7 @@ CARD_BESIDE = ".huggingface.yaml"
 def public_builder(path: str, subset: str | None, revision: str | None) -> datasets.DatasetBuilder:
     """A builder for the public repository `path`.
 
-    Raises `TaskError` if it could read anything else, and whatever the library raises on foreign input.
+    Raises `TaskError` if it could read anything else, and whatever the library raises on untrusted input.
     """
     hub = HfApi(token=False)
     info = hub.dataset_info(path, revision=revision, files_metadata=True, timeout=TIMEOUT_S)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from string import ascii_uppercase
 
 from msgspec import Struct
 
 from swarm.environments.answering import MAX_PROMPT_CHARS, MatchRule
-from swarm.environments.config import DatasetTask
-from swarm.environments.scoring.choices import Choices
-from swarm.environments.scoring.grading import matches
-from swarm.environments.sources.choice_columns import ChoiceColumns
-from swarm.environments.sources.columns import MalformedRow, Row, Template
-from swarm.environments.sources.last_text import last_text, with_last_text
-from swarm.environments.sources.media_columns import MediaColumns
-from swarm.environments.sources.media_files import MediaFiles
+from swarm.environments.scoring.grading import Choices, matches, position
+from swarm.environments.sources.columns import Column, MalformedRow, Row, Template, as_plain
+from swarm.environments.sources.dataset import MAX_CHOICES, DatasetTask
+from swarm.environments.sources.media_columns import MediaColumns, MediaFiles
+from swarm.environments.sources.procedural import last_text, with_last_text
 from swarm.types import Prompt, as_text, media_of
 
 MAX_REFERENCES = 256
 """Right answers of one question."""
+
+
+_LETTERS = tuple(ascii_uppercase)
+_NUMBERS = tuple(map(str, range(MAX_CHOICES)))
 
 
 class Item(Struct, frozen=True):
@@ -55,7 +57,7 @@ class ItemReader:
         self.columns = [*self._prompt.columns, *(self._choices or self._answer).columns, *media]
         """All columns in use."""
         self.with_media = {column.name for column in (*media, *(self._prompt.columns if config.inline else ()))}
-        """Those that may hold pictures, sounds and clips."""
+        """Columns that may hold images, audio and video."""
         try:
             self._answer_pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         except re.error as error:
@@ -99,3 +101,56 @@ def _last_match(pattern: re.Pattern[str], answer: str) -> str:
     """Its group 1 if there is one; empty without a match."""
     found = list(pattern.finditer(answer))
     return ((found[-1][1] if pattern.groups else found[-1][0]) or "") if found else ""
+
+
+class ChoiceColumns:
+    """The columns that a task with `choices` names."""
+
+    def __init__(self, config: DatasetTask, columns: Collection[str]) -> None:
+        """Raises `ValueError` for an unknown column."""
+        each = config.choices if isinstance(config.choices, tuple) else ()
+        self._each = [Template(template, columns) for template in each]
+        self._list = Column(config.choices, columns) if isinstance(config.choices, str) else None
+        labels = config.choice_labels
+        self._labels = Column(labels, columns) if isinstance(labels, str) else None
+        self._named = labels if isinstance(labels, tuple) else None
+        self._right = each.index(config.answer) if config.answer in each else None
+        self._answer = Template(config.answer, columns)
+        self._shuffle = config.shuffle
+
+    @property
+    def columns(self) -> list[Column]:
+        """All columns in use."""
+        alone = [column for column in (self._list, self._labels) if column is not None]
+        return [*alone, *(column for template in (*self._each, self._answer) for column in template.columns)]
+
+    def read(self, row: Row, number: int) -> Choices:
+        """The choices of row `number`. Raises `MalformedRow` if it is not clear which is right."""
+        if self._list is not None:
+            texts = _texts(self._list, row)
+        else:
+            texts = tuple(as_plain(template.value(row), "a choice") for template in self._each)
+        if not 2 <= len(texts) <= MAX_CHOICES or not all(text.strip() for text in texts):
+            raise MalformedRow(f"there must be 2 to {MAX_CHOICES} choices with text, got {len(texts)}")
+        right = self._right if self._right is not None else self._position(row, texts)
+        if right is None or right >= len(texts):
+            raise MalformedRow("the answer does not name one of the choices; choice_labels says what it may name")
+        choices = Choices(texts, right)
+        return choices if self._shuffle is None else choices.shuffled(self._shuffle, number)
+
+    def _position(self, row: Row, texts: tuple[str, ...]) -> int | None:
+        value = self._answer.value(row)
+        answer = as_plain(value, "the answer")
+        labels = self._named if self._labels is None else _texts(self._labels, row)
+        if labels is not None:
+            return position(answer, labels)
+        letters, numbers = _LETTERS[: len(texts)], _NUMBERS[: len(texts)]
+        # a number counts from 0, whatever the texts are
+        return position(answer, numbers) if isinstance(value, int) else position(answer, letters, numbers, texts)
+
+
+def _texts(column: Column, row: Row) -> tuple[str, ...]:
+    values = column.value(row)
+    if not isinstance(values, list):
+        raise MalformedRow(f"{column.path!r} must be a list")
+    return tuple(as_plain(value, column.path) for value in values)

@@ -1,7 +1,7 @@
 """ReasoningGYM, of which a process that draws or grades imports only the data sets that its tasks name.
 
 The whole library would take most of a worker's start: 105 data sets, of which a run has a few. It also loads cellpylib,
-for one data set, and cellpylib loads matplotlib for pictures that nobody draws.
+for one data set, and cellpylib loads matplotlib for plots that are never drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DRAWING = (
     *("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections"),
     *("mpl_toolkits", "mpl_toolkits.mplot3d"),
 )
-"""What cellpylib imports for its pictures."""
+"""What cellpylib imports for its plots."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ class _CodeIO:
     """
 
     _rows: ClassVar[dict[int | None, object]] = {}
-    """By difficulty, so that equal rows take memory once."""
+    """Rows by difficulty, so that equal ones take memory once."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
@@ -74,7 +74,7 @@ class _CodeIO:
         self.category: str = made.category
 
     def __getitem__(self, index: int) -> Any:
-        from swarm.environments.adapters.randomness import OwnRandomness  # numpy, which most data sets go without
+        from swarm.environments.randomness import OwnRandomness  # numpy, which most data sets go without
 
         type(self._made)._jsonl_data = self._own_rows
         with OwnRandomness(self._made.seed + index):

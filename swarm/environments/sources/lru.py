@@ -8,7 +8,7 @@ from weakref import WeakSet
 from swarm.lru import LruDict
 
 NUM_WITH_MEDIA = 16
-"""Questions with pictures, sounds or clips that a source keeps: each is asked for again with every completion of its
+"""Questions with images, audio or video that a source keeps: each is asked for again with every completion of its
 group."""
 
 Key = TypeVar("Key")

@@ -1,4 +1,4 @@
-"""Pictures, sounds and clips of a data set's row, and their places among the text of its prompt."""
+"""Images, audio and video of a data set's row, and their positions in the text of its prompt."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import re
 from base64 import b64decode
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct
 
-from swarm.environments.config import DatasetTask
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.decoding.files import Undecodable
+from swarm.environments.decoding.files import MAX_FILE_BYTES, Undecodable, decoders
 from swarm.environments.sources.columns import Column, MalformedRow, Row, as_plain, conversation, describe
-from swarm.environments.sources.media_files import MediaFiles
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.types import Prompt, Shown, Text
 from swarm.types.media import MAX_MEDIA, Media, Modality, media_problem
 
@@ -23,8 +22,32 @@ MARKERS: Mapping[str, Modality] = MappingProxyType({"<image>": "image", "<audio>
 _DATA_URL = re.compile(r"data:[\w/.+-]*;base64,")
 
 
+class MediaFiles:
+    """The files that the rows of a local data set name, in its own folder and nowhere else."""
+
+    def __init__(self, folder: Path) -> None:
+        """Paths in rows are relative to `folder`."""
+        self._folder = folder.resolve()
+
+    def read(self, path: str) -> bytes:
+        """The content of a file. Raises `MalformedRow` for one that is not in the folder, or too large."""
+        try:
+            place = (self._folder / path).resolve()
+            if not place.is_relative_to(self._folder):
+                raise MalformedRow(f"the file {path[:200]!r} is not in the data set's folder")
+            if not place.is_file():
+                raise MalformedRow(f"there is no file {path[:200]!r} in the data set's folder")
+            with place.open("rb") as opened:
+                return opened.read(MAX_FILE_BYTES + 1)
+        except PermissionError as error:
+            hint = "put the data set into a folder of its own, which is neither the home directory nor /"
+            raise MalformedRow(f"may not read {path[:200]!r}: {hint}") from error
+        except (OSError, ValueError, RuntimeError) as error:  # a null byte, links without end
+            raise MalformedRow(f"cannot read {path[:200]!r}: {error}") from error
+
+
 class Slot(Struct, frozen=True):
-    """A place for a picture, sound or clip."""
+    """A slot for an image, audio or video."""
 
     modality: Modality
     inline: object = None
@@ -74,7 +97,7 @@ class MediaColumns:
         return conversation([_with(message, parts) for message, parts in zip(messages, made, strict=True)])
 
     def _content(self, message: object) -> list[str | Slot]:
-        """What a message says, in parts. Only the user's messages have places for media."""
+        """What a message says, in parts. Only the user's messages have slots for media."""
         content = message.get("content") if isinstance(message, Mapping) else None
         asked = isinstance(message, Mapping) and message.get("role") == "user"
         if isinstance(content, list):

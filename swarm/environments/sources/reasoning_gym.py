@@ -1,31 +1,35 @@
-"""Tasks of the ReasoningGYM library: questions made from a seed, scored by the library's own verifiers."""
+"""Tasks of the ReasoningGYM library: questions made from a seed, scored by the library's own verifiers.
+
+The library is imported when a task is built.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import math
 import random
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
-from typing import Protocol
+from typing import Literal, Protocol
 
+from msgspec import Struct
 from pydantic import JsonValue
 
-from swarm.environments.config import ReasoningGymTask
+from swarm.environments.answering import QuestionSettings, RewardSettings
+from swarm.environments.config import Context, Failures, TaskName
 from swarm.environments.digests import check_options, digest, draw
-from swarm.environments.failures import Failures
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.own_scorers import OWN_SCORERS, Entry
-from swarm.environments.sources.again import made_again, referenced
-from swarm.environments.sources.held_out import HeldApart
-from swarm.environments.sources.library import DATASETS, create_dataset, load
+from swarm.environments.scoring.scorers import OWN_SCORERS, Entry
 from swarm.environments.sources.lru import LruCache
+from swarm.environments.sources.procedural import HeldApart, referenced, regenerate
 from swarm.errors import Refusal, TaskError
+from swarm.protocols import TaskSource
 from swarm.reasons import Reason
 from swarm.types import ProceduralRef, Question, TaskRef
 
@@ -44,6 +48,36 @@ MAX_QUESTION = 2**17
 
 OWN_OPTIONS = frozenset({"seed", "size"})
 """Options that the question stream sets."""
+
+
+class ReasoningGymTask(QuestionSettings):
+    """A data set of the ReasoningGYM library."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    name: TaskName
+    """Name in this run; also the library's name of the data set, e.g. `gcd`, unless `dataset` is set."""
+    dataset: str | None = None
+    """The library's name of the data set if it differs from `name`, so that a run can use `gcd` at two difficulties;
+    `swarm tasks` lists the names."""
+    options: dict[str, JsonValue] = {}
+    """Fields of the data set's own configuration, e.g. `max_value: 40`, except `seed` and `size`."""
+    reward: RewardSettings = RewardSettings()
+
+    @property
+    def finds_as(self) -> tuple[str | None, ...]:
+        """See `FindSettings`; `tags` is this kind's default."""
+        return () if self.find == "tags" else super().finds_as
+
+    def source(self, context: Context) -> TaskSource:
+        """See `QuestionSettings`."""
+        return ReasoningGymSource(self, counts=context.counts)
+
+    def import_libraries(self) -> None:
+        """See `TaskSettings`."""
+        from swarm.environments.sources.library import load
+
+        super().import_libraries()
+        load(self.dataset or self.name)
 
 
 class LibraryDataset(Protocol):
@@ -68,6 +102,8 @@ def dataset_options(dataset: str) -> dict[str, object]:
 
     Raises `TaskError` for an unknown name.
     """
+    from swarm.environments.sources.library import DATASETS, load
+
     load(dataset)
     if dataset not in DATASETS:
         raise TaskError(f"ReasoningGYM has no data set {dataset!r}; `swarm tasks` lists all {len(DATASETS)}")
@@ -81,6 +117,8 @@ def dataset_options(dataset: str) -> dict[str, object]:
 
 def make_dataset(dataset: str, seed: int, options: Mapping[str, JsonValue]) -> LibraryDataset:
     """An instance of a library data set; the same arguments give the same items in every process."""
+    from swarm.environments.sources.library import create_dataset
+
     with _SeededGlobalRandom(seed):
         made: LibraryDataset = create_dataset(dataset, seed=seed, size=ITEMS_PER_DATASET, **options)
     return made
@@ -137,7 +175,7 @@ class ReasoningGymSource:
         if not isinstance(ref, ProceduralRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
         check_options(ref, self._options_digest)
-        question = made_again(self._at, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
+        question = regenerate(self._at, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
         return Question(ref, question.prompt)
 
     def is_held_out(self, ref: TaskRef) -> bool:
@@ -179,7 +217,7 @@ class ReasoningGymSource:
         own = OWN_SCORERS.get(self._dataset_name)
         try:
             return own(seen, entry) if own is not None else float(self._scorer.score_answer(seen, _copy(entry)))
-        except Exception as error:  # 105 scorers on foreign text: any exception means a wrong answer
+        except Exception as error:  # 105 scorers on untrusted text: any exception means a wrong answer
             self.counts["scorer_failures"] += 1
             logger.debug("scorer of %s raised %r", self.name, error)
             return 0.0
@@ -274,3 +312,48 @@ class _SeededGlobalRandom:
 
     def __exit__(self, *exc: object) -> None:
         random.setstate(self._state)
+
+
+EXAMPLE_SEED = 42
+NOT_TASKS = frozenset({"composite"})
+"""Data sets composed of others; a run's own mixture replaces them."""
+
+
+class CatalogueEntry(Struct, frozen=True):
+    """One data set of the library."""
+
+    name: str
+    category: str
+    """The library's folder that contains it, e.g. `arithmetic`; empty when it cannot be created."""
+    question: str
+    """First lines of an example."""
+    answer: str | None
+    """The library's answer to the example; None when it has none."""
+    options: dict[str, str]
+    """Names of the options and the `repr` of their defaults."""
+    error: str = ""
+    """Why there is no example."""
+
+
+def catalogue(time_limit_s: float = 5.0, max_lines: int = 3) -> list[CatalogueEntry]:
+    """Every data set by name; one that fails or takes longer than the limit is listed with the reason.
+
+    Must be called in the main thread: the limit is an alarm.
+    """
+    from swarm.environments.sources.library import DATASETS, load_all
+
+    load_all()
+    return [_entry(name, time_limit_s, max_lines) for name in sorted(DATASETS) if name not in NOT_TASKS]
+
+
+def _entry(name: str, time_limit_s: float, max_lines: int) -> CatalogueEntry:
+    options = {option: repr(value) for option, value in dataset_options(name).items()}
+    try:
+        with time_limit(time_limit_s), redirect_stdout(io.StringIO()):  # some generators print
+            dataset = make_dataset(name, EXAMPLE_SEED, {})
+            item = dataset[0]
+    except Exception as error:  # generators raise anything; one must not end the list
+        return CatalogueEntry(name, "", "", None, options, repr(error))
+    lines = [line for line in str(item["question"]).splitlines() if line.strip()]
+    answer = None if item["answer"] is None else str(item["answer"])
+    return CatalogueEntry(name, dataset.category, "\n".join(lines[:max_lines]), answer, options)

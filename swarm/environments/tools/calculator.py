@@ -5,14 +5,19 @@ from __future__ import annotations
 from fractions import Fraction
 
 from swarm.environments.scoring.expressions import BoundedRationals, Unreadable, evaluate, parse
+from swarm.environments.tools.base import Tool
 
 MAX_DECIMALS = 30
 """A result with more is shown as a fraction."""
 
 
-class Calculator:
-    """Implements `Tool`: `+ - * /`, `**` with whole exponents, and parentheses. `1/3` stays a fraction."""
+class Calculator(Tool):
+    """`+ - * /`, `**` with whole exponents, and parentheses. `1/3` stays a fraction."""
 
+    request = (
+        "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is answered with "
+        "the result."
+    )
     version = "calculator 1"
 
     def run(self, call: str) -> str:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import selectors
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import closing, suppress
-from socket import socketpair
 from typing import Literal
 
 import msgspec
 
+from swarm.children import Backoff, Oversized, Waker, wait
 from swarm.environments.config import VerificationSettings
-from swarm.environments.verification.channel import Oversized
 from swarm.environments.verification.messages import (
     Drawn,
     DrawnSeveral,
@@ -30,9 +27,7 @@ from swarm.environments.verification.messages import (
     decode_reply,
     in_order,
 )
-from swarm.environments.verification.patience import Patience
-from swarm.environments.verification.process import START_LIMIT_S, Job, WorkerProcess
-from swarm.environments.verification.starting import WorkerStarter
+from swarm.environments.verification.processes import START_LIMIT_S, Job, WorkerProcess, WorkerStarter
 from swarm.errors import TaskError
 from swarm.fair_store import FairQueue
 from swarm.foreign import clean
@@ -43,16 +38,66 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3
 MAX_REFUSED_STARTS = 8
-"""In a row, of which the system allows none: about a minute, as it may lack memory or processes for a while."""
+"""Starts in a row that the system refused: about a minute, as it may lack memory or processes for a while."""
 REFUSED_REST_S = 0.5
-"""After the first of them; each further one doubles it."""
-WAKE_UPS = 4_096
-"""Taken at once; further ones wake the thread again."""
-MAX_SAID = 64
-"""Failures of tasks that are told; workers make up their texts, and may quote others' answers."""
+"""Pause after the first of them; each further one doubles it."""
+MAX_REPORTED = 64
+"""Reported failures of tasks; workers make up their texts, and may quote others' answers."""
 MAX_COUNTERS = 64
 """Most distinct counters; workers name some of them."""
 _OWN_COUNTERS = ("timeouts", "crashes", "violations", "overflows", "restarts")
+MAX_WAIT_S = 2.0
+"""The pool starts a worker for own jobs when these have waited this long in total while foreign groups occupied every
+worker, or when one foreign group takes this long."""
+FORGIVEN_PER_S = 0.05
+"""Seconds of waiting forgiven per second: occasional waits do not justify the additional worker's 120 MB."""
+LONG_S = 1.0
+RESERVED_S = 300.0
+"""The worker for own jobs ends when no foreign group has taken `LONG_S` for this time."""
+
+
+class StarvationGuard:
+    """Decides when own jobs need an additional worker, because foreign groups keep them waiting, and until when.
+
+    All times are on one monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        """No own job has waited."""
+        self._left_s = MAX_WAIT_S
+        self._measured_at = 0.0
+        self._long_at = 0.0
+        """Time of the last long foreign group."""
+
+    def ends_at(self, began: float, waiting_since: float) -> float:
+        """Time to start a worker for own jobs.
+
+        Foreign groups occupy all others, the newest since `began`; the first own job waits since `waiting_since`,
+        infinity when none does.
+        """
+        # One long group predicts others, even if no own job waited for it.
+        return min(began + MAX_WAIT_S, waiting_since + self._left(waiting_since))
+
+    def reserved_until(self) -> float:
+        """Time to end the worker for own jobs."""
+        return self._long_at + RESERVED_S
+
+    def note_reserved(self, now: float) -> None:
+        """A worker for own jobs was started."""
+        self._long_at = now
+
+    def note_foreign(self, began: float, now: float) -> None:
+        """A foreign group has ended."""
+        if now - began > LONG_S:
+            self._long_at = now
+
+    def note_waited(self, since: float, now: float) -> None:
+        """An own job waited for foreign groups."""
+        self._left_s = self._left(since) - (now - since)
+        self._measured_at = now
+
+    def _left(self, now: float) -> float:
+        return min(MAX_WAIT_S, self._left_s + FORGIVEN_PER_S * (now - self._measured_at))
 
 
 class Dispatcher:
@@ -63,31 +108,27 @@ class Dispatcher:
         self._starter = starter
         self._settings = settings
         self.ready = Ready()
-        """What the last worker that became ready said of the tasks."""
+        """Tasks as reported by the last worker that became ready."""
         self._lock = threading.Lock()
         self._own: deque[Job] = deque()
         self._foreign: FairQueue[Job] = FairQueue(settings.queue_groups)
         self._counters: Counter[str] = Counter(dict.fromkeys(_OWN_COUNTERS, 0))
-        self._said: set[str] = set()
-        """Keys of the failures that the user has been told of."""
-        self._new: dict[str, str] = {}
-        """Their texts, by key, that nobody has taken."""
+        self._reported: set[str] = set()
+        """Keys of failures that were reported to the user."""
+        self._texts: dict[str, str] = {}
+        """Texts of failures, by key, since the last `take_texts`."""
         self._failure: TaskError | None = None
         self._closing = False
         self._failed_starts = 0
         self._was_ready = False
-        self._wake_reader, self._wake_writer = socketpair()
-        for end in (self._wake_reader, self._wake_writer):
-            end.setblocking(False)
+        self._waker = Waker()
         self._workers: list[WorkerProcess] = []
         self._unstarted: deque[Callable[[], None]] = deque()
-        """Starts that are due as soon as there is no rest."""
-        self._refusals = 0
-        """In a row."""
-        self._rest_until = -math.inf
+        """Starts that are due after the pause."""
+        self._refusals = Backoff(REFUSED_REST_S)
         self._reserved: WorkerProcess | None = None
         """The worker that serves own jobs only."""
-        self._patience = Patience()
+        self._guard = StarvationGuard()
         self._thread = threading.Thread(target=self._run, name="verification", daemon=True)
         self._thread.start()
 
@@ -96,7 +137,7 @@ class Dispatcher:
         with self._lock:
             self._raise_failure()
             self._own.append(job)
-        self._wake()
+        self._waker.wake()
 
     def put_foreign(self, sender: str, job: Job) -> None:
         """Queue a sender's job; when the queue is full, the oldest of the sender with the most is refused.
@@ -110,7 +151,7 @@ class Dispatcher:
         if dropped is not None:
             detail = f"more than {self._settings.queue_groups}"
             dropped.finish(Refused(Rejection(Reason.VERIFIER_OVERFLOW, detail)))
-        self._wake()
+        self._waker.wake()
 
     def check(self) -> None:
         """Raise `TaskError` when the tasks cannot be set up, or after `close`."""
@@ -121,7 +162,7 @@ class Dispatcher:
         """Kill the workers and end the thread; own jobs that are unfinished fail, foreign ones are lost."""
         with self._lock:
             self._closing = True
-        self._wake()
+        self._waker.wake()
         self._thread.join()
 
     def counters(self) -> dict[str, int]:
@@ -132,23 +173,19 @@ class Dispatcher:
     def take_texts(self) -> dict[str, str]:
         """See `VerificationPool.take_texts`."""
         with self._lock:
-            taken, self._new = self._new, {}
+            taken, self._texts = self._texts, {}
         return taken
 
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers."""
         with self._lock:
-            return tuple(worker.process.pid for worker in self._workers)
+            return tuple(worker.pid for worker in self._workers)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise TaskError(str(self._failure))
         if self._closing:
             raise TaskError("the verification pool is closed")
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # full: it will wake up in any case; or closed with the thread
-            self._wake_writer.send(b"\0")
 
     # everything below runs in the thread
 
@@ -183,23 +220,21 @@ class Dispatcher:
         self._keep(reserved)
 
     def _start_due(self) -> None:
-        while self._unstarted and self._failure is None and self._rest_until <= time.monotonic():
+        while self._unstarted and self._failure is None and self._refusals.until <= time.monotonic():
             if self._starts(self._unstarted[0]):
                 self._unstarted.popleft()
 
     def _starts(self, start: Callable[[], None]) -> bool:
-        """Whether the system lets a process start; otherwise there is a rest, and after several the pool ends."""
+        """Whether the system lets a process start; if not, starts pause, and after several the pool ends."""
         try:
             start()
         except OSError as error:
             logger.warning("a verification worker cannot be started: %s", error)
-            self._refusals += 1
-            if self._refusals < (MAX_REFUSED_STARTS if self._was_ready else MAX_FAILED_STARTS):
-                self._rest_until = time.monotonic() + REFUSED_REST_S * 2.0 ** (self._refusals - 1)
-            else:
+            self._refusals.note_failure(time.monotonic())
+            if self._refusals.failures >= (MAX_REFUSED_STARTS if self._was_ready else MAX_FAILED_STARTS):
                 self._failure = TaskError(f"verification workers cannot be started: {error}")
             return False
-        self._refusals = 0
+        self._refusals.note_success()
         return True
 
     def _keep(self, worker: WorkerProcess) -> None:
@@ -215,8 +250,8 @@ class Dispatcher:
             if worker.asked is None and (job := self._next_job(own_only=worker is self._reserved)) is not None:
                 worker.give(job, self._settings.time_limit_s)
         now = time.monotonic()
-        if self._patience_ends() <= now:
-            self._patience.note_reserved(now)
+        if self._guard_due() <= now:
+            self._guard.note_reserved(now)
             self._starts(self._start_reserved)
         elif self._reservation_ends() <= now:
             self._release()
@@ -237,14 +272,14 @@ class Dispatcher:
     def _reservation_ends(self) -> float:
         """Time to end the worker for own jobs; infinity when there is none, or it is busy."""
         idle = self._reserved is not None and self._reserved.asked is None
-        return self._patience.reserved_until() if idle else math.inf
+        return self._guard.reserved_until() if idle else math.inf
 
-    def _patience_ends(self) -> float:
+    def _guard_due(self) -> float:
         """Time to start a worker for own jobs; infinity when none is needed."""
         if not self._is_held_up():
             return math.inf
-        ends_at = self._patience.ends_at(max(worker.began for worker in self._workers), self._own_since())
-        return max(ends_at, self._rest_until)
+        ends_at = self._guard.ends_at(max(worker.began for worker in self._workers), self._own_since())
+        return max(ends_at, self._refusals.until)
 
     def _is_held_up(self) -> bool:
         """Whether foreign groups occupy every worker and none serves own jobs."""
@@ -261,32 +296,22 @@ class Dispatcher:
         if worker.job is None or worker.job.own:
             return
         now, since = time.monotonic(), self._own_since()
-        self._patience.note_foreign(worker.began, now)
+        self._guard.note_foreign(worker.began, now)
         if self._is_held_up() and since < now:
-            self._patience.note_waited(since, now)
+            self._guard.note_waited(since, now)
 
     def _listen(self) -> None:
         """Wait for a wake-up, a reply or a deadline, and handle it."""
         deadline = min([worker.deadline for worker in self._workers if worker.asked is not None], default=math.inf)
-        deadline = min(deadline, self._patience_ends(), self._reservation_ends())
-        deadline = min(deadline, self._rest_until if self._unstarted else math.inf)
+        deadline = min(deadline, self._guard_due(), self._reservation_ends())
+        deadline = min(deadline, self._refusals.until if self._unstarted else math.inf)
         timeout = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
-        with closing(selectors.PollSelector()) as selector:
-            selector.register(self._wake_reader, selectors.EVENT_READ)
-            for worker in self._workers:
-                writing = selectors.EVENT_WRITE if worker.channel.blocked else 0
-                selector.register(worker.channel, selectors.EVENT_READ | writing, worker)
-            awake = {key.data: events for key, events in selector.select(timeout)}
-        if None in awake:
-            self._wake_reader.recv(WAKE_UPS)
+        ready = wait(self._waker, [worker.channel for worker in self._workers], timeout)
         for worker in tuple(self._workers):
-            if awake.get(worker, 0) & selectors.EVENT_READ:
+            if worker.channel in ready:
                 self._receive(worker)
             elif worker.asked is not None and time.monotonic() >= worker.deadline:
                 self._lost(worker, "timeouts")
-            elif worker in awake:
-                with suppress(ConnectionError):  # the next read detects this as well
-                    worker.channel.flush()
 
     def _receive(self, worker: WorkerProcess) -> None:
         try:
@@ -349,10 +374,10 @@ class Dispatcher:
             if len(self._counters.keys() | reply.counts.keys()) > MAX_COUNTERS:
                 return False
             self._counters.update(reply.counts)
-            new = {key: text for key, text in reply.texts.items() if key not in self._said}
-            self._said.update(list(new)[: MAX_SAID - len(self._said)])
-            new = {key: clean(text) for key, text in new.items() if key in self._said}
-            self._new.update(new)
+            new = {key: text for key, text in reply.texts.items() if key not in self._reported}
+            self._reported.update(list(new)[: MAX_REPORTED - len(self._reported)])
+            new = {key: clean(text) for key, text in new.items() if key in self._reported}
+            self._texts.update(new)
         for text in new.values():
             logger.warning("%s", text)
         return True
@@ -411,7 +436,6 @@ class Dispatcher:
         for worker in self._workers:
             worker.kill()
         self._starter.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+        self._waker.close()
         for job in unfinished:
             job.finish(Failed(str(self._failure)))

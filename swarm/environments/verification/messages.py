@@ -10,20 +10,19 @@ from types import MappingProxyType
 import msgspec
 
 from swarm.environments.answering import MAX_PROMPT_CHARS
+from swarm.environments.config import MAX_FAILURE_CHARS, StoredRows
 from swarm.environments.conversion.limits import Limits
-from swarm.environments.failures import MAX_FAILURE_CHARS
 from swarm.environments.sandbox.confinement import PROTECTIONS
-from swarm.environments.sources.stored import StoredRows
 from swarm.reasons import OF_GRADING
 from swarm.types import (
     MAX_TURNS,
     Actions,
-    Earned,
     Grade,
     Observation,
     Prompt,
     Question,
     Rejection,
+    StepReward,
     TaskRef,
     as_text,
     media_of,
@@ -31,13 +30,13 @@ from swarm.types import (
 from swarm.types.media import MAX_MEDIA_BYTES, Media, Modality, content, media_problem, modality
 
 MAX_TEXT_REPLY_BYTES = 2**24
-"""Of a reply without pictures, sounds and clips."""
+"""Longest reply without media."""
 MAX_OBSERVED_BYTES = 2**26
 """Decoded bytes of the media in the observations of a group's episodes together."""
 MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
 MAX_SHOWN_CHARS = 200
-"""Of an answer, for people."""
+"""Longest detail of an answer."""
 MAX_COUNTS = 16
 MAX_COUNT_CHARS = 40
 MAX_TEXTS = 256
@@ -76,7 +75,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     unprepared: dict[str, str] = {}
     """Why the other tasks have no rows."""
     folders: tuple[str, ...] = ()
-    """Of local data sets whose rows name files."""
+    """Folders of local data sets whose rows name files."""
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
@@ -116,7 +115,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     written: int = 0
     """Bytes that this process has written so far."""
     unfinished: str = ""
-    """What is to be removed if the process ends now."""
+    """Path to remove if the process ends now."""
     ends: bool = False
     """It does: the data set has taken too much."""
 
@@ -125,7 +124,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The tasks are set up."""
 
     skipped: dict[str, str] = {}
-    """As in `TaskMixture`."""
+    """See `TaskMixture`."""
     unprotected: dict[str, str] = {}
     """Protections that do not hold, as in `Confinement.probe`."""
     held_out: dict[str, int] = {}
@@ -154,7 +153,7 @@ class DrawnSeveral(msgspec.Struct, frozen=True, tag="drawn several"):
     questions: tuple[Question, ...]
     counts: dict[str, int]
     texts: dict[str, str] = {}
-    """As in `Drawn`."""
+    """See `Drawn`."""
 
 
 class Graded(msgspec.Struct, frozen=True, tag="graded"):
@@ -163,7 +162,7 @@ class Graded(msgspec.Struct, frozen=True, tag="graded"):
     grade: Grade
     counts: dict[str, int]
     texts: dict[str, str] = {}
-    """As in `Drawn`."""
+    """See `Drawn`."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -262,7 +261,7 @@ def observed_problem(grade: Grade) -> str | None:
 def _num_observed_chars(grade: Grade) -> int:
     """Characters of all observations of a group, and one more for each part: empty ones take memory, too."""
     parts = (part for episode in grade.observations for shown in episode for part in shown)
-    return sum(1 if isinstance(part, Earned | Media) else len(part.text) + 1 for part in parts)
+    return sum(1 if isinstance(part, StepReward | Media) else len(part.text) + 1 for part in parts)
 
 
 def _media_in(observation: Observation) -> tuple[Media, ...]:

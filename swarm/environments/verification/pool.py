@@ -2,7 +2,7 @@
 
     draw, grade ──▶ own jobs ──────────────────▶┐
                                                 ├─▶ dispatcher thread ─▶ worker (one job at a time) ─▶ results
-    submit ──▶ a line for each sender (bounded) ▶┘                        killed when late, replaced
+    submit ──▶ a queue per sender (bounded) ────▶┘                        killed when late, replaced
 
 The node's process imports neither ReasoningGYM nor `datasets`. A scorer may hang, hold the interpreter lock or crash:
 that costs one job and one worker, never the node. Own jobs have priority; if they still wait too long for foreign jobs,
@@ -32,8 +32,7 @@ from swarm.environments.verification.messages import (
     Refused,
     Reply,
 )
-from swarm.environments.verification.process import Job
-from swarm.environments.verification.starting import WorkerStarter
+from swarm.environments.verification.processes import Job, WorkerStarter
 from swarm.errors import TaskError
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, TaskRef
@@ -127,7 +126,7 @@ class VerificationPool:
         """
 
         def finish(reply: Reply) -> None:
-            if not isinstance(reply, Failed):  # the pool is closing, and nobody will collect
+            if not isinstance(reply, Failed):  # the pool is closing: there will be no `collect`
                 with self._lock:
                     self._done.append((key, _outcome(reply)))
 
@@ -152,7 +151,7 @@ class VerificationPool:
         return self._dispatcher.counters()
 
     def take_texts(self) -> dict[str, str]:
-        """What failed first in each task since the last call, by a key that begins with the name of its counter."""
+        """First failure of each task since the last call, by a key that begins with the name of its counter."""
         return self._dispatcher.take_texts()
 
     def worker_pids(self) -> tuple[int, ...]:
@@ -160,9 +159,9 @@ class VerificationPool:
         return self._dispatcher.worker_pids()
 
     def _draw_together(self, seed: int, start: int, count: int, task: str) -> dict[int, Question]:
-        """By index, the questions that are made without trouble: a message for each would cost more than most of them.
+        """Questions by index, several per message, because a message costs more than most questions.
 
-        Pictures, sounds and clips fill a reply by themselves.
+        Leaves out questions that fail. Media fill a reply by themselves.
         """
         if count == 1 or self._has_media:
             return {}
@@ -182,7 +181,7 @@ class VerificationPool:
         return reply
 
     def _question(self, reply: Future[Reply], draw: Draw) -> Question:
-        """The question that `draw` asked for, asked again where a worker was lost."""
+        """The question of `draw`; asks again after the loss of a worker."""
         forgiven, last = False, ""
         while True:  # ends, because a worker fails when it has to skip every task
             answer = reply.result()

@@ -12,31 +12,24 @@ import mimetypes
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from swarm.environments.answering import MAX_PROMPT_CHARS, FindSettings, QuestionSettings
+from swarm.children import serve
+from swarm.environments.answering import MAX_PROMPT_CHARS
 from swarm.environments.code import load
-from swarm.environments.config import TASK_LIST, DatasetTask, ReasoningGymTask, TaskConfig, code_of, rewards_of
-from swarm.environments.decoding.choice import decoders
-from swarm.environments.episodes.config import MazeTask, TextArenaTask, VerifiersTask
-from swarm.environments.failures import Failures
-from swarm.environments.generated.config import DigitsTask, GeneratedTask
-from swarm.environments.mixture import Bounds, Source, TaskMixture, make_source
-from swarm.environments.rewards import FormatReward
+from swarm.environments.config import TASK_LIST, Context, Failures, TaskConfig
+from swarm.environments.mixture import Bounds, TaskMixture
 from swarm.environments.sandbox.confinement import Confinement
-from swarm.environments.sandbox.usage import Usage
-from swarm.environments.sources.stored import StoredRows
-from swarm.environments.verification.channel import read_message, write_message
-from swarm.environments.verification.memory import TaskMemory
+from swarm.environments.sandbox.usage import TaskMemory, Usage
 from swarm.environments.verification.messages import (
     MAX_DETAIL_CHARS,
     Draw,
@@ -59,8 +52,9 @@ from swarm.environments.verification.messages import (
     prompt_problem,
 )
 from swarm.errors import TaskError
+from swarm.kinds import file_of
+from swarm.protocols import Source
 from swarm.reasons import Reason
-from swarm.settings import file_of
 from swarm.types import Grade, Prompt, Question, Rejection, as_text
 
 if TYPE_CHECKING:
@@ -71,25 +65,25 @@ ALARM_GRACE_S = 1.0
 
 WATCH_EVERY_S = 0.05
 SOON_S = 0.1
-"""Of processor time. Slower questions are made one by one, each within the time limit, by all workers of the pool."""
+"""Processor time of a message of several questions; slower ones are drawn one by one, by all workers of the pool."""
 
 
-def serve(descriptor: int) -> None:
-    """Answer requests until the socket closes."""
+def work(pool: Connection) -> None:
+    """Answer requests until the pool closes its end."""
     mimetypes.knownfiles.clear()  # the system's, which aiohttp reads when it is imported, and the sandbox refuses
-    match decode_request(read_message(descriptor)):
+    match decode_request(pool.recv_bytes()):
         case Prepare() as request:
-            _prepare(request, partial(_report, descriptor, threading.Lock()))
+            _prepare(request, partial(_report, pool, threading.Lock()))
         case Setup() as setup:
-            _serve(descriptor, setup)
+            _serve(pool, setup)
 
 
-def _report(descriptor: int, turn: threading.Lock, reply: Prepared) -> None:
+def _report(pool: Connection, turn: threading.Lock, reply: Prepared) -> None:
     """Send, and wait until the pool has read it; any thread may call it."""
     with turn:
-        write_message(descriptor, encode(reply))
+        pool.send_bytes(encode(reply))
         if not reply.ends:
-            read_message(descriptor)
+            pool.recv_bytes()
 
 
 def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
@@ -111,12 +105,11 @@ def _prepare(request: Prepare, send: Callable[[Prepared], None]) -> None:
         usage.limit_memory(limits.memory(0))
         with _Watch(config.name, conversion, usage, send):
             try:
-                rows = _stored(config, Path(request.writable[-1]), conversion)
-                reply = Prepared({config.name: rows}, written=usage.written()) if rows is not None else None
+                rows = config.store(Path(request.writable[-1]), conversion)
+                reply = Prepared({config.name: rows}, written=usage.written())
             except TaskError as error:
                 reply = Prepared(unprepared={config.name: _cut(error)}, written=usage.written())
-        if reply is not None:
-            send(reply)
+        send(reply)
 
 
 class _Watch:
@@ -149,29 +142,18 @@ class _Watch:
                 os._exit(1)
 
 
-def _stored(config: TaskConfig, cache: Path, conversion: Conversion) -> StoredRows | None:
-    """The rows of a task that has any. Raises `TaskError`."""
-    if isinstance(config, DatasetTask):
-        from swarm.environments.sources.hf_datasets import store
-
-        return store(config, conversion)
-    if isinstance(config, VerifiersTask):
-        from swarm.environments.adapters import verifiers
-
-        return verifiers.store(config, cache)
-    return None
-
-
-def _serve(descriptor: int, setup: Setup) -> None:
+def _serve(pool: Connection, setup: Setup) -> None:
     memory = TaskMemory(setup.tasks_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     configs = TASK_LIST.validate_json(setup.configs)
     rows = [Path(part.path) for stored in setup.stored.values() for part in stored.files]
-    code = [target for target in map(code_of, configs) if target is not None]
+    code = [config.code for config in configs if config.code is not None]
     confinement = Confinement()
     readable = [*rows, *map(Path, setup.folders), *filter(None, map(file_of, code))]
     confinement.enclose(readable, [Path(".")], network=False)
-    _import_libraries(configs)
+    for config in configs:
+        with suppress(TaskError, ImportError):  # the task's source reports it
+            config.import_libraries()
     for target in code:
         with suppress(TaskError):  # the task's source reports it
             load(target)
@@ -180,64 +162,25 @@ def _serve(descriptor: int, setup: Setup) -> None:
         memory.begin()
         mixture = TaskMixture(configs, setup.lenient, partial(_source, setup), Bounds(memory.used, memory.max_bytes))
     except TaskError as error:
-        write_message(descriptor, encode(Failed(_cut(error))))
+        pool.send_bytes(encode(Failed(_cut(error))))
         return
     unprotected = confinement.probe(Path(setup.elsewhere), setup.memory_limit_bytes)
     skipped = {name: reason[:MAX_DETAIL_CHARS] for name, reason in mixture.skipped.items()}
     held_out = {name: count for name in mixture.sources if (count := mixture.num_held_out(name)) is not None}
-    write_message(descriptor, encode(Ready(skipped, unprotected, held_out)))
+    pool.send_bytes(encode(Ready(skipped, unprotected, held_out)))
     while True:
-        request = decode_request(read_message(descriptor))
+        request = decode_request(pool.recv_bytes())
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + ALARM_GRACE_S)
         reply = _answer(mixture, request)
         signal.setitimer(signal.ITIMER_REAL, 0)
         memory.forget_if_full()
-        write_message(descriptor, encode(reply))
-
-
-def _import_libraries(configs: tuple[TaskConfig, ...]) -> None:
-    """Import libraries that start threads or write compiled files before the sandbox is sealed."""
-    if named := [config.dataset or config.name for config in configs if isinstance(config, ReasoningGymTask)]:
-        import swarm.environments.sources.reasoning_gym
-        from swarm.environments.sources.library import load
-
-        for name in named:
-            load(name)
-    if any(isinstance(config, DatasetTask) for config in configs):
-        import swarm.environments.sources.hf_datasets
-    for config in configs:
-        if isinstance(config, DatasetTask) and config.media:
-            with suppress(TaskError):  # the task's source reports it
-                decoders(config.name, config)
-    if any(isinstance(config, TextArenaTask) for config in configs):
-        with suppress(TaskError, ImportError):  # the task's source reports it
-            import swarm.environments.adapters.textarena
-    if any(isinstance(config, VerifiersTask) for config in configs):
-        with suppress(TaskError, ImportError):  # as above
-            import swarm.environments.adapters.verifiers
-    if any(isinstance(config, GeneratedTask | MazeTask) for config in configs):
-        with suppress(ImportError):  # as above
-            import swarm.environments.generated.drawing  # numpy
-    if any(isinstance(config, DigitsTask) for config in configs):
-        with suppress(TaskError):  # as above
-            import swarm.environments.generated.digits
-    if any(map(_has_pattern, configs)):
-        import swarm.environments.scoring.patterns
-    if any(isinstance(config, QuestionSettings) and config.tool == "python" for config in configs):
-        with suppress(ImportError):  # as above
-            import swarm.environments.tools.wasm  # noqa: F401
-
-
-def _has_pattern(config: TaskConfig) -> bool:
-    """Whether a task needs the library for regular expressions."""
-    finds = isinstance(config, FindSettings) and config.find == "regex"
-    return finds or any(isinstance(part, FormatReward) and part.pattern for part in rewards_of(config))
+        pool.send_bytes(encode(reply))
 
 
 def _source(setup: Setup, config: TaskConfig, counts: Failures) -> Source:
     if config.name in setup.unprepared:
         raise TaskError(setup.unprepared[config.name])
-    return make_source(config, counts, setup.stored.get(config.name))
+    return config.build(Context(counts, setup.stored.get(config.name)))
 
 
 def _answer(mixture: TaskMixture, request: Request) -> Reply:
@@ -306,11 +249,7 @@ def _take(failures: Failures) -> tuple[dict[str, int], dict[str, str]]:
 
 def main() -> None:
     """Run one worker on the socket whose file descriptor is the only argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        serve(int(sys.argv[1]))
-    except (EOFError, ConnectionError):
-        return
+    serve(work)
 
 
 if __name__ == "__main__":

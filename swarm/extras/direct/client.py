@@ -64,7 +64,7 @@ class DirectClient:
         return self._pieces(peer_id, link, timeout_s, max_bytes)
 
     def _hosts(self, peer_id: str) -> list[str]:
-        """Where this node sees the peer itself: an address that somebody names may be anybody's."""
+        """IPs at which this node sees the peer itself: a reported address may be any machine's."""
         seen = (address for address in self._transport.observed(peer_id) if relay_of(address) is None)
         parts = [address.split("/") for address in seen]
         return list(dict.fromkeys(each[2] for each in parts if len(each) > 2 and each[1] in ("ip4", "ip6")))

@@ -1,11 +1,7 @@
-"""Who has the slots for links, and who makes room when none is free. Pure.
+"""Serves direct links: a socket that listens from the first ticket on, and a thread for each link.
 
-a connection ──▶ a slot, as a stranger ──secret──▶ a slot, as a peer ──▶ answered
+a connection ──▶ a slot, without a name ──secret──▶ a slot, as a peer ──▶ answered
                       │ ends when others need it         │ ends when the same peer opens another
-
-----
-
-Serves direct links: a socket that listens from the first ticket on, and a thread for each link.
 """
 
 from __future__ import annotations
@@ -28,65 +24,12 @@ from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.guard import Counters
 from swarm.protocols import StreamHandler
 
+logger = logging.getLogger(__name__)
+
 L = TypeVar("L")
 
 MAX_LINKS = 16
-"""At a time, with those that have not said who they are. Nobody is let in while as many are about to end."""
-
-
-class LinkSlots(Generic[L]):
-    """The links that have a slot. Not thread-safe."""
-
-    def __init__(self, end: Callable[[L], None]) -> None:
-        """`end` makes the thread of a link stop, which then calls `release`."""
-        self._end = end
-        self._strangers: dict[L, str] = {}
-        """Host by link without a secret yet, oldest first."""
-        self._peers: dict[str, L] = {}
-        """Link by peer."""
-        self._ending: set[L] = set()
-
-    def admit(self, link: L, host: str) -> bool:
-        """Whether a stranger's link has a slot. The host with the most strangers loses its oldest for it."""
-        if len(self._ending) >= MAX_LINKS:
-            return False
-        if len(self._strangers) + len(self._peers) >= MAX_LINKS:
-            if not self._strangers:
-                return False
-            crowds = Counter(self._strangers.values())
-            self._part_with(max(self._strangers, key=lambda each: crowds[self._strangers[each]]))
-        self._strangers[link] = host
-        return True
-
-    def introduce(self, link: L, peer_id: str) -> bool:
-        """Whether the link, which has shown the secret of this peer, still has its slot. The peer's earlier one ends:
-        no peer needs two."""
-        if self._strangers.pop(link, None) is None:
-            return False
-        if (earlier := self._peers.pop(peer_id, None)) is not None:
-            self._part_with(earlier)
-        self._peers[peer_id] = link
-        return True
-
-    def release(self, link: L) -> None:
-        """A link has ended."""
-        self._strangers.pop(link, None)
-        self._peers = {peer_id: each for peer_id, each in self._peers.items() if each is not link}
-        self._ending.discard(link)
-
-    def end_all(self) -> None:
-        """End every link."""
-        for link in (*self._strangers, *self._peers.values()):
-            self._part_with(link)
-
-    def _part_with(self, link: L) -> None:
-        self._strangers.pop(link, None)
-        self._ending.add(link)
-        self._end(link)
-
-
-logger = logging.getLogger(__name__)
-
+"""Links at a time, unnamed ones included. None is admitted while as many are about to end."""
 INTRODUCTION_S = 3.0
 """From the connection to the whole secret."""
 PATIENCE_S = 5.0
@@ -97,6 +40,57 @@ LOOK_EVERY_S = 1.0
 """How often the listening thread looks whether it is closed: not everywhere does that end a call."""
 AGAIN_S = 0.1
 """Pause after a connection could not be accepted."""
+
+
+class LinkSlots(Generic[L]):
+    """The links that have a slot. Not thread-safe."""
+
+    def __init__(self, end: Callable[[L], None]) -> None:
+        """`end` makes the thread of a link stop, which then calls `release`."""
+        self._end = end
+        self._unnamed: dict[L, str] = {}
+        """Host by link without a secret yet, oldest first."""
+        self._peers: dict[str, L] = {}
+        """Link by peer."""
+        self._ending: set[L] = set()
+
+    def admit(self, link: L, host: str) -> bool:
+        """Whether a new link gets a slot. The host with the most unnamed links loses its oldest for it."""
+        if len(self._ending) >= MAX_LINKS:
+            return False
+        if len(self._unnamed) + len(self._peers) >= MAX_LINKS:
+            if not self._unnamed:
+                return False
+            crowds = Counter(self._unnamed.values())
+            self._part_with(max(self._unnamed, key=lambda each: crowds[self._unnamed[each]]))
+        self._unnamed[link] = host
+        return True
+
+    def introduce(self, link: L, peer_id: str) -> bool:
+        """Whether the link, which has shown the secret of this peer, still has its slot. The peer's earlier one ends:
+        no peer needs two."""
+        if self._unnamed.pop(link, None) is None:
+            return False
+        if (earlier := self._peers.pop(peer_id, None)) is not None:
+            self._part_with(earlier)
+        self._peers[peer_id] = link
+        return True
+
+    def release(self, link: L) -> None:
+        """A link has ended."""
+        self._unnamed.pop(link, None)
+        self._peers = {peer_id: each for peer_id, each in self._peers.items() if each is not link}
+        self._ending.discard(link)
+
+    def end_all(self) -> None:
+        """End every link."""
+        for link in (*self._unnamed, *self._peers.values()):
+            self._part_with(link)
+
+    def _part_with(self, link: L) -> None:
+        self._unnamed.pop(link, None)
+        self._ending.add(link)
+        self._end(link)
 
 
 class DirectServer:
@@ -173,7 +167,7 @@ class DirectServer:
                     plain.close()
 
     def _begin(self, plain: socket.socket, host: str, context: ssl.SSLContext) -> bool:
-        """Answer a new connection on a thread of its own, if there is room."""
+        """Answer a new connection on a new thread, if there is room."""
         link = self._admit(plain, host, context)
         if link is None:
             return False

@@ -1,8 +1,6 @@
-"""The certificate of a node's direct links: made anew by each process, and known by its digest.
+"""Tickets for direct links: where to connect, which certificate to expect, and a secret.
 
-----
-
-Tickets: what a peer needs to open one direct link.
+Each process generates a certificate, which peers know by its digest.
 """
 
 from __future__ import annotations
@@ -28,11 +26,16 @@ from swarm.net.config import LEAST_PORT
 from swarm.types import complete
 
 VALID = timedelta(days=3650)
-"""Nobody looks at it: a certificate is good for as long as its process runs."""
+"""Not checked: a certificate is good for as long as its process runs."""
+SECRET_BYTES = 32
+DIGEST_BYTES = 32
+LIFE_S = 10.0
+"""From the ticket's issue to the secret's arrival."""
+MAX_TICKETS = 64
 
 
 def serving_context() -> tuple[ssl.SSLContext, bytes]:
-    """The context of a server with a certificate of its own, and that certificate's digest. Raises `OSError`."""
+    """A server's context with a new certificate, and the certificate's digest. Raises `OSError`."""
     key = Ed25519PrivateKey.generate()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "swarm")])
     now = datetime.now(UTC)
@@ -74,19 +77,12 @@ def show(context: ssl.SSLContext, key: CertificateIssuerPrivateKeyTypes, certifi
 
 
 def digest_of(certificate: bytes) -> bytes:
-    """Of a certificate in DER."""
+    """SHA-256 of a certificate in DER."""
     return hashlib.sha256(certificate).digest()
 
 
-SECRET_BYTES = 32
-DIGEST_BYTES = 32
-LIFE_S = 10.0
-"""From the ticket's issue to the secret's arrival."""
-MAX_TICKETS = 64
-
-
 class Ticket(Struct, frozen=True, array_like=True):
-    """Where to connect, whom to expect there, and what to say."""
+    """Port, certificate and secret for one link."""
 
     port: Annotated[int, Meta(ge=LEAST_PORT, le=65_535)]
     certificate: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -96,7 +92,7 @@ class Ticket(Struct, frozen=True, array_like=True):
 
 
 class Errand(Struct, frozen=True):
-    """What a ticket was given out for."""
+    """The peer and request of a ticket."""
 
     peer_id: str
     request: bytes
@@ -111,7 +107,7 @@ class Secrets:
         self._clock = clock
         self._lock = threading.Lock()
         self._errands: dict[bytes, Errand] = {}
-        """By secret, oldest first."""
+        """Errands by secret, oldest first."""
 
     def issue(self, peer_id: str, request: bytes) -> bytes:
         """A new secret for a peer's request; the peer's earlier one is void, and the oldest of too many."""
@@ -124,7 +120,7 @@ class Secrets:
         return secret
 
     def redeem(self, secret: bytes) -> Errand | None:
-        """What a secret was issued for, once; None for any other bytes."""
+        """The errand of a secret, once; None for any other bytes."""
         with self._lock:
             self._keep_valid()
             return self._errands.pop(secret, None)

@@ -1,8 +1,4 @@
-"""`AsyncRuntime` in trio; see `net/runtime.py`.
-
-----
-
-A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
+"""A py-libp2p host, configured for use in a swarm; py-libp2p's specifics are here.
 
 Importing this imports libp2p and trio, which cannot share a process with hivemind (both register the same protobuf
 symbols). Import it only if this network was selected.
@@ -11,7 +7,7 @@ Defaults of py-libp2p that are disabled here: it offers connections without auth
 its own, and ends the process when a peer sends bytes that a parser does not expect. It reads protocol names of any
 length, also before any handshake; asks every peer for a description of up to a megabyte, keeps it, and dials what it
 says; counts a connection as open after it has ended; and forgets no stream that the peer leaves half closed. `muxer`
-has the limits of a connection, `slots` those of their number; docs/protocol.md lists what each default costs.
+has the limits of a connection, `slots` those of their number; docs/extras/libp2p.md lists what each default costs.
 """
 
 from __future__ import annotations
@@ -20,8 +16,9 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from ipaddress import ip_address
 
 import libp2p.protocol_muxer.multiselect_communicator as communicator_module
@@ -55,26 +52,40 @@ from swarm.extras.libp2p.muxer import BoundedMuxers, Holdings
 from swarm.extras.libp2p.slots import MAX_SLOTS, ConnectionSlots
 from swarm.net.addresses.dial import host_of
 from swarm.net.addresses.listening import check_free
+from swarm.net.addresses.nat import CIRCUIT
 from swarm.net.guard import Counters
 from swarm.net.membership import dialling
 from swarm.net.records.envelope import (
-    LOOK_AGAIN_S,
     MAX_REPLY_BYTES,
-    NOT_YET_S,
-    REFUSAL_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    STALL_TIMEOUT_S,
-    encode_answer,
-    encode_error,
     encode_request,
+    joined,
     read_answer,
-    read_request,
 )
-from swarm.net.runtime import until
-from swarm.net.services.stream_admission import Stream, StreamAdmission
-from swarm.protocols import StreamHandler, Wakeup
+from swarm.net.services.streams import Gatekeeper, Stream, Unlimited, answer_stream
+from swarm.protocols import StreamHandler
+
+logger = logging.getLogger(__name__)
 
 LOOK_UP_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 2 * MAX_SLOTS
+"""Incoming ones and those that this node dials, which are fewer."""
+UPGRADE_TIMEOUT_S = 10.0
+"""For encryption and multiplexing of a new connection."""
+MAX_NAME_BYTES = 1_024
+"""Length of a protocol's name, or a list of names, in negotiations."""
+LINGER_S = 10.0
+"""Time in which the other side has to close a stream that has been served."""
+MAX_OPEN_STREAMS_PER_PEER = 128
+"""Streams with any protocol or with none yet."""
+MAX_BYTES = 2**30
+DIAL_TIMEOUT_S = 10.0
+"""For one address."""
+DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
+"""For all addresses of a peer, so that each has had its turn when the dial ends."""
+CLOSE_TIMEOUT_S = 1.0
+ANYWHERE = ("0.0.0.0", "::")
+RawHandler = Callable[[NetStream], Awaitable[None]]
+InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
 class TrioSignal:
@@ -131,31 +142,10 @@ class TrioRuntime:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-logger = logging.getLogger(__name__)
-
-MAX_CONNECTIONS = 2 * MAX_SLOTS
-"""Incoming ones and those that this node dials, which are fewer."""
-UPGRADE_TIMEOUT_S = 10.0
-"""For encryption and multiplexing of a new connection."""
-MAX_NAME_BYTES = 1_024
-"""Length of a protocol's name, or a list of names, in negotiations."""
-LINGER_S = 10.0
-"""Time in which the other side has to close a stream that has been served."""
-MAX_OPEN_STREAMS_PER_PEER = 128
-"""Streams with any protocol or with none yet."""
-MAX_BYTES = 2**30
-DIAL_TIMEOUT_S = 10.0
-"""For one address."""
-DIAL_ALL_S = 0.9 * dialling.DIAL_TIMEOUT_S
-"""For all addresses of a peer, so that each has had its turn when the dial ends."""
-CLOSE_TIMEOUT_S = 1.0
-ANYWHERE = ("0.0.0.0", "::")
-
-RawHandler = Callable[[NetStream], Awaitable[None]]
-
-
 class Host:
     """A running host; create it with `open_host`."""
+
+    uses_relays = dials_claims = False
 
     def __init__(self, host: BasicHost, counters: Counters, holdings: Holdings, slots: ConnectionSlots) -> None:
         """Wrap a running host; use `open_host` instead."""
@@ -163,15 +153,10 @@ class Host:
         self._runtime = TrioRuntime()
         self._counters = counters
         self.holdings = holdings
-        """What the connections hold in memory."""
+        """Memory of the connections."""
         self.slots = slots
         """The incoming connections."""
-        self.admission = StreamAdmission()
-        """Decides which streams are served."""
-        self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer's requests are answered at all."""
-        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before this many bytes of an answer are sent."""
+        self.gatekeeper: Gatekeeper = Unlimited()
 
     @property
     def peer_id(self) -> str:
@@ -187,7 +172,7 @@ class Host:
         return frozenset(str(peer) for peer in self._host.get_connected_peers())
 
     def remote_addresses(self) -> dict[str, tuple[str, ...]]:
-        """By connected peer: the remote ends of its connections."""
+        """Remote ends of the connections, by connected peer."""
         connections = self._host.get_network().get_connections_map()
         return {str(peer): tuple(filter(None, map(_remote_address, each))) for peer, each in connections.items()}
 
@@ -203,6 +188,10 @@ class Host:
             if each and not any(connection.muxed_conn._ping_event.is_set() for connection in each)
         )
 
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`. py-libp2p, as set up here, supports neither QUIC nor relays."""
+        return "/tcp/" in address and CIRCUIT not in address
+
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer's addresses in turn until one answers. Raises `PeerUnreachable` with all reasons."""
         problems: list[str] = []
@@ -214,7 +203,7 @@ class Host:
                     await self._host.get_network().dial_addr(Multiaddr(address), ID.from_base58(peer_id))
                 return
             except Exception as error:
-                # Strangers choose the addresses, and any layer of py-libp2p may raise.
+                # Untrusted peers choose the addresses, and any layer of py-libp2p may raise.
                 problems.append(f"{address}: {_reason(error)}")
         raise PeerUnreachable(", ".join(problems) or f"no address of {peer_id} is known")
 
@@ -237,15 +226,11 @@ class Host:
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
         """The whole answer of a connected peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
-        answer = bytearray()
         try:
             with trio.fail_after(timeout_s):
-                async with aclosing(self.stream(peer_id, protocol, payload, timeout_s, max_bytes)) as chunks:
-                    async for chunk in chunks:
-                        answer += chunk
+                return await joined(self.stream(peer_id, protocol, payload, timeout_s, max_bytes))
         except trio.TooSlowError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
-        return bytes(answer)
 
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
@@ -279,61 +264,33 @@ class Host:
         """Answer other peers' requests for `protocol`, chunk by chunk."""
 
         async def reply(stream: NetStream) -> None:
-            remote = str(stream.muxed_conn.peer_id)
+            remote, gatekeeper = str(stream.muxed_conn.peer_id), self.gatekeeper
             with trio.CancelScope() as scope:
-                admitted = self._enter(stream, remote, protocol, scope.cancel)
+                admitted: Stream | None = None
+                if gatekeeper.admits(remote):
+                    address = _remote_address(stream) or ""
+                    admitted = gatekeeper.admission.admit(remote, address, protocol, scope.cancel)
                 if admitted is not None:
                     try:
-                        await self._serve(stream, admitted, protocol, handler)
+                        channel = _Channel(stream)
+                        await answer_stream(admitted, channel, protocol, handler, gatekeeper.pace, self._runtime)
+                        await stream.close()
                         return
                     finally:
-                        self.admission.release(admitted)
+                        gatekeeper.admission.release(admitted)
             await _abandon(stream)
 
         self._host.set_stream_handler(protocol, reply)
 
-    def _enter(self, stream: NetStream, remote: str, protocol: str, hang_up: Callable[[], None]) -> Stream | None:
-        if not self.admits(remote):
-            return None
-        return self.admission.admit(remote, _remote_address(stream) or "", protocol, hang_up)
 
-    async def _serve(self, stream: NetStream, admitted: Stream, protocol: str, handler: StreamHandler) -> None:
-        async def read(count: int) -> bytes:
-            admitted.peer_turn(count)
-            return await _read_exactly(stream, count)
+class _Channel:
+    def __init__(self, stream: NetStream) -> None:
+        self.read = partial(_read_exactly, stream)
+        self.send = stream.write
 
-        # Read the request even to refuse it: a close with unread bytes would lose the refusal.
-        with trio.fail_after(REQUEST_TIMEOUT_S if admitted.served else REFUSAL_TIMEOUT_S):
-            request = await read_request(read)
-        admitted.own_turn()
-        if not admitted.served:
-            await _send(stream, encode_error("busy, ask later"))
-        else:
-            frames = encode_answer(handler(admitted.remote, request))
-            while (frame := _next_frame(frames, protocol)) is not None:
-                if not isinstance(frame, bytes):
-                    await until(frame, self._runtime, LOOK_AGAIN_S)
-                    continue
-                await trio.sleep(self.pace(len(frame)) if frame else NOT_YET_S)
-                if frame:
-                    admitted.peer_turn(len(frame))
-                    await _send(stream, frame)
-                    admitted.own_turn()
-        await stream.close()
-
-
-def _next_frame(frames: Iterator[bytes | Wakeup], protocol: str) -> bytes | Wakeup | None:
-    try:
-        return next(frames, None)
-    except Exception as error:
-        # A handler's error is reported to its peer only; `Answering` has counted it.
-        logger.debug("the handler for %s failed", protocol, exc_info=True)
-        return encode_error(f"the handler failed: {type(error).__name__}")
-
-
-async def _send(stream: NetStream, frame: bytes) -> None:
-    with trio.fail_after(STALL_TIMEOUT_S):
-        await stream.write(frame)
+    def has_ended(self) -> bool:
+        """The stream does not say."""
+        return False
 
 
 def _remote_address(connection: INetConn | NetStream) -> str | None:
@@ -433,7 +390,7 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     network = host.get_network()
     network.upgrader.muxer_multistream = BoundedMuxers(holdings)
     network.retry_config = RetryConfig(max_retries=0)
-    # It has one limit of streams for all peers together, and halves it when somebody reaches it.
+    # It has one limit of streams for all peers together, and halves it when it is reached.
     network.set_resource_manager(None)
     # Peers may ask who this host is, which the go daemon does; what they say of themselves is not asked for.
     network.notifees = [each for each in network.notifees if not isinstance(each, _IdentifyNotifee)]
@@ -441,9 +398,6 @@ def _make_host(seed: bytes, announce: Sequence[str], holdings: Holdings) -> Basi
     host.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL_ID)
     host.set_stream_handler(PING_PROTOCOL_ID, handle_ping)
     return host
-
-
-InboundHandler = Callable[[TrioTCPStream, Multiaddr], Awaitable[None]]
 
 
 def _let_in(network: Swarm, slots: ConnectionSlots, counters: Counters) -> InboundHandler:
@@ -492,7 +446,7 @@ def _guarded(handler: RawHandler, counters: Counters) -> RawHandler:
             await handler(stream)
             await _finish(stream)
         except Exception:
-            # Strangers' input and disconnections may raise in any of py-libp2p's protocols.
+            # Untrusted input and disconnections may raise in any of py-libp2p's protocols.
             counters.add("bad_streams")
             logger.debug("dropped a stream after an error", exc_info=True)
             await _abandon(stream)

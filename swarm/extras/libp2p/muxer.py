@@ -29,9 +29,9 @@ from swarm.reasons import Reason
 WINDOW_BYTES = 2**20
 """Receive window of one stream at most; it begins with yamux' 256 KiB."""
 STREAM_BYTES = 2**14
-"""What an open stream counts for, beside the bytes in its buffer: its task, locks and events."""
+"""Cost of an open stream, beside the bytes in its buffer: its task, locks and events."""
 CONNECTION_BYTES = 2**24
-"""What one connection may hold: bytes that arrived and were not read, and its open streams. An honest peer sends a
+"""Limit of one connection: bytes that arrived and were not read, and its open streams. An honest peer sends a
 dozen streams at a time, and of a paced download a window waits.
 """
 MAX_STREAMS = 256
@@ -52,7 +52,7 @@ class FrameRefused(IOException):  # type: ignore[misc]
 
 
 class Holdings:
-    """What all connections of a host hold together, in bytes. The one that holds most is closed at the limit."""
+    """Bytes that all connections of a host hold together. The one that holds most is closed at the limit."""
 
     def __init__(self, max_bytes: int, counters: Counters) -> None:
         """No connections yet."""
@@ -115,7 +115,7 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
         return sum(map(len, self.stream_buffers.values())) + STREAM_BYTES * len(self.streams) + announced
 
     def forget(self, stream: YamuxStream) -> None:
-        """Drop what a stream holds that was reset and that nobody reads any more."""
+        """Drop the bytes of a stream that was reset and is no longer read."""
         if self.streams.pop(stream.stream_id, None) is not None:
             self._ended(stream)
         for kept in (self.stream_buffers, self.stream_events):
@@ -151,7 +151,7 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
         await self._frames.wait()
 
     def _problem(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> str:
-        """What is wrong with a frame; empty if nothing is."""
+        """The problem of a frame; empty if it is valid."""
         if version or kind > yamux.TYPE_GO_AWAY or flags & ~FLAGS:
             return f"a frame of version {version}, type {kind} and flags {flags:#x} does not exist"
         if kind in (yamux.TYPE_PING, yamux.TYPE_GO_AWAY):
@@ -228,7 +228,7 @@ class Headers:
         self._admit = admit
 
     def __getattr__(self, name: str) -> Any:
-        """What the connection has."""
+        """Attributes of the connection."""
         return getattr(self._conn, name)
 
     async def read(self, count: int | None = None) -> bytes:

@@ -22,11 +22,8 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.extras.libp2p.host import Host, TrioRuntime, interfaces
-from swarm.net.addresses.nat import CIRCUIT
-from swarm.net.membership.dialling import Dialling
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
-from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +39,7 @@ class Session(MemberSession):
 
     def __init__(self, member: Member, host: Host) -> None:
         """Run `member` on a started host."""
-        runtime = TrioRuntime()
-        dialling = Dialling(member, host.connect, runtime, can_dial=_can_dial)
-        super().__init__(member, host, runtime, dialling)
+        super().__init__(member, host, TrioRuntime())
         self._host = host
         self._serving: set[str] = set()
         self._unanswered = Lasting()
@@ -52,13 +47,9 @@ class Session(MemberSession):
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run all loops until cancelled; calls `started` when others can reach this node."""
-        self._host.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
         self._host.holdings.blame = self._member.complaints.add
         self._host.slots.is_member = lambda peer_id: peer_id in self._member.peers.in_run
-        answering = self._member.answering
-        self._host.admits = answering.admits
-        self._host.pace = answering.uploads.spend
-        answering.on_banned = self._member.greetings.on_change = self.refresh_soon
+        self._host.gatekeeper = self._member.answering
         await self.serve()
         self._locate()
         started()
@@ -158,14 +149,9 @@ class Lasting:
         self._since: dict[str, float] = {}
 
     def longer_than(self, duration_s: float, peer_ids: Collection[str], now: float) -> frozenset[str]:
-        """Those of `peer_ids`, all that are in the state now, that have been for `duration_s`; forgets these."""
+        """Of `peer_ids`, which are in the state now, those in it for `duration_s`; forgets these."""
         self._since = {peer_id: self._since.get(peer_id, now) for peer_id in peer_ids}
         found = frozenset(peer_id for peer_id, since in self._since.items() if now - since > duration_s)
         for peer_id in found:
             del self._since[peer_id]
         return found
-
-
-def _can_dial(address: str) -> bool:
-    """Whether py-libp2p, as set up here, can dial the address: it supports neither QUIC nor relays."""
-    return "/tcp/" in address and CIRCUIT not in address

@@ -4,7 +4,7 @@
                             │ too many                    │ nobody has to make room                │ too many of it
                             └──────────▶ closed ◀─────────┘                     its oldest closed ◀┘
 
-Who makes room: first whoever was connected for a while and takes no part in the run, then the address that has far
+First a peer makes room that was connected for a while and takes no part in the run, then the address that has far
 more slots than the newcomer's. Addresses count before peers because identities are free. Members keep their slots,
 except those of an address that has too many.
 """
@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.net.bandwidth import RatePerName
-from swarm.net.services.stream_admission import FAIR_LEAD
+from swarm.net.services.streams import FAIR_LEAD
 
 MAX_SLOTS = 128
 MAX_SLOTS_PER_PEER = 3
 PATIENCE_S = 10.0
-"""Time for the handshake and for becoming a member; after it, a stranger's slot is given to whoever needs one."""
+"""Time for the handshake and for becoming a member; after it, the slot of a non-member is given to a newcomer."""
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 200.0
 """Per address. Each costs some milliseconds of the node's interpreter."""
 
@@ -79,15 +79,15 @@ class ConnectionSlots:
             self._taken.remove(slot)
 
     def _loser(self, address: str, now: float) -> Slot | None:
-        """Who makes room for a connection from `address`."""
+        """The connection that makes room for one from `address`."""
         counts = Counter(slot.address for slot in self._taken)
-        strangers = [slot for slot in self._taken if not self.is_member(slot.peer_id)]
-        if late := [slot for slot in strangers if now - slot.since >= PATIENCE_S]:
+        outsiders = [slot for slot in self._taken if not self.is_member(slot.peer_id)]
+        if late := [slot for slot in outsiders if now - slot.since >= PATIENCE_S]:
             return max(late, key=lambda slot: (counts[slot.address], now - slot.since))
         greedy, count = counts.most_common(1)[0]
         if count <= counts[address] + FAIR_LEAD:
             return None
-        own = [slot for slot in strangers if slot.address == greedy]
+        own = [slot for slot in outsiders if slot.address == greedy]
         return (own or [slot for slot in self._taken if slot.address == greedy])[0]
 
     def _end(self, slot: Slot) -> None:

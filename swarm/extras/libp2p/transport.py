@@ -140,7 +140,7 @@ class Libp2pTransport(MemberTransport):
         try:
             trio.run(self._host_and_session)
         except Exception as error:
-            # py-libp2p parses strangers' input: an error there costs a restart, not the node.
+            # py-libp2p parses untrusted input: an error there costs a restart, not the node.
             expected = _innermost(error)
             logger.log(
                 logging.DEBUG if isinstance(expected, TransportError) else logging.ERROR,

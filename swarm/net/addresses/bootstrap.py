@@ -1,13 +1,10 @@
 """Bootstrap addresses from the configuration: multiaddrs, files, environment variables and DNS names.
 
-----
+`/dnsaddr/NAME` stands for the multiaddrs in the TXT records `dnsaddr=MULTIADDR` of `_dnsaddr.NAME`, which may refer to
+further names. An entry that ends in `/p2p/PEER_ID` selects that peer only.
 
-`/dnsaddr/NAME`: multiaddrs in the DNS of a domain, one TXT record `dnsaddr=MULTIADDR` each.
-
-The records are those of `_dnsaddr.NAME`; they may refer to further `/dnsaddr/` names. An entry that ends in
-`/p2p/PEER_ID` selects that peer only.
-
-Source: the dnsaddr protocol of the multiaddr specification."""
+Source: the dnsaddr protocol of the multiaddr specification.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +29,13 @@ LOOK_UP_EVERY_S = 60.0
 _KINDS = (
     "a multiaddr /ip4/HOST/tcp/PORT/p2p/PEER_ID, /dnsaddr/NAME, file:PATH, env:NAME or hosts:HOST:PORT/p2p/PEER_ID,..."
 )
+
+
+DNSADDR = "/dnsaddr/"
+TIMEOUT_S = 5.0
+MAX_LOOK_UPS = 16
+"""Per entry, including the names that its records refer to."""
+MAX_NAME_CHARS = 253
 
 
 class Bootstraps:
@@ -210,13 +214,6 @@ def _checked(multiaddrs: Iterable[str]) -> tuple[str, ...]:
     addresses = tuple(multiaddrs)
     by_peer(addresses)
     return addresses
-
-
-DNSADDR = "/dnsaddr/"
-TIMEOUT_S = 5.0
-MAX_LOOK_UPS = 16
-"""Per entry, including the names that its records refer to."""
-MAX_NAME_CHARS = 253
 
 
 def check_name(entry: str) -> None:

@@ -1,15 +1,8 @@
-"""Dialling: multiaddrs, a cheap TCP probe before the daemon dials, and back-off.
-
-----
-
-Filter and rate limit for addresses that strangers report.
+"""Multiaddrs: parsing, validation, a TCP probe, back-off, and a filter for those that untrusted peers report.
 
 A record costs its author nothing and may name any machine, so a node must not become a tool for attacking others. In a
-private run, on this machine or local network, all reported addresses are used. Pure but for the clock.
-
-----
-
-Whether an address that a person has written is one at which a node can listen, or be reached."""
+private run, on this machine or local network, all reported addresses are used. Pure but for the clock and `probe`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +17,7 @@ from itertools import islice
 
 from swarm.errors import ConfigError, IdentityError
 from swarm.lru import LruDict
-from swarm.net.bandwidth import MAX_COUNTED, RatePerName
+from swarm.net.bandwidth import MAX_COUNTED, RatePerName, TokenBucket
 from swarm.net.records.identity import public_key_of
 
 PROBE_TIMEOUT_S = 5.0
@@ -32,6 +25,20 @@ MAX_PAUSE_S = 60.0
 MAX_PAUSES = 4_096
 """Untrusted peers may invent names, so their number is bounded."""
 TCP_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
+"""Per peer: TCP and QUIC at a few interfaces."""
+DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
+"""For all peers that only other peers report; a single reporter gets a quarter."""
+FREE_FAILURES = 4
+HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
+"""After more than `FREE_FAILURES` failed dials in a row a host is paused; each further pause is twice as long."""
+WILDCARDS = ("0.0.0.0", "::")
+# NAT64 gateways map these to any IPv4 address, including private ones.
+TRANSLATED = ip_network("64:ff9b::/96")
+MAX_PORT = 2**16 - 1
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
+_UPON = frozenset({"ws", "wss", "tls", "quic", "quic-v1", "webtransport"})
+"""Components that may follow a port."""
 
 
 def split_multiaddr(multiaddr: str) -> tuple[str, str]:
@@ -106,7 +113,7 @@ async def probe(address: str) -> str | None:
     except OSError as error:
         return os.strerror(error.errno).lower() if error.errno else str(error)
     except (ValueError, OverflowError) as error:
-        # A stranger's record may contain a host or port that the resolver rejects.
+        # An untrusted record may contain a host or port that the resolver rejects.
         return f"not an address ({error})"
     writer.close()
     return None
@@ -150,24 +157,12 @@ class Backoff:
         return max(0.0, self._pauses.get(name, (0.0, now))[1] - now)
 
 
-MAX_NAMED, MAX_ADDRESSES, MAX_OF_ONE_HOST = 24, 8, 2
-"""Per peer: TCP and QUIC at a few interfaces."""
-DIALS_PER_S, DIALS_AT_ONCE = 2.0, 16.0
-"""For all peers that only strangers report; a single reporter gets a quarter."""
-FREE_FAILURES = 4
-HOST_PAUSE_S, MAX_HOST_PAUSE_S = 5.0, 600.0
-"""After more than `FREE_FAILURES` failed dials in a row a host is paused; each further pause is twice as long."""
-WILDCARDS = ("0.0.0.0", "::")
-# NAT64 gateways map these to any IPv4 address, including private ones.
-TRANSLATED = ip_network("64:ff9b::/96")
-
-
 class ReportedAddresses:
     """Decides which reported addresses may be dialled, and how often."""
 
     def __init__(self) -> None:
         """No dials yet."""
-        self._all = RatePerName(DIALS_PER_S, DIALS_AT_ONCE)
+        self._all = TokenBucket(DIALS_PER_S, DIALS_AT_ONCE)
         self._reporters = RatePerName(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
         self._failures: Counter[str] = Counter()
         self._pauses = Backoff(HOST_PAUSE_S, MAX_HOST_PAUSE_S)
@@ -185,7 +180,7 @@ class ReportedAddresses:
 
     def may_dial(self, reporter: str, now: float) -> bool:
         """Whether one more peer reported by `reporter` may be dialled; if so, the dial is counted."""
-        return self._reporters.take(reporter, now) and self._all.take("", now)
+        return self._reporters.take(reporter, now) and self._all.take(now)
 
     def failed(self, addresses: Iterable[str], now: float) -> None:
         """Record that no address led to the peer."""
@@ -251,14 +246,8 @@ def is_private_run(given: Sequence[str], own: Sequence[str], observed: Mapping[s
     return not any(may_be_public(address) and not is_name(address) for address in seen)
 
 
-MAX_PORT = 2**16 - 1
-_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
-_UPON = frozenset({"ws", "wss", "tls", "quic", "quic-v1", "webtransport"})
-"""What may follow a port."""
-
-
 def address_problem(address: str, least_port: int = 0) -> str | None:
-    """What is wrong with a multiaddr without a peer id; None if nothing is."""
+    """The problem of a user's multiaddr without a peer id; None if a node can listen or be reached there."""
     like = "must look like /ip4/HOST/tcp/PORT"
     parts = address.split("/")
     start, kind, host, transport, port, *further = parts if len(parts) >= 5 else [""] * 5

@@ -28,13 +28,13 @@ MAX_RETRY_UPGRADE_S = 3_600.0
 
 def nat_arguments(settings: NetworkSettings) -> tuple[str, ...]:
     """The daemon's arguments for NAT traversal."""
-    # Without -relay the daemon cannot dial through relays; with -autonat it dials whoever asks, at any port.
+    # Without -relay the daemon cannot dial through relays; with -autonat it dials every asker, at any port.
     arguments = (f"-natPortMap={int(settings.nat_port_map)}", "-autonat=0", "-relay=1")
     if not settings.serve_relay:
         return (*arguments, "-relayService=0")
     return (
         *arguments,
-        # A relay serves only if it believes that it is public, and nobody tells it.
+        # A relay serves only if it believes that it is public, and no one tells it.
         "-forceReachabilityPublic=1",
         "-relayService=1",
         f"-relayMaxReservations={settings.relay_reservations}",
@@ -52,7 +52,7 @@ def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ..
     if settings.relay == "auto":
         if settings.announce:
             return {}
-        # A local bootstrap does not indicate a NAT, and nobody outside could use a circuit through it.
+        # A local bootstrap does not indicate a NAT, and no outside peer could use a circuit through it.
         return {peer_id: each for peer_id, each in named.items() if any(map(_may_be_public, each))}
     return named
 
@@ -60,16 +60,15 @@ def candidates(settings: NetworkSettings, bootstraps: Mapping[str, tuple[str, ..
 class Reservations:
     """This node's reservations at relays. Pure: the session sends the requests."""
 
-    def __init__(self, relays: Callable[[], Mapping[str, tuple[str, ...]]]) -> None:
-        """Hold up to `MAX_RESERVATIONS` reservations at the current `relays()`, which come with their addresses."""
-        self._current = relays
+    def __init__(self) -> None:
+        """None yet; up to `MAX_RESERVATIONS`."""
         self._relays: Mapping[str, tuple[str, ...]] = {}
         self._held: dict[str, float] = {}
         self._refused = Backoff(REFUSED_PAUSE_S)
 
-    def due(self, connected: frozenset[str], now: float) -> list[str]:
-        """Relays to ask now, for a new reservation or a renewal."""
-        self._relays = self._current()
+    def due(self, relays: Mapping[str, tuple[str, ...]], connected: frozenset[str], now: float) -> list[str]:
+        """Those of the current `relays`, given with their addresses, to ask now for a reservation or a renewal."""
+        self._relays = relays
         usable = connected & self._relays.keys()
         self._held = {peer_id: since for peer_id, since in self._held.items() if peer_id in usable}
         old = [peer_id for peer_id, since in self._held.items() if now - since >= RENEW_EVERY_S]
@@ -175,7 +174,7 @@ def reachability(
     addresses: Sequence[str],
     connected: frozenset[str],
 ) -> str | None:
-    """A description of this node's reachability for strangers; None if unknown."""
+    """A description of this node's reachability for other machines; None if unknown."""
     public = [address for address in addresses if is_public(address)]
     if settings.serve_relay or settings.announce or any(map(is_own_ip, public)):
         return "public"

@@ -1,18 +1,13 @@
-"""The daemon's control protocol: a request and its answer, in protobuf, on a connection to its control socket.
+"""The daemon's sockets: its control protocol, in protobuf, and the streams that peers open.
 
-----
-
-The streams that peers open: which are served, and their answers.
-
-----
-
-Two messages of libp2p's circuit relay protocol: a reservation request, and the relay's answer with its limits."""
+The control protocol is a request and its answer on a connection to the control socket. A relay reservation takes two
+messages of libp2p's circuit relay protocol: a request, and the relay's answer with its limits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,17 +15,11 @@ from typing import NamedTuple
 from swarm.errors import TransportError
 from swarm.net.hivemind import light_import
 from swarm.net.records.envelope import (
-    LOOK_AGAIN_S,
-    NOT_YET_S,
-    REFUSAL_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     STALL_TIMEOUT_S,
-    encode_answer,
-    encode_error,
-    read_request,
 )
-from swarm.net.runtime import AsyncioRuntime, until
-from swarm.net.services.stream_admission import Stream, StreamAdmission
+from swarm.net.runtime import AsyncioRuntime
+from swarm.net.services.streams import Gatekeeper, Unlimited, answer_stream
 from swarm.protocols import StreamHandler
 
 with light_import.without_the_rest():
@@ -48,6 +37,16 @@ CIRCUIT_CODE = b"\xa2\x02"
 """Multicodec numbers 421 and 290 as varints."""
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
+"""Protocol by which peers push descriptions of themselves. The daemon would dial the addresses, and keep the protocol
+names for good: 75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
+HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE = b"\x08\x00"
+"""A `HopMessage` of type RESERVE."""
+MAX_REPLY_BYTES = 4_096
+OK = 100
+STATUS_FIELD, LIMIT_FIELD = 5, 4
+DURATION_FIELD, DATA_FIELD = 1, 2
 
 
 class Control:
@@ -72,13 +71,13 @@ class Control:
             try:
                 return await _exchange(*self._looker, request)
             except BaseException:
-                # An answer that nobody waited for would be taken for the next one.
+                # An answer that no caller waited for would be taken for the next one.
                 self._looker[1].close()
                 self._looker = None
                 raise
 
     async def ask(self, request: p2pd_pb2.Request) -> p2pd_pb2.Response:
-        """Ask for what may take long, like a dial: on a connection of its own."""
+        """Send a request that may take long, like a dial, on a separate connection."""
         reader, writer = await self._open()
         try:
             return await _exchange(reader, writer, request)
@@ -164,29 +163,14 @@ def packed(address: str) -> bytes:
     return bytes(Multiaddr(direct).to_bytes() + P2P_CODE + bytes([len(multihash)]) + multihash + CIRCUIT_CODE)
 
 
-with light_import.without_the_rest():
-    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe
-    from hivemind.proto import p2pd_pb2
-
-
-SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
-"""What a peer pushes to say of itself. The daemon would dial the addresses, and keep the names of protocols for good:
-75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
-
-
 class IncomingStreams:
     """Serves one request per stream; the daemon connects to a socket of ours for each stream that a peer opens."""
 
     def __init__(self) -> None:
         """Serves nothing before `start`."""
         self.handlers: dict[str, StreamHandler] = {}
-        """By protocol."""
-        self.admission = StreamAdmission()
-        """Decides which streams are served."""
-        self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether a peer's requests are answered at all."""
-        self.pace: Callable[[int], float] = lambda num_bytes: 0.0
-        """Seconds to wait before this many bytes of an answer are sent."""
+        """Handlers by protocol."""
+        self.gatekeeper: Gatekeeper = Unlimited()
         self._server: asyncio.Server | None = None
         self._streams: set[asyncio.Task[object]] = set()
         self._runtime = AsyncioRuntime()
@@ -221,63 +205,32 @@ class IncomingStreams:
             info = p2pd_pb2.StreamInfo()
             await read_pbmsg_safe(reader, info)
         remote = base58(info.peer)
-        if not self.admits(remote):
+        gatekeeper = self.gatekeeper
+        if not gatekeeper.admits(remote):
             return
-        stream = self.admission.admit(remote, readable(info.addr) or "", info.proto, writer.transport.abort)
+        address = readable(info.addr) or ""
+        stream = gatekeeper.admission.admit(remote, address, info.proto, writer.transport.abort)
         if stream is None:
             return
         try:
             if info.proto != SELF_DESCRIPTION:
-                await self._attend(stream, info.proto, reader, writer)
+                handler, channel = self.handlers[info.proto], _Channel(reader, writer)
+                await answer_stream(stream, channel, info.proto, handler, gatekeeper.pace, self._runtime)
+                stream.peer_turn()
+                await _hung_up(reader)
         finally:
-            self.admission.release(stream)
-
-    async def _attend(
-        self, stream: Stream, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        async def read(count: int) -> bytes:
-            stream.peer_turn(count)
-            return await reader.readexactly(count)
-
-        # Read the request even to refuse it: a close with unread bytes would lose the refusal.
-        async with asyncio.timeout(REQUEST_TIMEOUT_S if stream.served else REFUSAL_TIMEOUT_S):
-            request = await read_request(read)
-        stream.own_turn()
-        if stream.served:
-            await self._reply(stream, protocol, request, reader, writer)
-        else:
-            await _send(writer, encode_error("busy, ask later"))
-        stream.peer_turn()
-        await _hung_up(reader)
-
-    async def _reply(
-        self, stream: Stream, protocol: str, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            for frame in encode_answer(self.handlers[protocol](stream.remote, request)):
-                if isinstance(frame, bytes) and frame:
-                    await asyncio.sleep(self.pace(len(frame)))
-                    stream.peer_turn(len(frame))
-                    await _send(writer, frame)
-                    stream.own_turn()
-                elif reader.at_eof():
-                    return  # the asker has closed the stream
-                elif isinstance(frame, bytes):
-                    await asyncio.sleep(NOT_YET_S)
-                else:
-                    await until(frame, self._runtime, LOOK_AGAIN_S)
-        except (OSError, TimeoutError):
-            raise
-        except Exception as error:
-            # A handler's error is reported to its peer only.
-            logger.debug("the handler for %s failed", protocol, exc_info=True)
-            await _send(writer, encode_error(f"the handler failed: {type(error).__name__}"))
+            gatekeeper.admission.release(stream)
 
 
-async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    async with asyncio.timeout(STALL_TIMEOUT_S):
-        writer.write(frame)
-        await writer.drain()
+class _Channel:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.read = reader.readexactly
+        self.has_ended = reader.at_eof
+        self._writer = writer
+
+    async def send(self, frame: bytes) -> None:
+        self._writer.write(frame)
+        await self._writer.drain()
 
 
 async def _hung_up(reader: asyncio.StreamReader) -> None:
@@ -286,15 +239,6 @@ async def _hung_up(reader: asyncio.StreamReader) -> None:
     """
     async with asyncio.timeout(STALL_TIMEOUT_S):
         await reader.read(1)
-
-
-HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
-RESERVE = b"\x08\x00"
-"""A `HopMessage` of type RESERVE."""
-MAX_REPLY_BYTES = 4_096
-OK = 100
-STATUS_FIELD, LIMIT_FIELD = 5, 4
-DURATION_FIELD, DATA_FIELD = 1, 2
 
 
 class CircuitLimits(NamedTuple):

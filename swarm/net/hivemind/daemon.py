@@ -1,20 +1,9 @@
-"""The daemon's process, and what a node does with it.
+"""The daemon's process, the node's client of it, and daemons that relay.
 
 The daemon runs in its own session, so Ctrl-C in a terminal reaches only the node, which then stops the daemon. The
 daemon watches the connection made by `P2P.replicate` and exits when it closes, so a node killed with -9 leaves none
-behind.
-
-----
-
-A child process on an asyncio loop that any thread may have started; asyncio's own are started by the loop's.
-
-----
-
-Starting a relay daemon and checking that it applies the configured limits.
-
-----
-
-Folders for the sockets between a node and its daemon, among the temporary files."""
+behind. The sockets between the two are in a folder among the temporary files.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +26,8 @@ from pathlib import Path
 
 import psutil
 
+from swarm.children import inherited
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.inherited import inherited
 from swarm.net.addresses.dial import is_name, is_quic, probe, tcp_end, with_ips
 from swarm.net.config import NetworkSettings
 from swarm.net.hivemind import light_import
@@ -57,7 +46,7 @@ from swarm.net.hivemind.control import (
 )
 from swarm.net.hivemind.control import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.hivemind.gate import Gate
-from swarm.net.records.envelope import MAX_REPLY_BYTES, encode_request, read_answer
+from swarm.net.records.envelope import MAX_REPLY_BYTES, encode_request, joined, read_answer
 from swarm.net.runtime import AsyncioRuntime
 from swarm.protocols import StreamHandler
 
@@ -77,6 +66,12 @@ GARBAGE_PERCENT = "200"
 keeps 40 MB in use, 400 takes 270 MB, 200 takes 160 MB for 3% more of the daemon's time, and 100 takes 110 MB for 9%."""
 STOP_TIMEOUT_S = 1.0
 HANG_UP_GRACE_S = 0.5
+MAX_TRIES = 16
+ANY_HOST = {"/ip4/0.0.0.0/": "/ip4/127.0.0.1/", "/ip6/::/": "/ip6/::1/"}
+PREFIX = "swarm-p2pd-"
+STALE_AFTER_S = 300.0
+"""Age from which a folder without a listener has no owner: a new one's daemon may still be starting."""
+CONNECT_TIMEOUT_S = 1.0
 
 
 def binary_path() -> Path:
@@ -161,7 +156,7 @@ class Daemon:
             f"-hostAddrs={','.join(listen)}" if listen else "-noListenAddrs=1",
             *([f"-announceAddrs={','.join(announce)}"] if announce else []),
             *([f"-id={identity}"] if identity else []),
-            # Neither -pubsub nor -dht...: they dial whom strangers name, and keep what strangers say.
+            # Neither -pubsub nor -dht...: they dial and keep whatever untrusted peers send.
             *("-b=0", "-tls=1", "-connManager=1", "-idleTimeout=30s", *nat),
         ]
         environment = {
@@ -286,6 +281,20 @@ class Daemon:
         self.gate.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def uses_relays(self) -> bool:
+        """See `Dialler`."""
+        return True
+
+    @property
+    def dials_claims(self) -> bool:
+        """See `Dialler`. A closed gate prevents it."""
+        return self.gate.datagrams or bool(self.gate.problem)
+
+    def can_dial(self, address: str) -> bool:
+        """See `Dialler`. `connect` says why it cannot dial an address."""
+        return True
+
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer at any of its addresses. Raises `PeerUnreachable` with the reason for each.
 
@@ -338,17 +347,11 @@ class Daemon:
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """The whole answer of a peer to one request, within `timeout_s`. Raises `PeerUnreachable`."""
-        answer = bytearray()
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                aclosing(self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES)) as chunks,
-            ):
-                async for chunk in chunks:
-                    answer += chunk
+            async with asyncio.timeout(timeout_s):
+                return await joined(self.stream(peer_id, protocol, payload, timeout_s, MAX_REPLY_BYTES))
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer_id} did not answer {protocol} within {timeout_s:g} s") from error
-        return bytes(answer)
 
     async def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
@@ -429,7 +432,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         """Wrap a process whose output is a pipe, on the running loop; it is read from `attach` on."""
         self.output = asyncio.StreamReader()
-        """What it prints."""
+        """Its output."""
         self._process = process
         self._pipe: asyncio.ReadTransport | None = None
         self._loop = asyncio.get_running_loop()
@@ -449,7 +452,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """How it has ended; None while it runs."""
+        """Its exit code; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
@@ -470,10 +473,6 @@ class Child:
     def _note(self, code: int) -> None:
         if not self._ended.done():
             self._ended.set_result(code)
-
-
-MAX_TRIES = 16
-ANY_HOST = {"/ip4/0.0.0.0/": "/ip4/127.0.0.1/", "/ip6/::/": "/ip6/::1/"}
 
 
 async def start_relay(
@@ -504,9 +503,9 @@ async def start_relay(
 
 
 async def _limits_of(daemon: Daemon, addresses: Sequence[str]) -> CircuitLimits:
-    """The limits that this relay reports to a stranger. Raises `PeerUnreachable`.
+    """The limits that this relay reports to an unknown peer. Raises `PeerUnreachable`.
 
-    A new stranger each time: a node that lost a connection to a peer waits before it dials that peer again.
+    The peer is new each time: a node that lost a connection to a peer waits before it dials that peer again.
     """
     asker = await Daemon.start(listen=())
     try:
@@ -522,14 +521,8 @@ def _from_here(listen: str) -> str:
     return listen
 
 
-PREFIX = "swarm-p2pd-"
-STALE_AFTER_S = 300.0
-"""Age from which a folder without a listener has no owner: a new one's daemon may still be starting."""
-CONNECT_TIMEOUT_S = 1.0
-
-
 def make_folder() -> Path:
-    """A folder that only this user can read: whoever has the control socket has the node's identity.
+    """A folder that only this user can read: the control socket gives full use of the node's identity.
 
     What killed nodes left is removed.
     """

@@ -1,17 +1,14 @@
-"""hivemind's DHT protocol with limits; all uses of its private interfaces for the directory.
-
-Requests are limited in size and charged to their sender before protobuf decodes them. The number of items in requests
-and answers is checked before they are processed. hivemind's own handlers do neither: one request could name a key
-twenty thousand times, or nest extensions until the decoder's stack overflows.
-
-Importing this imports hivemind's DHT.
-
-----
-
-The run's peer directory: one signed, short-lived record per peer in hivemind's DHT.
+"""The run's peer directory in hivemind's DHT: one signed, short-lived record per peer.
 
 It is split into parts with separate keys, and so on separate nodes, because a node that stores a record receives all
-records under its key. Importing this imports hivemind's DHT; nodes run it in a separate process, see `directory`."""
+records under its key. Nodes run it in a separate process, see `directory`.
+
+hivemind's protocol gets limits here. Requests are limited in size and charged to their sender before protobuf decodes
+them. The number of items in requests and answers is checked before they are processed. hivemind's own handlers do
+neither: one request could name a key twenty thousand times, or nest extensions until the decoder's stack overflows.
+
+Importing this imports hivemind's DHT. All uses of its private interfaces are here.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +59,12 @@ ALLOWANCE_BYTES_PER_S = 2**18
 MAX_SENDERS = 1_024
 RPC_TIMEOUT_S = 3.0
 PARALLEL_RPC = 16
+MAX_PINGED_AT_ONCE = 3 * PARALLEL_RPC
+"""Peers that may be silent: a round must end before its time is over."""
+SILENT_PAUSE_S, MAX_SILENT_PAUSE_S = 2.0, 600.0
+"""Back-off of members that do not answer. A peer's DHT starts a little after its connection."""
+BEAM = 8
+"""Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""
 
 
 class Refused(Exception):
@@ -260,7 +263,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
             found = {key: self._read(key, result) for key, result in zip(keys, response.results, strict=True)}
             node_id = DHTID.from_bytes(response.peer.node_id) if response.peer.node_id else None
         except Exception:
-            # hivemind or protobuf may raise anything for a stranger's answer; it counts as no answer.
+            # hivemind or protobuf may raise anything for an untrusted answer; it counts as no answer.
             await self.update_routing_table(self.routing_table.get(peer_id=peer), peer, responded=False)
             return None
         if node_id is not None:
@@ -388,13 +391,6 @@ with light_import.without_the_rest():
     from hivemind.dht.routing import DHTID
     from hivemind.p2p import P2P, PeerID
 
-MAX_STRANGERS_AT_ONCE = 3 * PARALLEL_RPC
-"""Of those that may be silent: a round must end before its time is over."""
-SILENT_PAUSE_S, MAX_SILENT_PAUSE_S = 2.0, 600.0
-"""Back-off of members that do not answer. A peer's DHT starts a little after its connection."""
-BEAM = 8
-"""Nodes asked for a part. Its entries are on the five nodes nearest to its key, if all nodes know each other."""
-
 
 class PeerDirectory:
     """Reads and writes a run's peer records."""
@@ -440,11 +436,11 @@ class PeerDirectory:
         """
         now = time.monotonic()
         targets = {peer_id: PeerID.from_base58(peer_id) for peer_id in peer_ids}
-        strangers = {each: peer for each, peer in targets.items() if peer not in self._node.protocol.routing_table}
-        waited = [peer_id for peer_id in strangers if self._silent.wait_s(peer_id, now) <= 0]
-        asked = random.sample(waited, min(len(waited), MAX_STRANGERS_AT_ONCE))
-        answers = await asyncio.gather(*(self._node.protocol.call_ping(strangers[peer_id]) for peer_id in asked))
-        met = set(targets.keys() - strangers.keys())
+        unmet = {each: peer for each, peer in targets.items() if peer not in self._node.protocol.routing_table}
+        waited = [peer_id for peer_id in unmet if self._silent.wait_s(peer_id, now) <= 0]
+        asked = random.sample(waited, min(len(waited), MAX_PINGED_AT_ONCE))
+        answers = await asyncio.gather(*(self._node.protocol.call_ping(unmet[peer_id]) for peer_id in asked))
+        met = set(targets.keys() - unmet.keys())
         for peer_id, node_id in zip(asked, answers, strict=True):
             if node_id is None:
                 self._silent.failed(peer_id, time.monotonic())

@@ -7,8 +7,6 @@ feeds and requests continue, and a new process replaces it.
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -16,9 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
+from swarm.children import Child, inherited, python_path, receive, send
 from swarm.errors import DirectoryError, DirectoryLost, Refusal
-from swarm.inherited import inherited, python_path
 from swarm.net.hivemind.directory_messages import (
+    MAX_MESSAGE_BYTES,
     AddPeers,
     Announce,
     Announced,
@@ -31,8 +30,7 @@ from swarm.net.hivemind.directory_messages import (
     Request,
     Setup,
     decode_reply,
-    receive,
-    send,
+    encode,
 )
 from swarm.net.records.wire import open_peer_record
 from swarm.types import PeerRecord
@@ -40,17 +38,15 @@ from swarm.types import PeerRecord
 T = TypeVar("T", Ready, PeersAdded, Announced, Found)
 
 ANSWER_TIMEOUT_S = 30.0
-EXIT_TIMEOUT_S = 1.0
+WORKER = "swarm.net.hivemind.directory_process"
 
 
 class Directory:
     """A running process and the socket to it; create it with `running`."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Wrap a process that has just started; use `running` instead."""
-        self._process = process
+        self._child = child
         self._reader = reader
         self._writer = writer
 
@@ -58,36 +54,22 @@ class Directory:
     @asynccontextmanager
     async def running(cls) -> AsyncGenerator[Directory]:
         """Start a process and stop it afterwards; call `open` before use. Raises `DirectoryLost`."""
-        ours, theirs = socket.socketpair()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "swarm.net.hivemind.directory_process", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,  # errors that strangers cause do not belong on the terminal
-                env={**inherited("base"), **python_path()},
-                process_group=0,  # Ctrl-C in a terminal reaches only the node, which then stops this process
-            )
+            child = Child(WORKER, {**inherited("base"), **python_path()})
         except OSError as error:
-            ours.close()
             raise DirectoryLost(f"the directory process cannot be started: {error}") from error
-        finally:
-            theirs.close()
         try:
             # Inside the try block, because the wait may be cancelled.
-            reader, writer = await asyncio.open_connection(sock=ours)
+            reader, writer = await asyncio.open_connection(sock=child.socket)
             with closing(writer):
-                yield cls(process, reader, writer)
+                yield cls(child, reader, writer)
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            child.kill()
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self._child.pid
 
     async def open(self, control: Path, run_id: str, *, keeps: bool) -> None:
         """Attach to the daemon with this control socket; store others' records if `keeps`.
@@ -127,19 +109,12 @@ class Directory:
     async def _exchange(self, request: Request) -> Reply:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await send(self._writer, request)
-                reply: Reply = decode_reply(await receive(self._reader))
+                await send(self._writer, encode(request))
+                reply: Reply = decode_reply(await receive(self._reader, MAX_MESSAGE_BYTES))
                 return reply
         except TimeoutError as error:
             raise DirectoryLost(f"it did not answer within {ANSWER_TIMEOUT_S:g} s") from error
         except (EOFError, OSError) as error:
-            raise DirectoryLost(f"it exited with {await self._exit_code()}") from error
+            raise DirectoryLost(f"it {await asyncio.to_thread(self._child.ending)}") from error
         except (ValueError, msgspec.MsgspecError) as error:
             raise DirectoryLost(f"its answer cannot be decoded: {error}") from error
-
-    async def _exit_code(self) -> int | None:
-        """The exit code; None if the process closed its socket but still runs."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_TIMEOUT_S):
-                return await self._process.wait()
-        return None

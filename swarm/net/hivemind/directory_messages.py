@@ -1,17 +1,11 @@
-"""Messages between a node and its directory process: length-prefixed msgpack on a socket.
-
-Each request gets one reply, in order. Both ends reject a length above the limit.
-"""
+"""Messages between a node and its directory process: msgpack on a socket. Each request gets one reply, in order."""
 
 from __future__ import annotations
-
-import asyncio
 
 import msgspec
 
 MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_RECORDS = 1_024
-LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
@@ -81,18 +75,3 @@ Reply = Ready | PeersAdded | Announced | Found | Failed
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder[Request](Request).decode
 decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
-
-
-async def send(writer: asyncio.StreamWriter, message: Request | Reply) -> None:
-    """Write a message."""
-    encoded = encode(message)
-    writer.write(len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded)
-    await writer.drain()
-
-
-async def receive(reader: asyncio.StreamReader) -> bytes:
-    """The next message, encoded. Raises `EOFError` at the end, and `ValueError` for a message that is too large."""
-    num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    if num_bytes > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message must have at most {MAX_MESSAGE_BYTES} bytes, got {num_bytes}")
-    return await reader.readexactly(num_bytes)

@@ -15,9 +15,11 @@ import signal
 import socket
 import sys
 
+from swarm.children import receive, send
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.dht import BoundedP2P, PeerDirectory
 from swarm.net.hivemind.directory_messages import (
+    MAX_MESSAGE_BYTES,
     MAX_RECORDS,
     AddPeers,
     Announce,
@@ -31,8 +33,7 @@ from swarm.net.hivemind.directory_messages import (
     Request,
     Setup,
     decode_request,
-    receive,
-    send,
+    encode,
 )
 
 with light_import.without_the_rest():
@@ -41,6 +42,8 @@ with light_import.without_the_rest():
 
 MEMORY_LIMIT_BYTES = 256 * 2**20
 """Limit of the data segment; normal use is a tenth of it, a flood of requests takes two tenths."""
+MAX_ERROR_BYTES = 2**16
+"""Limit of its standard error, the only file that it writes."""
 ALARM_S = 20.0
 REQUEST_TIMEOUT_S = 20.0
 
@@ -49,11 +52,11 @@ async def serve(connection: socket.socket) -> None:
     """Answer requests until the other end or the daemon closes its connection."""
     alive = asyncio.create_task(_stay_alive())
     reader, writer = await asyncio.open_connection(sock=connection)
-    setup = decode_request(await receive(reader))
+    setup = decode_request(await receive(reader, MAX_MESSAGE_BYTES))
     assert isinstance(setup, Setup)
     p2p = await BoundedP2P.replicate(Multiaddr(f"/unix{setup.control}"))
     directory = await PeerDirectory.create(p2p, setup.run_id, keeps=setup.keeps)
-    await send(writer, Ready())
+    await send(writer, encode(Ready()))
     ends = {asyncio.create_task(p2p.wait_closed()), asyncio.create_task(_answer_all(directory, reader, writer))}
     ended, _ = await asyncio.wait({alive, *ends}, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
@@ -62,7 +65,8 @@ async def serve(connection: socket.socket) -> None:
 
 async def _answer_all(directory: PeerDirectory, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
-        await send(writer, await _answer(directory, decode_request(await receive(reader))))
+        request = decode_request(await receive(reader, MAX_MESSAGE_BYTES))
+        await send(writer, encode(await _answer(directory, request)))
 
 
 async def _answer(directory: PeerDirectory, request: Request) -> Reply:
@@ -100,6 +104,7 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, ALARM_S)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_ERROR_BYTES, MAX_ERROR_BYTES))
     use_hivemind_log_handler("nowhere")
     logging.disable()
     try:

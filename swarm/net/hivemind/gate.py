@@ -1,10 +1,10 @@
-"""The gate: the daemon's process may send to nobody but those whom this node dials, and those who have connected to it.
+"""The gate: the daemon's process may send only to peers that this node dials, or that have connected to it.
 
 The daemon dials whatever its protocols say: addresses that peers claim in `identify`, requests to dial back. A seccomp
 filter on its process stops every `connect`, and every datagram to a named address, until this process has read the
 address and let it pass, or refused it with `EACCES`. Needs no privileges, but Linux 5.5 or newer on x86_64 or aarch64.
 
-Datagrams of a daemon that listens on QUIC pass: answers to those who connected cannot be told from dials.
+Datagrams of a daemon that listens on QUIC pass: answers to connected peers cannot be distinguished from dials.
 
 This is a rule for the daemon's own code, not a sandbox for one that was taken over: the address is read before the
 kernel reads it, and is not what Go would not pass.
@@ -53,9 +53,9 @@ _MESSAGE = struct.Struct("=QI")
 """Where the address of a `sendmsg` is, and its length."""
 
 _DISCOVERY = ("239.255.255.250", 1900)
-"""Where routers are asked for (UPnP)."""
+"""Multicast address of UPnP."""
 OLDEST = (5, 5)
-"""Linux before could refuse a call for its caller, but not let it go on."""
+"""Earlier versions of Linux could refuse a call, but not let it proceed."""
 ROUTES = Path("/proc/net/route")
 _IS_GATEWAY = 2
 
@@ -77,7 +77,7 @@ class Gate:
         self._memory = -1
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the daemon in a session of its own, its output in a pipe. Raises `OSError` if it cannot run."""
+        """Start the daemon in a new session, its output in a pipe. Raises `OSError` if it cannot run."""
         # A filter binds the thread that installs it, for good, and what that thread starts.
         with ThreadPoolExecutor(1, "daemon-start") as thread:
             process = thread.submit(self._spawn, command, environment).result()
@@ -197,7 +197,7 @@ class _Call(NamedTuple):
 
     number: tuple[int, int]
     length: int
-    """Which argument is the address's length."""
+    """Index of the argument with the address's length."""
 
 
 def _program(datagrams: bool) -> bytes:

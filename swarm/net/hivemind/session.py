@@ -5,13 +5,9 @@ reserve   relay reservations, if not dialable       -> own addresses         (re
 observe   the daemon's connections                  -> peers, wakes the rest (every second)
 discover  own record -> DHT; DHT -> others' records, while there are few peers (every `announce_every_s`)
 
-The other loops are those of `MemberSession`: joining, publishing, following and upkeep.
-
-----
-
-Peer discovery through the directory process, which is restarted when it fails.
-
-Nothing waits for the directory: while it is down, only the discovery of new peers stops."""
+The other loops are those of `MemberSession`: joining, publishing, following and upkeep. Nothing waits for the directory
+process: while it restarts, only the discovery of new peers stops.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +21,32 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from swarm.children import Backoff
 from swarm.errors import DirectoryError, DirectoryLost, PeerUnreachable, TransportError
 from swarm.net.addresses.nat import DirectUpgrades, Reservations
 from swarm.net.hivemind.daemon import Daemon, DaemonTooLarge
 from swarm.net.hivemind.directory import Directory
-from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS, Dialling
+from swarm.net.membership.dialling import ENOUGH_PEERS, FEW_PEERS
 from swarm.net.membership.member import Member
 from swarm.net.membership.session import MemberSession
 from swarm.net.runtime import AsyncioRuntime, Signal
-from swarm.net.services.stream_admission import StreamAdmission
 
 logger = logging.getLogger(__name__)
 
 OBSERVE_EVERY_S = 1.0
 EXIT_REASON_S = 1.0
+ROUND_PAUSE_S = 1.0
+FIRST_LOOK_PAUSE_S = 4.0
+"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
+APART = (0.7, 1.3)
+"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
+FIRST_RESTART_PAUSE_S = 0.5
+MAX_RESTART_PAUSE_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A process that ran for this time resets the restart pause."""
+RENEWALS = 333
+"""Members that renew their entry each time; of more, as many at random: the holders of the directory serve no more of
+them, and it always has about a thousand entries."""
 
 
 class Session(MemberSession):
@@ -46,21 +54,12 @@ class Session(MemberSession):
 
     def __init__(self, member: Member, daemon: Daemon) -> None:
         """Run `member` on a started daemon."""
-        runtime = AsyncioRuntime()
-        gate = daemon.gate
-        dialling = Dialling(
-            member,
-            daemon.connect,
-            runtime,
-            relays=lambda: member.peers.relays,
-            dials_claims=gate.datagrams or bool(gate.problem),
-        )
-        super().__init__(member, daemon, runtime, dialling)
+        super().__init__(member, daemon, AsyncioRuntime())
         self._daemon = daemon
-        self._reservations = Reservations(lambda: member.peers.relays)
+        self._reservations = Reservations()
         self._upgrades = DirectUpgrades()
         self._discovery = Discovery(
-            member, daemon.control, self._run_known, self._peers_changed, dialling.needs_members
+            member, daemon.control, self._run_known, self._peers_changed, self._dialling.needs_members
         )
         self._serving: set[str] = set()
 
@@ -120,12 +119,8 @@ class Session(MemberSession):
 
     async def answer(self) -> None:
         """Begin to answer requests: before `run`, and before others learn this node's address."""
-        answering, incoming = self._member.answering, self._daemon.incoming
-        incoming.admission = StreamAdmission(self._member.complaints.add, self._member.records.is_proven)
-        incoming.admits = answering.admits
-        incoming.pace = answering.uploads.spend
+        self._daemon.incoming.gatekeeper = self._member.answering
         self._daemon.gate.on_refused = partial(self._member.counters.add, "dials_refused")
-        answering.on_banned = self._member.greetings.on_change = self.refresh_soon
         await self.serve()
 
     async def _observe(self) -> None:
@@ -180,8 +175,9 @@ class Session(MemberSession):
                 await self.refresh()
 
     async def _reserve(self) -> None:
+        peers = self._member.peers
         while True:
-            for relay in self._reservations.due(self._member.peers.connected, time.monotonic()):
+            for relay in self._reservations.due(peers.relays, peers.connected, time.monotonic()):
                 try:
                     limits = await self._daemon.circuit_limits(relay)
                 except PeerUnreachable as error:
@@ -192,20 +188,6 @@ class Session(MemberSession):
                     self._reservations.granted(relay, time.monotonic())
                 await self.refresh()
             await asyncio.sleep(OBSERVE_EVERY_S)
-
-
-ROUND_PAUSE_S = 1.0
-FIRST_LOOK_PAUSE_S = 4.0
-"""First pause between reads of the directory; it grows fourfold, since the records of new peers appear soon."""
-APART = (0.7, 1.3)
-"""Random factor of pauses: a read is work for all nodes asked, so nodes that started together must drift apart."""
-FIRST_RESTART_PAUSE_S = 0.5
-MAX_RESTART_PAUSE_S = 30.0
-STEADY_AFTER_S = 60.0
-"""A process that ran for this time resets the restart pause."""
-RENEWALS = 333
-"""Members that renew their entry each time; of more, as many by chance: the holders of the directory serve no more of
-them, and it always has about a thousand entries."""
 
 
 class Discovery:
@@ -228,7 +210,7 @@ class Discovery:
 
     async def discover(self) -> None:
         """Run forever; restarts the directory process when it fails."""
-        pause_s = FIRST_RESTART_PAUSE_S
+        restarts = Backoff(FIRST_RESTART_PAUSE_S, MAX_RESTART_PAUSE_S)
         while True:
             born = time.monotonic()
             try:
@@ -236,10 +218,11 @@ class Discovery:
             except DirectoryError as loss:
                 self._member.counters.add("directory_restarts")
                 logger.warning("restarting the process of the peer directory: %s", loss)
-            if time.monotonic() - born > STEADY_AFTER_S:
-                pause_s = FIRST_RESTART_PAUSE_S
-            await asyncio.sleep(pause_s * random.uniform(*APART))
-            pause_s = min(2 * pause_s, MAX_RESTART_PAUSE_S)
+            now = time.monotonic()
+            if now - born > STEADY_AFTER_S:
+                restarts.note_success()
+            restarts.note_failure(now)
+            await asyncio.sleep((restarts.until - now) * random.uniform(*APART))
 
     async def _live_once(self) -> None:
         # Started before the run is known, so that it is ready by then.

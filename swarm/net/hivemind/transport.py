@@ -109,7 +109,7 @@ class HivemindTransport(MemberTransport):
         except asyncio.CancelledError:
             logger.debug("network thread closed")
         except Exception as error:
-            # Last resort: the node must be told, and stop.
+            # Last resort: the node reads the failure and stops.
             logger.exception("the network thread failed")
             self._failure = f"the network thread failed: {error!r}"
         finally:
@@ -180,14 +180,14 @@ class HivemindTransport(MemberTransport):
             self._settled.set()
             return await self._session.run()
         except DaemonTooLarge as error:
-            # Strangers can cause this at any time, so it must never end the node.
+            # Any peer can cause this at any time, so it must never end the node.
             self._failures = 0
             self._member.counters.add("daemon_outgrown")
             return str(error)
         except TransportError as error:
             return str(error)
         except Exception as error:
-            # hivemind too parses strangers' input: an error there costs a restart, not the node.
+            # hivemind too parses untrusted input: an error there costs a restart, not the node.
             logger.exception("the network session failed")
             return repr(error)
         finally:

@@ -1,39 +1,38 @@
 """Dialling: which peers a session dials, at which addresses and when, and how it reports progress.
 
-----
-
-Crowded bootstraps: when to leave a bootstrap alone that has hung up.
-
-A daemon with more than 512 connections closes all but 256 of those that are older than two minutes. Whoever dials again
-at once is safe for two minutes, so if all do, a bootstrap of thousands is connected with all of them and shakes hands
-all the time. A node that does without it leaves its place to newcomers."""
+Bootstraps that hung up are left alone for a while. A daemon with more than 512 connections closes all but 256 of those
+that are older than two minutes. A node that dials again at once is safe for two minutes, so if all do, a bootstrap of
+thousands is connected with all of them and shakes hands all the time. A node that does without it leaves its
+connection to newcomers.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from swarm.errors import NoConnection, PeerUnreachable
 from swarm.lru import LruDict
 from swarm.net.addresses.dial import Backoff, ReportedAddresses, host_of, is_name, with_ips
 from swarm.net.addresses.nat import relay_of
-from swarm.net.bandwidth import RatePerName
+from swarm.net.bandwidth import TokenBucket
 from swarm.net.membership.member import Member
 from swarm.net.runtime import AsyncRuntime
 
 logger = logging.getLogger(__name__)
 
 MAX_DIALS_AT_ONCE = 8
-"""Of bootstraps and relays at a time, and of all peers before others are begun."""
+"""Bootstraps and relays at a time, and peers of all kinds before others are begun."""
 DIAL_TIMEOUT_S = 30.0
 """For all addresses of a peer."""
 ENOUGH_PEERS = 32
 """Members are dialled up to this number; gossip needs no full mesh."""
 ENOUGH_CHOSEN = ENOUGH_PEERS // 4
-"""A node dials on until it has dialled so many of its members itself: who dials a node is an attacker's choice."""
+"""A node dials until it has dialled so many of its members itself: incoming connections are an attacker's choice."""
 FEW_PEERS = 3
 """With fewer members connected, peers remembered from earlier are dialled too."""
 STEADY_AFTER_S = 10.0
@@ -41,38 +40,52 @@ HUNG_UP_PAUSE_S = 1.0
 """A peer that disconnects within `STEADY_AFTER_S` is paused for `HUNG_UP_PAUSE_S`, twice as long each time."""
 
 AGAIN_PER_S, AGAIN_AT_ONCE = 1 / 60, 3.0
-"""Dials, in a public run, of peers that strangers reported and that were connected before, all together, where such a
-dial also goes to every address that the peer claimed while it was connected: by a go daemon without a closed gate."""
+"""Rate of repeated dials, in a public run, of peers that only untrusted peers reported. It applies to a go daemon
+without a closed gate, which also dials every address that the peer claimed while it was connected."""
 MAX_MET = 4_096
+ENOUGH_HOSTS = 8
+"""A node does without a bootstrap while it is connected with members at this many hosts that it has dialled itself.
+Incoming connections, and the number of peers on one machine, are an attacker's choice."""
+KEPT_S = 600.0
+"""A bootstrap that ends an older connection has restarted rather than made room, and is dialled at once."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 300.0, 1_800.0
+"""The pause doubles with every connection that is closed early. It is bounded, so that a node whose members all turn
+out to be an attacker's still meets its bootstraps."""
+APART = (0.5, 1.0)
+"""Factor of a node's pauses: a bootstrap hangs up on hundreds of nodes at once, which must not return together."""
 
-Connect = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Dials a peer at any of its addresses: `connect(peer_id, addresses)`. Raises `PeerUnreachable`."""
+
+class Dialler(Protocol):
+    """The part of a network library that dials."""
+
+    @property
+    def uses_relays(self) -> bool:
+        """Whether this node needs connections to relays, for reservations there."""
+        ...
+
+    @property
+    def dials_claims(self) -> bool:
+        """Whether a dial may also go to addresses that the peer claimed while it was connected."""
+        ...
+
+    def can_dial(self, address: str) -> bool:
+        """Whether the library supports an address."""
+        ...
+
+    async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Dial a peer at any of its addresses. Raises `PeerUnreachable`."""
+        ...
 
 
 class Dialling:
     """Dials bootstraps, known and remembered peers, with a back-off for each. Independent of asyncio and trio."""
 
-    def __init__(
-        self,
-        member: Member,
-        connect: Connect,
-        runtime: AsyncRuntime,
-        *,
-        relays: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
-        can_dial: Callable[[str], bool] = lambda address: True,
-        dials_claims: bool = False,
-    ) -> None:
-        """The current `relays()` are dialled like bootstraps; addresses that `can_dial` rejects are skipped.
-
-        `dials_claims`: `connect` may dial what a peer claimed while it was connected, too.
-        """
+    def __init__(self, member: Member, dialler: Dialler, runtime: AsyncRuntime) -> None:
+        """No dials yet."""
         self._member = member
         self._peers = member.peers
-        self._connect = connect
+        self._dialler = dialler
         self._runtime = runtime
-        self._relays = relays
-        self._can_dial = can_dial
-        self._dials_claims = dials_claims
         self._backoff = Backoff(member.settings.retry_s)
         self._hung_up = Backoff(HUNG_UP_PAUSE_S)
         self._crowded = CrowdedBootstraps()
@@ -80,7 +93,7 @@ class Dialling:
         """Connected peers that this node has dialled."""
         self._met = LruDict[str, None](MAX_MET)
         """Peers that were connected in this session."""
-        self._again = RatePerName(AGAIN_PER_S, AGAIN_AT_ONCE)
+        self._again = TokenBucket(AGAIN_PER_S, AGAIN_AT_ONCE)
         self._under_way: set[str] = set()
         """Peers that are being dialled."""
         self._dialled: dict[str, float] = {}
@@ -93,7 +106,7 @@ class Dialling:
     def due(self, connected: frozenset[str]) -> dict[str, tuple[str, ...]]:
         """Peers to dial now, with their addresses, given those connected; none that is being dialled already.
 
-        Bootstraps and relays do not wait for others: strangers' addresses may take long to fail.
+        Bootstraps and relays do not wait for others: untrusted addresses may take long to fail.
         """
         now = time.monotonic()
         self._look()
@@ -120,20 +133,20 @@ class Dialling:
             return ()
         given, reported = self._given.get(peer_id, ()), peers.remembered.get(peer_id, ())
         if peer_id in peers.known:
-            # A stranger's record may contain anything, including addresses of other peers.
+            # An untrusted record may contain anything, including addresses of other peers.
             suffix, named = f"/p2p/{peer_id}", peers.known[peer_id][0].multiaddrs
             reported = (*(each.removesuffix(suffix) for each in named if each.endswith(suffix)), *reported)
         if not self._private:
             reported = self._reported.choose(
                 (address for address in reported if address not in given), time.monotonic()
             )
-        return tuple(dict.fromkeys(filter(self._can_dial, (*given, *reported))))
+        return tuple(dict.fromkeys(filter(self._dialler.can_dial, (*given, *reported))))
 
     def _look(self) -> None:
-        """Note what is the same for every peer that is considered now."""
+        """Update what holds for every peer that is considered now."""
         self._private = self._member.own.in_private_run()
         """Whether the run is confined to this machine or local network."""
-        self._given = dict(self._relays())
+        self._given = dict(self._peers.relays if self._dialler.uses_relays else {})
         """Addresses from the configuration, of relays and then bootstraps; these may always be dialled."""
         for peer_id, addresses in self._peers.bootstrap.items():
             self._given[peer_id] = (*self._given.get(peer_id, ()), *addresses)
@@ -146,13 +159,13 @@ class Dialling:
         )
 
     def _may_dial_again(self, peer_id: str, now: float) -> bool:
-        if not self._dials_claims or peer_id not in self._met or self._member.records.is_proven(peer_id):
+        if not self._dialler.dials_claims or peer_id not in self._met or self._member.records.is_proven(peer_id):
             return True
-        return self._again.take("", now)
+        return self._again.take(now)
 
     @contextmanager
     def under_way(self, peer_id: str) -> Iterator[None]:
-        """While a peer is dialled, and until `due` is told that it is connected: it is not due, nor held for lost."""
+        """While a peer is dialled, until `due` sees its connection, it is neither due nor counted as lost."""
         self._under_way.add(peer_id)
         try:
             yield
@@ -178,18 +191,18 @@ class Dialling:
         return True
 
     async def _dial(self, peer_id: str, addresses: Sequence[str], timeout_s: float) -> None:
-        """Connect, and record the outcome for addresses that only strangers report. Raises `PeerUnreachable`."""
+        """Connect, and record the outcome for addresses that only other peers report. Raises `PeerUnreachable`."""
         given = self._given.get(peer_id, ())
         reported = [] if self._private else [address for address in addresses if address not in given]
         try:
             async with self._runtime.timeout(timeout_s):
-                # A stranger's name may resolve to a machine in this network, so it is resolved and filtered here.
+                # An untrusted name may resolve to a machine in this network, so it is resolved and filtered here.
                 found = [ip for address in reported for ip in await self._ips(address)]
                 if reported and not (given or found):
                     raise PeerUnreachable(
                         f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
                     )
-                await self._connect(peer_id, (*(each for each in addresses if each not in reported), *found))
+                await self._dialler.connect(peer_id, (*(each for each in addresses if each not in reported), *found))
         except PeerUnreachable:
             self._reported.failed(reported, time.monotonic())
             raise
@@ -227,7 +240,7 @@ class Dialling:
     def needs_members(self) -> bool:
         """Whether this node looks for more members."""
         in_run = self._peers.in_run
-        # Those that it dialled and that turn out to be no members count too: they must not be without number.
+        # Peers that it dialled and that are no members count too: their number must be bounded.
         return len(self._chosen) < ENOUGH_PEERS and (
             len(in_run) < ENOUGH_PEERS or len(self._chosen & in_run) < ENOUGH_CHOSEN
         )
@@ -283,18 +296,6 @@ class Dialling:
 
 def _peers(connected: Collection[str]) -> str:
     return "1 peer" if len(connected) == 1 else f"{len(connected)} peers"
-
-
-ENOUGH_HOSTS = 8
-"""A node does without a bootstrap while it is connected with members at this many hosts that it has dialled itself. Who
-dials a node, and how many peers one machine plays, is an attacker's choice."""
-KEPT_S = 600.0
-"""A bootstrap that ends an older connection has restarted rather than made room, and is dialled at once."""
-FIRST_PAUSE_S, MAX_PAUSE_S = 300.0, 1_800.0
-"""The pause doubles with every connection that is closed early. It is bounded, so that a node whose members all turn
-out to be an attacker's still meets its bootstraps."""
-APART = (0.5, 1.0)
-"""Factor of a node's pauses: a bootstrap hangs up on hundreds of nodes at once, which must not return together."""
 
 
 class CrowdedBootstraps:

@@ -1,4 +1,4 @@
-"""Following: a node reads the feeds of some members, and so learns of new records; see `records/feed`.
+"""Following: a node reads the feeds of some members and so hears of new records; see `records/feed`.
 
 greet    every connected peer, once           -> who takes part in the run
 follow   the feed of one member for a while   -> records; ids of larger ones
@@ -25,6 +25,7 @@ from swarm.net.addresses.dial import Backoff
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S, TokenBucket
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import OpenStream
+from swarm.net.records.envelope import joined
 from swarm.net.records.feed import (
     FEED_PROTOCOL,
     FEED_RECORDS,
@@ -47,10 +48,10 @@ GREETED_AT_ONCE, FETCHED_AT_ONCE = 4, 4
 """Loops, besides one for each feed."""
 GREETING_TIMEOUT_S = 5.0
 FOLLOWED_S = (60.0, 120.0)
-"""Then another member is followed, if there are more than are followed: nobody chooses for long whom a node hears."""
+"""Then another member is followed, if there are more: no peer decides for long whom a node hears."""
 PROVEN_FIRST = FOLLOWED_AT_ONCE // 2
-"""So many of those followed are authors of use, if enough are connected: identities that come in numbers never are all
-that a node hears."""
+"""Proven authors among the followed members, if enough are connected: a crowd of new identities is never all that a
+node hears."""
 SILENCE_S = 3 * SIGN_OF_LIFE_S
 MAX_FEED_BYTES = 2**40
 """Without a limit in practice: a feed is read at this node's own pace."""
@@ -63,16 +64,16 @@ FETCH_EVERY_S = 0.05
 FETCHED_BYTES = 2**18
 """A request ends with the record that exceeds this, so that none waits long for those before it."""
 FETCH_TIMEOUT_S = 3.0
-"""And the time of the bytes at the least rate. Then another member that named the records is asked."""
+"""In addition to the time of the bytes at the least rate. Then another member that named the records is asked."""
 LOOK_EVERY_S = 2.0
 Peer = TypeVar("Peer")
 
 
 class Following:
-    """Which peers take part, which of them this node follows, and what their feeds named."""
+    """Greets connected peers, follows members, and fetches the records that their feeds name."""
 
     def __init__(self, member: Member, ask: OpenStream, runtime: AsyncRuntime) -> None:
-        """Follow nobody yet."""
+        """No peer is followed yet."""
         self._member = member
         self._ask = ask
         self._runtime = runtime
@@ -84,11 +85,11 @@ class Following:
         self._followed: set[str] = set()
         self._unhelpful = Backoff(UNHELPFUL_S, MAX_UNHELPFUL_S)
         self._named: dict[str, LruDict[bytes, Named]] = {}
-        """By followed member: records that it has and this node lacks."""
+        """Records that each followed member has and this node lacks."""
         self._under_way: set[bytes] = set()
         """Ids of the records being fetched."""
         self._fetching: dict[str, float] = {}
-        """Members being asked, or asked so recently that they are not asked again before this time."""
+        """When members may be asked again: infinity while they are being asked."""
 
     def peers_changed(self) -> None:
         """Other peers are connected, or take part."""
@@ -104,7 +105,7 @@ class Following:
                 self._peers_changed.clear()
                 await self._peers_changed.wait_for(LOOK_EVERY_S)
                 continue
-            # By chance: who does not answer must not be in the way of the same others each time.
+            # At random: a peer that does not answer must not delay the same others each time.
             await self._greet(random.choice(due))
 
     async def _greet(self, peer_id: str) -> None:
@@ -112,20 +113,13 @@ class Following:
         self._greeting.add(peer_id)
         try:
             async with self._runtime.timeout(GREETING_TIMEOUT_S):
-                answer = await self._read_all(peer_id, HELLO_PROTOCOL, greetings.own(), MAX_HELLO_BYTES)
+                answer = await joined(self._fetch(peer_id, HELLO_PROTOCOL, greetings.own(), MAX_HELLO_BYTES))
             greetings.heard(peer_id, answer, knows_us=True)
         except (PeerUnreachable, TimeoutError, Refusal, msgspec.MsgspecError, UnicodeDecodeError) as error:
             greetings.failed(peer_id)
             logger.debug("greeting %s failed: %s", peer_id, error)
         finally:
             self._greeting.discard(peer_id)
-
-    async def _read_all(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> bytes:
-        answer = bytearray()
-        async with aclosing(self._fetch(peer_id, protocol, payload, max_bytes)) as chunks:
-            async for chunk in chunks:
-                answer += chunk
-        return bytes(answer)
 
     async def follow(self) -> None:
         """Follow one member after another, forever."""
@@ -150,7 +144,7 @@ class Following:
                 self._named.pop(peer_id, None)
 
     def _choose(self) -> str | None:
-        """A member to follow next, by chance; None if there is none."""
+        """A random member to follow next; None if there is none."""
         now = time.monotonic()
         free = [
             peer_id
@@ -161,7 +155,7 @@ class Following:
         return random.choice(free) if free else None
 
     async def _read_feed(self, peer_id: str) -> None:
-        """Take in a member's feed until it is another's turn. Raises `PeerUnreachable`."""
+        """Read a member's feed until it is another's turn. Raises `PeerUnreachable`."""
         manifest = self._member.run.manifest
         assert manifest is not None
         began = time.monotonic()
@@ -228,7 +222,7 @@ class Following:
         return "", []
 
     def _lacking(self, peer_id: str) -> Iterable[Named]:
-        """Records that a member named and nobody is being asked for; forgets those that have arrived."""
+        """Records that a member named and no peer is being asked for; forgets those that have arrived."""
         store, wanted = self._member.records.store, self._named[peer_id]
         for name in list(wanted):
             if store.has_seen(name):
@@ -278,7 +272,7 @@ class Following:
 
 
 def candidates(free: list[Peer], followed: Set[Peer], proven: Set[Peer]) -> list[Peer]:
-    """Of those that are free, the members among which chance decides. Pure."""
+    """The free members to choose from at random: proven ones until enough of these are followed. Pure."""
     if len(followed & proven) < PROVEN_FIRST:
         return [peer for peer in free if peer in proven] or free
     return free

@@ -1,8 +1,7 @@
-"""Other peers: those connected, known, remembered from earlier, and banned.
+"""What a node knows of its swarm: the run that it is in, and other peers.
 
-----
-
-The run that a node is in: the founder's sealed manifest and values derived from it."""
+The run is the founder's sealed manifest. Peers are connected, known, remembered from earlier, or banned.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from swarm.errors import ConfigError, Refusal
+from swarm.lru import LruDict
 from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addresses
 from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates
@@ -29,19 +29,19 @@ MAX_KNOWN_PEERS = 1_024
 MAX_REMEMBERED_PEERS = 64
 MAX_SEEN_PEERS = 4_096
 RETURNED_S = 60.0
-"""For so long after its connection began anew a peer may be asked for what it offered before it was restarted."""
+"""For so long after it reconnects, a peer is excused for what it offered before a restart."""
 EXCUSED_EVERY_S = 3_600.0
-"""Between two returns of one peer that excuse it: whoever withholds must not come back for each offer."""
-NOBODY_S_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER})
+"""Interval between two returns that excuse a peer: one that withholds cannot reconnect for each offer."""
+NEVER_OWN = frozenset({Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.WRONG_PEER})
 """Refusals of a peer's record that neither another clock, run, version nor setting explains."""
 
 
 class Returns:
-    """Which peers have lately come back after their connections ended, as restarted nodes do."""
+    """Peers that have lately reconnected, as restarted nodes do."""
 
     def __init__(self) -> None:
-        """Nobody was seen yet."""
-        self._seen: dict[str, float] = {}
+        """No peer was seen yet."""
+        self._seen = LruDict[str, float](MAX_SEEN_PEERS)
         """When each peer was last excused, in monotonic seconds; minus infinity for never. The latest come last."""
         self._returned: dict[str, float] = {}
         """When those that are connected came back."""
@@ -54,7 +54,6 @@ class Returns:
                 self._returned[peer_id] = last = now
             self._seen[peer_id] = -math.inf if last is None else last
         self._returned = {peer_id: at for peer_id, at in self._returned.items() if peer_id in connected}
-        self._seen = dict(list(self._seen.items())[-MAX_SEEN_PEERS:])
 
     def excuse(self, peer_id: str, now: float) -> bool:
         """Whether it came back so lately that it may not have what it offered before."""
@@ -86,14 +85,14 @@ class KnownPeers:
         self.known: dict[str, tuple[PeerRecord, bytes]] = {}
         """Peers' own records, decoded and as signed; may have expired."""
         self.reported_by: dict[str, str] = {}
-        """By known peer: the peer that first passed its record on; empty for the directory."""
+        """The peer that first passed on each known peer's record; empty for the directory."""
         self.banned: frozenset[str] = frozenset()
         self.connected: frozenset[str] = frozenset()
         """Peers with an open connection, in the run or not."""
         self.in_run: frozenset[str] = frozenset()
         """Connected peers that take part in the run."""
         self.observed: dict[str, tuple[str, ...]] = {}
-        """By peer: the remote ends of its connections, as this machine sees them."""
+        """Remote ends of each peer's connections, as this machine sees them."""
         self.alone_since: float | None = clock()
         self.returns = Returns()
 
@@ -131,7 +130,7 @@ class KnownPeers:
             if record.peer_id not in known or known[record.peer_id][0].expires_at <= record.expires_at:
                 known[record.peer_id] = (record, sealed)
         known.pop(self._own_id, None)
-        # Strangers can sign any number of records with later expiry than honest ones, so connected peers come first.
+        # An attacker can sign any number of records with later expiry than honest ones, so connected peers come first.
         worth = {peer_id: (peer_id in self.connected, record.expires_at) for peer_id, (record, _) in known.items()}
         self.known = {peer_id: known[peer_id] for peer_id in sorted(known, key=worth.__getitem__)[-MAX_KNOWN_PEERS:]}
         self.reported_by = {peer_id: self.reported_by.get(peer_id, reporter) for peer_id in self.known}
@@ -153,7 +152,7 @@ class KnownPeers:
         try:
             self._open(sealed, peer_id)
         except Refusal as refusal:
-            if refusal.reason in NOBODY_S_OWN:
+            if refusal.reason in NEVER_OWN:
                 raise
             return False
         return True

@@ -1,4 +1,4 @@
-"""A node as a member of its run: the state that survives sessions, for both network libraries.
+"""A node as a member of its run: the state that survives sessions, for all network libraries.
 
 Each part depends only on those above it:
 
@@ -6,22 +6,11 @@ run         which run this is               manifest
 peers       the other nodes                 connected, known, remembered, banned
 own         this node's own entry           addresses, profile, signed record
 records     incoming and outgoing records   inbox, outbox, record store, announced large records, budgets
-greetings   who takes part in the run       what peers said of themselves
+greetings   who takes part in the run       hellos of peers
 answering   peers' requests                 handlers by protocol
 
 Written on the network thread, readable on any.
-
-----
-
-This node's own entry: its addresses and what it does.
-
-----
-
-Who of the connected peers takes part in the run: each connection is greeted once, by an end that knows the run.
-
-----
-
-Handlers for peers' requests, and which peers they serve."""
+"""
 
 from __future__ import annotations
 
@@ -40,11 +29,10 @@ from swarm.net.config import NetworkSettings
 from swarm.net.guard import Complaints, Counters, Guard
 from swarm.net.membership.known_peers import CurrentRun, KnownPeers
 from swarm.net.membership.traffic import RecordTraffic, Versions
-from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, Feed, FeedRequest, Hello, decode_hello, encode
+from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL, FeedRequest, Hello, decode_hello, encode
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, Referrals, answer_large
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, answer_give, answer_have
-from swarm.net.records.stores import RecordStore
 from swarm.net.records.wire import (
     MAX_PEER_CONTENT_BYTES,
     MAX_PEER_RECORD_BYTES,
@@ -52,8 +40,15 @@ from swarm.net.records.wire import (
     seal_peer_record,
 )
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL, answer_peers
+from swarm.net.services.streams import StreamAdmission
 from swarm.protocols import StreamHandler, Wakeup
 from swarm.types import MAX_MULTIADDRS, MAX_TOLD_TASKS, MemberSummary, NetworkStatus, PeerRecord
+
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+FORGOTTEN_AFTER_S = 30.0
+"""A peer that was not connected for this time is greeted again. Longer than it takes to notice its connection."""
+MAX_GREETED = 4_096
+RETRY_S = 5.0
 
 
 class Member:
@@ -79,28 +74,18 @@ class Member:
         self.guard = Guard(self.counters, self.complaints.add)
         self.run = CurrentRun(settings.run_id, manifest)
         self.peers = KnownPeers(settings, identity.peer_id, self.run, self.counters, clock)
-        self.own = OwnEntry(settings, identity, profile, self.run, self.peers, clock)
+        self.own = OwnEntry(self, profile)
         self.versions = Versions()
         self.records = RecordTraffic(
             settings, identity, self.run, self.peers, self.complaints, self.counters, self.versions, clock
         )
         self.greetings = Greetings(self.run, profile.listed)
-        self.answering = Answering(
-            settings,
-            self.run,
-            self.peers,
-            self.own,
-            self.records.store,
-            self.records.feed,
-            self.greetings,
-            self.guard,
-            self.counters,
-        )
+        self.answering = Answering(self)
         self.detail = "not started"
         """Progress of the network, in words."""
 
     def reachability(self) -> str | None:
-        """A description of this node's reachability for strangers; None if unknown."""
+        """A description of this node's reachability for other machines; None if unknown."""
         return reachability(self.settings, self.peers.bootstrap, self.own.addresses, self.peers.connected)
 
     def status(self) -> NetworkStatus:
@@ -119,45 +104,30 @@ class Member:
         )
 
 
-LOOPBACK = ("/ip4/127.", "/ip6/::1/")
-
-
 class Profile(Struct, frozen=True):
-    """What a node does, for other peers."""
+    """A node's description of itself for other peers."""
 
     model: str = ""
     tasks: tuple[str, ...] = ()
     role: str = "peer"
     version: str = ""
     name: str = ""
-    """What its user calls it; empty if it was not named."""
+    """The user's name for it; may be empty."""
     listed: bool = True
-    """False for a visitor: it does not enter the directory and follows nobody."""
+    """False for a visitor: it neither enters the directory nor follows peers."""
 
 
 class OwnEntry:
     """This node's entry in the peer directory. Written on the network thread, readable on any."""
 
-    def __init__(
-        self,
-        settings: NetworkSettings,
-        identity: Identity,
-        profile: Profile,
-        run: CurrentRun,
-        peers: KnownPeers,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, member: Member, profile: Profile) -> None:
         """No addresses yet."""
-        self._settings = settings
-        self._identity = identity
-        self._run = run
-        self._peers = peers
-        self._clock = clock
+        self._member = member
         self._ends: Mapping[str, Sequence[str]] = {}
         self.profile = profile
         self.addresses: tuple[str, ...] = ()
         self.summary: MemberSummary | None = None
-        """Told with each renewal of the entry."""
+        """Published with each renewal of the entry."""
 
     def locate(self, addresses: tuple[str, ...]) -> bool:
         """Set the node's own addresses; whether they changed."""
@@ -168,46 +138,46 @@ class OwnEntry:
     def in_private_run(self) -> bool:
         """Whether the run appears to be confined to this machine or local network.
 
-        While nobody is connected, the last connections decide.
+        While no peer is connected, the last connections decide.
         """
-        self._ends = self._peers.observed or self._ends
-        named = [address for group in self._peers.bootstrap.values() for address in group]
-        settings = self._settings
+        self._ends = self._member.peers.observed or self._ends
+        named = [address for group in self._member.peers.bootstrap.values() for address in group]
+        settings = self._member.settings
         return is_private_run([*named, *settings.announce, *settings.listen], self.addresses, self._ends)
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses at which others can reach this node."""
-        return tuple(f"{address}/p2p/{self._identity.peer_id}" for address in self.addresses)
+        return tuple(f"{address}/p2p/{self._member.identity.peer_id}" for address in self.addresses)
 
     def sealed(self) -> tuple[bytes, float]:
         """The signed entry and its expiry. Tasks are omitted if it would be too large. The run must be known."""
         record = self._record()
-        sealed = seal_peer_record(self._identity, record)
+        sealed = seal_peer_record(self._member.identity, record)
         if len(sealed) > MAX_PEER_RECORD_BYTES or len(msgspec.msgpack.encode(record)) > MAX_PEER_CONTENT_BYTES:
             # Addresses matter more than tasks.
-            sealed = seal_peer_record(self._identity, replace(record, tasks=()))
+            sealed = seal_peer_record(self._member.identity, replace(record, tasks=()))
         return sealed, record.expires_at
 
     def _record(self) -> PeerRecord:
         """A record whose lifetime covers three renewals."""
-        assert self._run.manifest is not None
-        life_s = min(3 * self._settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
+        assert self._member.run.manifest is not None
+        life_s = min(3 * self._member.settings.announce_every_s, MAX_PEER_RECORD_LIFE_S / 2)
         return PeerRecord(
-            self._run.manifest.run_id,
-            self._identity.peer_id,
+            self._member.run.manifest.run_id,
+            self._member.identity.peer_id,
             self._published()[: MAX_MULTIADDRS // 2],
             self.profile.model,
             self.profile.tasks[:MAX_TOLD_TASKS],
             self.profile.role,
             self.profile.version,
-            self._clock() + life_s,
+            self._member.clock() + life_s,
             self.profile.name,
             pulls=True,
             summary=self.summary,
         )
 
     def _published(self) -> tuple[str, ...]:
-        """The addresses that others may know: in a public run those that its members would dial, and no others."""
+        """The addresses for others: in a public run only those that its members would dial."""
         found = most_reachable_first(self.multiaddrs())
         if not self.in_private_run():
             return tuple(filter(may_be_public, found))
@@ -215,14 +185,8 @@ class OwnEntry:
         return tuple(address for address in found if not address.startswith(LOOPBACK)) or found
 
 
-FORGOTTEN_AFTER_S = 30.0
-"""A peer that was not connected for this time is greeted again. Longer than it takes to notice its connection."""
-MAX_GREETED = 4_096
-RETRY_S = 5.0
-
-
 class _Greeted:
-    """What one peer has said, and whether it has been answered as a member."""
+    """One peer's greeting, and whether it has been answered as a member."""
 
     def __init__(self, now: float) -> None:
         self.takes_part = False
@@ -231,17 +195,20 @@ class _Greeted:
 
 
 class Greetings:
-    """What peers said of themselves. Written on the network thread, readable on any."""
+    """Which connected peers take part in the run. Written on the network thread, readable on any.
+
+    Each connection is greeted once, by an end that knows the run.
+    """
 
     def __init__(self, run: CurrentRun, takes_part: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody has been greeted. `takes_part`: whether this node itself follows others and can be followed."""
+        """No greetings yet. `takes_part`: whether this node itself follows others and can be followed."""
         self._run = run
         self._takes_part = takes_part
         self._clock = clock
         self._greeted = LruDict[str, _Greeted](MAX_GREETED)
         self._failed = Backoff(RETRY_S)
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a peer turns out to take part in the run, or not to."""
+        """Called when a peer starts or stops taking part in the run."""
 
     def members(self) -> frozenset[str]:
         """Peers that said that they take part in this run."""
@@ -253,14 +220,14 @@ class Greetings:
         return encode(Hello(run_id, self._takes_part))
 
     def answer(self, remote: str, request: bytes) -> bytes:
-        """Take in a peer's greeting and return this node's. Raises as `decode_hello`."""
+        """Process a peer's greeting and return this node's. Raises as `decode_hello`."""
         self.heard(remote, request, knows_us=self._run.manifest is not None)
         return self.own()
 
     def heard(self, peer_id: str, content: bytes, *, knows_us: bool) -> None:
-        """Take in what a peer says of itself; `knows_us`: it has this node's greeting. Raises as `decode_hello`."""
+        """Process a peer's greeting; `knows_us`: it has this node's. Raises as `decode_hello`."""
         hello = decode_hello(content)
-        # Before this node knows its own run it takes any: it greets the peer again when it does.
+        # Before this node knows its own run it accepts any: it greets the peer again afterwards.
         own = self._run.manifest.run_id if self._run.manifest else hello.run_id
         takes_part = hello.takes_part and hello.run_id == own != ""
         greeted = self._greeted.setdefault(peer_id, _Greeted(self._clock()))
@@ -272,7 +239,7 @@ class Greetings:
             self.on_change()
 
     def failed(self, peer_id: str) -> None:
-        """A peer did not answer; it is asked again later, ever less often."""
+        """A peer did not answer; it is asked again later, with a growing pause."""
         self._failed.failed(peer_id, self._clock())
 
     def due(self, connected: frozenset[str]) -> list[str]:
@@ -288,30 +255,16 @@ class Greetings:
 
 
 class Answering:
-    """The handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
+    """A `Gatekeeper` with handlers by protocol: built-in ones and those added by `serve`. For the network thread."""
 
-    def __init__(
-        self,
-        settings: NetworkSettings,
-        run: CurrentRun,
-        peers: KnownPeers,
-        own: OwnEntry,
-        store: RecordStore,
-        feed: Feed,
-        greetings: Greetings,
-        guard: Guard,
-        counters: Counters,
-    ) -> None:
-        """Answer from the node's own state."""
-        self._run = run
-        self._peers = peers
-        self._own = own
-        self._feed = feed
-        self._guard = guard
-        self._counters = counters
-        self.uploads = LinkLimit(settings.upload_bytes_per_s)
-        """Pacing of all answers."""
-        referrals = Referrals(peers.is_record_of)
+    def __init__(self, member: Member) -> None:
+        """Answer from the node's own state, all of which exists by now."""
+        self._member = member
+        run, store, feed, greetings = member.run, member.records.store, member.records.feed, member.greetings
+        self.pace = LinkLimit(member.settings.upload_bytes_per_s).spend
+        self.admission = StreamAdmission()
+        """Replaced by each session."""
+        referrals = Referrals(member.peers.is_record_of)
         self.on_banned: Callable[[], None] = lambda: None
         """Called when a banned peer turns out to be connected."""
         self.handlers: dict[str, StreamHandler] = {
@@ -323,31 +276,31 @@ class Answering:
             LARGE_PROTOCOL: lambda remote, request: answer_large(store, referrals, remote, request),
             PEERS_PROTOCOL: lambda remote, request: iter([answer_peers(self._fresh_peers())]),
         }
-        """By protocol."""
+        """Handlers by protocol."""
 
     def _serve_feed(self, remote: str, request: bytes) -> Iterator[bytes | Wakeup]:
-        asked = msgspec.msgpack.decode(request, type=FeedRequest)
-        if self._run.manifest is None or asked.run_id != self._run.manifest.run_id or not self._own.profile.listed:
+        asked, manifest = msgspec.msgpack.decode(request, type=FeedRequest), self._member.run.manifest
+        if manifest is None or asked.run_id != manifest.run_id or not self._member.own.profile.listed:
             raise LookupError("this node takes no part in the run")
-        return self._feed.follow(remote)
+        return self._member.records.feed.follow(remote)
 
     def handle(self, protocol: str, remote: str, request: bytes) -> Iterator[bytes | Wakeup | None]:
-        """Answer a peer's request. Errors are counted and raised again, so the peer is told."""
+        """Answer a peer's request. Errors are counted and raised again, and reported to the peer."""
         try:
             yield from self.handlers[protocol](remote, request)
         except Exception as error:
-            self._guard.request_failed(remote, error)
+            self._member.guard.request_failed(remote, error)
             raise
 
     def admits(self, peer_id: str) -> bool:
         """Whether requests of this peer are answered."""
-        if peer_id in self._peers.banned:
-            self._counters.add("banned_streams")
+        if peer_id in self._member.peers.banned:
+            self._member.counters.add("banned_streams")
             self.on_banned()
             return False
         return True
 
     def _fresh_peers(self) -> list[bytes]:
         """Signed records to pass on, this node's own first."""
-        own = [self._own.sealed()[0]] if self._run.manifest else []
-        return own + self._peers.fresh()
+        own = [self._member.own.sealed()[0]] if self._member.run.manifest else []
+        return own + self._member.peers.fresh()

@@ -1,14 +1,11 @@
-"""The part of a node's session that both network libraries share: joining, publishing, requests.
+"""The part of a node's session that all network libraries share: joining, publishing, requests.
 
-join      manifest from a connected peer  -> the run     (until there is one)
+join      manifest from a connected peer  -> the run     (peers are asked in turn until one knows the run)
 publish   outbox                          -> feed        (paced; waits while no member is connected)
 
 and the loops of `following` and `upkeep`. Independent of asyncio and trio: a subclass provides the runtime, and adds
 dialling and observation.
-
-----
-
-Finding out which run this is: connected peers are asked in turn until one answers with a manifest."""
+"""
 
 from __future__ import annotations
 
@@ -21,19 +18,24 @@ from typing import Protocol
 
 from swarm.errors import PeerUnreachable, Refusal
 from swarm.net.addresses.dial import Backoff
-from swarm.net.membership.dialling import Dialling
+from swarm.net.membership.dialling import Dialler, Dialling
 from swarm.net.membership.following import FETCHED_AT_ONCE, GREETED_AT_ONCE, Following
 from swarm.net.membership.member import Member
 from swarm.net.membership.upkeep import DOWNLOADS_AT_ONCE, PULLS_AT_ONCE, Upkeep
 from swarm.net.records.feed import FOLLOWED_AT_ONCE
-from swarm.net.runtime import AsyncRuntime, Signal
+from swarm.net.runtime import AsyncRuntime
 from swarm.net.services.requests import MANIFEST_PROTOCOL
+from swarm.net.services.streams import StreamAdmission
 
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_AFTER_S = 1.0
+MANIFEST_TIMEOUT_S = 5.0
 RECORDS_PER_S, BYTES_PER_S = 200.0, 6e6
-"""Of own records, so that a burst does not displace what followers have not read."""
+"""Rates of own records, so that a burst does not displace what followers have not read."""
 
 
-class Network(Protocol):
+class Network(Dialler, Protocol):
     """Operations of the network library. They raise `PeerUnreachable`."""
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
@@ -50,19 +52,21 @@ class Network(Protocol):
 class MemberSession:
     """A node's session on one network."""
 
-    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime, dialling: Dialling) -> None:
+    def __init__(self, member: Member, network: Network, runtime: AsyncRuntime) -> None:
         """Run `member` on a started network."""
         self._member = member
         self._network = network
         self._runtime = runtime
-        self._dialling = dialling
+        self._dialling = Dialling(member, network, runtime)
         self._upkeep = Upkeep(member, self.stream, runtime)
         self._following = Following(member, self.stream, runtime)
         self._run_known = runtime.signal()
         self._peers_changed = runtime.signal()
         self._refresh_soon = runtime.signal()
         self._outgoing = runtime.signal()
-        self._joining = Joining(member, network.call, self._peers_changed)
+        self._asking = Backoff(member.settings.retry_s, longest_s=member.settings.retry_s)
+        member.answering.admission = StreamAdmission(member.complaints.add, member.records.is_proven)
+        member.answering.on_banned = member.greetings.on_change = self.refresh_soon
 
     def wake(self) -> None:
         """Recheck the outbox, the chosen downloads and the run. Call on the network thread, like all methods here."""
@@ -105,8 +109,32 @@ class MemberSession:
         await loop()
 
     async def _join(self) -> None:
-        await self._joining.join()
+        """Ask connected peers for the manifest until the run is known, bootstraps first: the user trusts them."""
+        run, peers = self._member.run, self._member.peers
+        while run.manifest is None:
+            now = time.monotonic()
+            for peer_id in sorted(peers.connected, key=lambda peer_id: peer_id not in peers.bootstrap):
+                if run.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
+                    await self._ask_for_manifest(peer_id)
+            if run.manifest is None:
+                self._peers_changed.clear()
+                await self._peers_changed.wait_for(ASK_AGAIN_AFTER_S)
+        logger.info("joined run %s", run.manifest.run_id)
         self._run_known.set()
+
+    async def _ask_for_manifest(self, peer_id: str) -> None:
+        try:
+            sealed = await self._network.call(peer_id, MANIFEST_PROTOCOL, b"", MANIFEST_TIMEOUT_S)
+            if sealed:
+                self._member.run.adopt(sealed)
+                return
+        except PeerUnreachable as error:
+            logger.debug("no manifest from %s: %s", peer_id, error)
+        except Refusal as refusal:
+            self._member.counters.add("refused_manifests")
+            self._member.versions.refused(peer_id, refusal)
+            logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
+        self._asking.failed(peer_id, time.monotonic())
 
     def _loops_in_run(self) -> list[Callable[[], Awaitable[None]]]:
         """The loops that run once the run is known."""
@@ -144,51 +172,3 @@ class MemberSession:
                 await self._outgoing.wait_for(math.inf)
                 continue
             await self._runtime.sleep(max(1 / RECORDS_PER_S, num_bytes / BYTES_PER_S))
-
-
-logger = logging.getLogger(__name__)
-
-ASK_AGAIN_AFTER_S = 1.0
-ANSWER_TIMEOUT_S = 5.0
-
-Call = Callable[[str, str, bytes, float], Awaitable[bytes]]
-"""The answer of a connected peer: `call(peer_id, protocol, payload, timeout_s)`. Raises `PeerUnreachable`."""
-
-
-class Joining:
-    """Asks peers until the run is known. Independent of asyncio and trio."""
-
-    def __init__(self, member: Member, call: Call, peers_changed: Signal) -> None:
-        """`peers_changed` is set when there may be a new peer to ask."""
-        self._member = member
-        self._call = call
-        self._peers_changed = peers_changed
-        self._asking = Backoff(member.settings.retry_s, longest_s=member.settings.retry_s)
-
-    async def join(self) -> None:
-        """Return when the run is known."""
-        run, peers = self._member.run, self._member.peers
-        while run.manifest is None:
-            now = time.monotonic()
-            # Bootstraps first: the user trusts them to name the run.
-            for peer_id in sorted(peers.connected, key=lambda peer_id: peer_id not in peers.bootstrap):
-                if run.manifest is None and self._asking.wait_s(peer_id, now) <= 0:
-                    await self._ask(peer_id)
-            if run.manifest is None:
-                self._peers_changed.clear()
-                await self._peers_changed.wait_for(ASK_AGAIN_AFTER_S)
-        logger.info("joined run %s", run.manifest.run_id)
-
-    async def _ask(self, peer_id: str) -> None:
-        try:
-            sealed = await self._call(peer_id, MANIFEST_PROTOCOL, b"", ANSWER_TIMEOUT_S)
-            if sealed:
-                self._member.run.adopt(sealed)
-                return
-        except PeerUnreachable as error:
-            logger.debug("no manifest from %s: %s", peer_id, error)
-        except Refusal as refusal:
-            self._member.counters.add("refused_manifests")
-            self._member.versions.refused(peer_id, refusal)
-            logger.warning("refused the manifest that %s sent: %s", peer_id, refusal)
-        self._asking.failed(peer_id, time.monotonic())

@@ -8,11 +8,9 @@ receive_repaired   others' stores      -> store, inbox    (records that gossip m
 receive_fetched    finished downloads  -> store, inbox    (announced large records, records on offer)
 
 Before a record is decoded, this module checks whether its sender may publish it, whether it is new, and which account
-is charged. A refused record is not handed on, unless a node of a later version may understand it.
-
-----
-
-Protocol versions of other peers: a split swarm must be reported."""
+is charged. A refused record is not forwarded, unless a node of a later version may understand it. `Versions` reports a
+swarm that is split into incompatible protocol versions.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +56,10 @@ BY_OTHER_RULES = frozenset(
     {Reason.LIMITS, Reason.OVERSIZED, Reason.SCHEMA_VERSION, Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION}
 )
 """Refusals of records that an honest helper with other settings or another version may hold."""
-HANDED_ON = frozenset({Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION})
-"""Refusals of signed records that are handed on all the same: a node of a later version understands them."""
+FORWARDED = frozenset({Reason.UNKNOWN_KIND, Reason.UNKNOWN_QUESTION})
+"""Refusals of signed records that are forwarded all the same: a node of a later version understands them."""
+HEARD_FOR_S = 600.0
+MAX_PEERS = 1_024
 
 
 class RecordTraffic:
@@ -91,12 +91,12 @@ class RecordTraffic:
         self.outbox = Mailbox[bytes](OUTBOX_RECORDS, OUTBOX_BYTES)
         self.store = RecordStore(settings.shelf_records, settings.shelf_bytes, settings.backfill_s)
         self.feed = Feed()
-        """What those who follow this node read."""
+        """Read by the followers of this node."""
         self.large = DownloadQueue()
         self.pulls = DownloadQueue()
         """Records on offer that this node chose."""
         self._chosen: deque[tuple[float, OfferedGroup]] = deque()
-        """On their way from the node's thread to `pulls`, with the patience for each."""
+        """Chosen offers on their way from the node's thread to `pulls`, with the patience for each."""
         self.admission = RecordAdmission(settings)
         self.offer_rate = OfferRate(settings.offers_per_s)
         self._limits = Limits(settings.max_record_bytes, settings.max_completion_chars)
@@ -128,7 +128,7 @@ class RecordTraffic:
         return len(record)
 
     def hold(self, record: bytes) -> None:
-        """Store a record for peers that ask for it; nobody is sent it."""
+        """Store a record for peers that ask for it, without sending it."""
         self.store.add(record, owner=self.identity.peer_id, offered=True)
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
@@ -151,9 +151,9 @@ class RecordTraffic:
         self.heard_at = time.monotonic()
 
     def receive_gossip(self, helper: str, record: bytes) -> None:
-        """Accept a record from the feed of a helper, and hand it on.
+        """Accept a record from the feed of a helper, and forward it.
 
-        Raises `PeerUnreachable` if no honest peer hands it on.
+        Raises `PeerUnreachable` if no honest peer forwards it.
         """
         self.feed.known_to(helper, record_id(record))
         if self._is_too_long(record) or self._is_known(record):
@@ -177,7 +177,7 @@ class RecordTraffic:
             if not are_offers:
                 return
         try:
-            # Before anything is charged to the author: anybody may name it.
+            # Before anything is charged to the author: any peer may name it.
             signed = check_signature(sealed)
         except Refusal as refusal:
             self._refuse_gossip(helper, helper, record, refusal)
@@ -189,11 +189,11 @@ class RecordTraffic:
                 self.feed.add(record, helper, author)
                 self.counters.add("delivered")
             else:
-                # The link has carried them: too many offers are heard even if none is opened.
+                # They have cost bandwidth: too many offers are counted even if none is opened.
                 self._check_place(signed)
                 self.offer_rate.heard(author, 1, 0.0)
         except Refusal as refusal:
-            if refusal.reason in HANDED_ON:
+            if refusal.reason in FORWARDED:
                 self.feed.add(record, helper, author)
             self._refuse_gossip(helper, account, record, refusal, author)
 
@@ -291,7 +291,7 @@ class RecordTraffic:
             offered = open_offers(signed, run_id)
             self.store.add(signed.record, age_s, owner=account)
             if offered.peer_id != self.identity.peer_id:
-                if not age_s:  # those that repair brings come in heaps
+                if not age_s:  # repair delivers them in bursts
                     self.offer_rate.heard(offered.peer_id, len(offered.offers), offered.per_s)
                 self.inbox.put(replace(offered, heard_at=self._clock()), len(signed.record), account)
         else:
@@ -335,7 +335,7 @@ class RecordTraffic:
         else:
             on_offer = download.offered is not None
             if group.group.peer_id != download.announcement.peer_id:
-                # Among those of whoever promised it, a flood could displace it.
+                # In the account of the peer that promised it, a flood could displace it.
                 account = self.admission.account(group.group.peer_id, self.peers.connected)
             self.store.add(group.record, listed=on_offer, owner=account, offered=on_offer)
             self._put(group, account)
@@ -350,15 +350,15 @@ class RecordTraffic:
         return group
 
     def _blame_promise(self, peer_id: str, refusal: Refusal) -> None:
-        """Charge who signed the announcement or offer of a record for which no author can be charged.
+        """Charge the signer of an announcement or offer if no author of the record can be charged.
 
-        The digests that it signed agree with every byte, whoever gave them, and honest nodes promise only own records.
+        Its signed digests agree with every byte, whichever peer sent them, and honest nodes promise only own records.
         """
         if refusal.peer_id != peer_id and refusal.reason != Reason.UNKNOWN_KIND:
             self.complaints.add(peer_id, Reason.BAD_GIFT)
 
     def withheld(self, download: Download) -> None:
-        """The author of a record on offer was asked for it, and nobody gave it in time."""
+        """The author of a record on offer was asked for it, and no peer gave it in time."""
         self.complaints.add(download.announcement.peer_id, Reason.WITHHELD)
 
     def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
@@ -371,10 +371,6 @@ class RecordTraffic:
         return self.admission.has_merit(peer_id)
 
 
-HEARD_FOR_S = 600.0
-MAX_PEERS = 1_024
-
-
 class Versions:
     """Thread-safe record of peers heard recently, and of those with another major version."""
 
@@ -383,7 +379,7 @@ class Versions:
         self._clock = clock
         self._lock = threading.Lock()
         self._heard = LruDict[str, tuple[float, str]](MAX_PEERS)
-        """By peer: when it was last heard, and the version problem; empty if its record could be read."""
+        """When each peer was last heard, and its version problem; empty if its record could be read."""
 
     def understood(self, peer_id: str) -> None:
         """A record of this peer could be read."""

@@ -107,7 +107,7 @@ class MemberTransport(ABC):
         self._wake()
 
     def publish(self, record: bytes) -> None:
-        """Queue a record for everyone in the run. While nobody is connected, a full queue drops the oldest."""
+        """Queue a record for everyone in the run. While no peer is connected, a full queue drops the oldest."""
         self._require_running()
         if self._member.run.manifest is None:
             self._member.counters.add("no_run")

@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 10.0
 DOWNLOADS_AT_ONCE = 2
 DOWNLOADS_OF_NEWCOMERS = 1
-"""Of these, from authors that have not been useful here: the least rate may take minutes for one record."""
+"""The part from authors that have not been useful here: the least rate may take minutes for one record."""
 PULLS_AT_ONCE = 8
 PULLS_OF_NEWCOMERS = 4
-"""Of these, from authors that have not been useful here: whoever answers nothing leaves the others their places."""
+"""The part from authors that have not been useful here: silent ones cannot take all slots."""
 PULLS_OF_ONE = 4
-"""Of these, from one author; one at a time from one that lately began an answer after more than `PROMPT_S`."""
+"""The part from one author; 1 if it lately began an answer after more than `PROMPT_S`."""
 PROMPT_S = 1.0
 ANSWER_S = 4.0
 """An author that has sent nothing by then is left alone for a while, longer each time."""
@@ -51,7 +51,7 @@ SLOW_PAUSE_S = 30.0
 MAX_SLOW_PAUSE_S = 600.0
 """Back-off of a holder that was too slow for large records."""
 HEARD_S = 5.0
-"""Who does not answer is charged only if somebody was heard within this time; else this node's own link may be down."""
+"""A silent peer is charged only if another was heard within this time; else this node's own link may be down."""
 REFERRAL_S = 5.0
 """Time for all members that an author names instead of sending a record; then it is asked again, and must send it."""
 REMEMBER_EVERY_S = 60.0
@@ -98,10 +98,10 @@ class Upkeep:
         self._fetch_paced = paced(self._fetch, LinkLimit(member.settings.download_bytes_per_s), runtime)
         self._slow = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
         self._misleading = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
-        """Authors who named members that did not give the record: asked for the record itself for a while."""
+        """Authors whose named members did not give the record: asked for the record itself for a while."""
         self._silent = Backoff(DOWNLOAD_PAUSE_S, MAX_SILENT_PAUSE_S)
         self._tardy = Backoff(SLOW_PAUSE_S, MAX_SLOW_PAUSE_S)
-        """Authors of records on offer that let this node wait: who is prompt again loses little by one at a time."""
+        """Authors of records on offer that let this node wait; being prompt again costs little at one at a time."""
         self._pulling_from: Counter[str] = Counter()
         """Authors of current downloads of records on offer."""
         self._downloads_of_newcomers = 0
@@ -166,7 +166,7 @@ class Upkeep:
         while True:
             queued.clear()
             if (taken := waiting.take(self._may_pull)) is None:
-                # Those of authors that are left alone may be tried again soon.
+                # Authors in a pause may be tried again soon.
                 await queued.wait_for(DOWNLOAD_PAUSE_S if len(waiting) else math.inf)
                 continue
             give_up_at, download = taken
@@ -218,8 +218,8 @@ class Upkeep:
 
     def _gave_up(self, download: Download) -> None:
         self._member.counters.add("fetch_failures")
-        # Whoever was not asked, because this node was busy, is not to blame; nor whoever was banned or restarted
-        # meanwhile: a new process does not have what the one before it offered.
+        # An author that was not asked, because this node was busy, is not to blame; nor one that was banned or
+        # restarted meanwhile: a new process does not have the offers of the one before it.
         author, peers = download.announcement.peer_id, self._member.peers
         excused = author in peers.banned or peers.returns.excuse(author, time.monotonic())
         if download.asked and self._hears() and not excused:
@@ -266,7 +266,7 @@ class Upkeep:
         except PeerUnreachable as error:
             if isinstance(error, Silent):
                 self._silent.failed(peer_id, time.monotonic())
-            # Who is still being dialled has not been asked.
+            # A peer that is still being dialled has not been asked.
             was_sent = peer_id in self._member.peers.connected or not isinstance(error, NoConnection | Silent)
             download.asked |= was_sent and peer_id == download.announcement.peer_id
             if was_sent and self._hears():
@@ -285,7 +285,7 @@ class Upkeep:
         return True
 
     def _answered(self, peer_id: str, download: Download, *, gave: bool) -> None:
-        """Who offered a group gave it when asked, or named others; or it did not."""
+        """Record whether the author of an offer gave the group when asked, or named others."""
         if download.offered is not None and peer_id == download.announcement.peer_id:
             self._member.records.offer_rate.asked(peer_id, gave)
 
@@ -300,7 +300,7 @@ class Upkeep:
         return member.own.sealed()[0]
 
     async def _get_from_named(self, referral: Sequence[bytes], author: str, download: Download) -> bool:
-        """Whether one of the members that the author names gave the record; they are asked once, by chance first.
+        """Whether one of the members that the author names gave the record; each is asked once, in random order.
 
         They are not blamed: only the author says that they have it.
         """
@@ -347,7 +347,7 @@ class Upkeep:
     async def _fetch_answered(
         self, peer_id: str, protocol: str, payload: bytes, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """As `_fetch_paced`. Raises `Silent` if no answer begins in time."""
+        """`_fetch_paced`; raises `Silent` if no answer begins in time."""
         began = time.monotonic()
         async with aclosing(self._fetch_paced(peer_id, protocol, payload, max_bytes)) as chunks:
             try:

@@ -1,30 +1,30 @@
-"""Framing of requests and streamed answers on a libp2p stream, for both network libraries.
-
-    client   length | request                                  at most 1 MiB
-    server   (length | chunk)* , 0                             chunks of 1 byte to 256 KiB, then the end
-             (length | chunk)* , 0xFFFFFFFF, length | message  or an error, in UTF-8
-
-Lengths are 4 bytes, big-endian. Readers take a `ReadExactly` of asyncio or trio. A length is checked before any memory
-is allocated for it.
-
-----
-
-The signed envelope around every record. The signature covers the transmitted bytes, not a reader's decoding of them.
+"""Envelopes around signed records, and frames of requests and answers.
 
     record    {schema_version, body, signature}         Ed25519 over the version and the body
     body      {run_id, peer_id, kind, payload, ...}
     payload   zstd-compressed MessagePack of the type that `kind` names; the frame states the size
 
-Readers ignore unknown fields in body and payload, and forward a record as the bytes that arrived. The envelope has one
-encoding: the signature does not cover it, so any other would be another record of the same body. Each step below runs
-once per record:
+The signature covers the transmitted bytes, not a reader's decoding of them. Readers ignore unknown fields in body and
+payload, and forward a record as the bytes that arrived. The envelope has one encoding: the signature does not cover it,
+so any other would be another record of the same body. Each step runs once per record:
 
-    bytes ─▶ read_record ─▶ SealedRecord ─▶ check_signature ─▶ SignedRecord ─▶ decompress ─▶ decode"""
+    bytes ─▶ read_record ─▶ SealedRecord ─▶ check_signature ─▶ SignedRecord ─▶ decompress ─▶ decode
+
+Frames on a libp2p stream, for both network libraries:
+
+    client   length | request                                  at most 1 MiB
+    server   (length | chunk)* , 0                             chunks of 1 byte to 256 KiB, then the end
+             (length | chunk)* , 0xFFFFFFFF, length | message  or an error, in UTF-8
+
+Lengths are 4 bytes, big-endian, and checked before any memory is allocated. Readers take a `ReadExactly` of asyncio or
+trio.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
 from typing import Literal, TypeVar, get_args
 
 import msgspec
@@ -58,6 +58,18 @@ ERROR_LENGTH = 0xFFFFFFFF
 
 ReadExactly = Callable[[int], Awaitable[bytes]]
 """Reads exactly that many bytes. Raises `PeerUnreachable` if the stream ends first."""
+T = TypeVar("T")
+Kind = Literal["group", "manifest", "peer", "large", "snapshot", "offers"]
+KINDS: frozenset[str] = frozenset(get_args(Kind))
+QUESTION_KINDS: frozenset[object] = frozenset(ref.__struct_config__.tag for ref in get_args(TaskRef))
+SIGNATURE_DOMAIN = b"swarm envelope %d\0" % SCHEMA_VERSION
+COMPRESSION_LEVEL = 3
+MAX_RUN_ID_CHARS = 64
+MAX_KIND_CHARS = 64
+OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
+"""msgspec's message for a value of the right type that violates a bound set in `swarm/types/`."""
+OTHER_QUESTION = re.compile(r"Invalid value '(.*)' - at `\$\.question\.type`", re.DOTALL)
+"""msgspec's message for an unknown kind of `TaskRef`."""
 
 
 def encode_request(request: bytes) -> bytes:
@@ -110,6 +122,12 @@ async def read_answer(read: ReadExactly, max_bytes: int) -> AsyncGenerator[bytes
         yield await _read_block(read, length, MAX_CHUNK_BYTES, "chunk")
 
 
+async def joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    """All chunks of an answer."""
+    async with aclosing(chunks):
+        return b"".join([chunk async for chunk in chunks])
+
+
 def _length(value: int) -> bytes:
     return value.to_bytes(LENGTH_BYTES, "big")
 
@@ -122,21 +140,6 @@ async def _read_block(read: ReadExactly, length: int, most: int, what: str) -> b
     if length > most:
         raise PeerUnreachable(f"a {what} must have at most {most} bytes, got {length}")
     return await read(length) if length else b""
-
-
-T = TypeVar("T")
-Kind = Literal["group", "manifest", "peer", "large", "snapshot", "offers"]
-
-KINDS: frozenset[str] = frozenset(get_args(Kind))
-QUESTION_KINDS: frozenset[object] = frozenset(ref.__struct_config__.tag for ref in get_args(TaskRef))
-SIGNATURE_DOMAIN = b"swarm envelope %d\0" % SCHEMA_VERSION
-COMPRESSION_LEVEL = 3
-MAX_RUN_ID_CHARS = 64
-MAX_KIND_CHARS = 64
-OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (of length )?[<>]=? ")
-"""msgspec's message for a value of the right type that violates a bound set in `swarm/types/`."""
-OTHER_QUESTION = re.compile(r"Invalid value '(.*)' - at `\$\.question\.type`", re.DOTALL)
-"""msgspec's message for an unknown kind of `TaskRef`."""
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):

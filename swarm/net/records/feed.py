@@ -1,4 +1,4 @@
-"""Gossip by feeds: whoever follows a node reads there, at its own pace, each record that the node newly stored.
+"""Gossip by feeds: followers of a node read, at their own pace, each record that the node newly stored.
 
     hello  this run, takes part?  ->  the same of the node asked                         (once for each connection)
     feed   this run               ->  parts, for ever: new records, and the ids of those that the follower can ask for
@@ -10,7 +10,6 @@ follower hears of them from several nodes and fetches them (`give`) from one. In
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Annotated
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm.errors import PeerUnreachable, Refusal
+from swarm.fair_store import FairStore
 from swarm.net.records.envelope import MAX_RUN_ID_CHARS
 from swarm.net.records.large import INLINE_BYTES
 from swarm.net.records.stores import RECORD_ID_BYTES, record_id
@@ -32,29 +32,29 @@ HELLO_PROTOCOL = "/swarm/hello/1"
 FEED_PROTOCOL = "/swarm/feed/1"
 MAX_HELLO_BYTES = 1_024
 FEED_RECORDS, FEED_BYTES = 1_024, 16 * 2**20
-"""Latest records that a feed can still give; who falls behind these gets the others by repair."""
+"""Latest records that a feed can still give; a follower that falls behind these gets the others by repair."""
 OWN_BYTES, OTHERS_BYTES = 16_384, 1_024
-"""Largest records sent at once: a node's own, which nobody else can have given yet, and others'."""
+"""Largest records sent at once: a node's own, which no other peer can have given yet, and others'."""
 MAX_ITEMS = 256
 """Records and ids in one part, each."""
 PART_BYTES = 2**16
 """A part ends with the record that exceeds this; so it fits into one chunk."""
 REPLAYED_S = 3.0
-"""Of a new follower: records of this time are repeated, which were on their way when it came."""
+"""A new follower gets the records of this time again, which were on their way when it came."""
 WAITS_S, READERS = 120.0, 3
-"""So long an own record waits for further followers, until so many have read it: who has few of them, or some that hand
-nothing on, is heard all the same. Within this time all members choose anew whom to follow."""
+"""How long an own record waits for further followers, until `READERS` have read it: a node with few followers, or with
+some that forward nothing, is heard all the same. Within this time all members choose new peers to follow."""
 SIGN_OF_LIFE_S = 5.0
-"""An empty part after this time without news."""
+"""Without news, an empty part is sent after this time."""
 
 
 class Hello(Struct, frozen=True, array_like=True):
-    """What a node says of itself."""
+    """A node's greeting."""
 
     run_id: Annotated[str, Meta(max_length=MAX_RUN_ID_CHARS)]
     """Empty while it does not know the run."""
     takes_part: bool
-    """Whether it follows others and can be followed: false of a visitor."""
+    """Whether it follows others and can be followed; false for a visitor."""
 
 
 class FeedRequest(Struct, frozen=True, array_like=True):
@@ -64,14 +64,14 @@ class FeedRequest(Struct, frozen=True, array_like=True):
 
 
 class Named(Struct, frozen=True, array_like=True):
-    """A record to be had by `give`."""
+    """A record that `give` delivers."""
 
     record_id: Annotated[bytes, Meta(min_length=RECORD_ID_BYTES, max_length=RECORD_ID_BYTES)]
     num_bytes: Annotated[int, Meta(ge=0, le=INLINE_BYTES)]
 
 
 class FeedPart(Struct, frozen=True, array_like=True):
-    """What is new since the part before."""
+    """News since the previous part."""
 
     records: Annotated[tuple[Annotated[bytes, Meta(max_length=OWN_BYTES)], ...], Meta(max_length=MAX_ITEMS)] = ()
     named: Annotated[tuple[Named, ...], Meta(max_length=MAX_ITEMS)] = ()
@@ -98,10 +98,10 @@ def decode_part(chunk: bytes) -> FeedPart:
 
 
 class Change:
-    """A `Wakeup`: calls all who watch. For one thread."""
+    """A `Wakeup` that calls its watchers. For one thread."""
 
     def __init__(self) -> None:
-        """Nobody watches."""
+        """No watchers."""
         self._watching: list[Callable[[], None]] = []
 
     def watch(self, wake: Callable[[], None]) -> None:
@@ -109,11 +109,11 @@ class Change:
         self._watching.append(wake)
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Do so no longer."""
+        """Stop calling `wake`."""
         self._watching.remove(wake)
 
     def happened(self) -> None:
-        """Wake all who watch."""
+        """Wake all watchers."""
         for wake in self._watching:
             wake()
 
@@ -140,11 +140,10 @@ class Feed:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Empty."""
         self._clock = clock
-        self._new: OrderedDict[bytes, _New] = OrderedDict()
-        """By record id."""
+        self._new = FairStore[bytes, _New](FEED_RECORDS, FEED_BYTES)
+        """New records by id."""
         self._end = 0
         """Number of records so far."""
-        self._num_bytes = 0
         self._added = Change()
         self.num_skipped = 0
         """Records that followers missed because they fell behind."""
@@ -154,12 +153,8 @@ class Feed:
         name = record_id(record)
         if name in self._new:
             return
-        self._new[name] = _New(record, is_own, self._clock(), set(known_to), set())
+        self._new.add(name, _New(record, is_own, self._clock(), set(known_to), set()), num_bytes=len(record))
         self._end += 1
-        self._num_bytes += len(record)
-        while len(self._new) > FEED_RECORDS or self._num_bytes > FEED_BYTES:
-            _, oldest = self._new.popitem(last=False)
-            self._num_bytes -= len(oldest.record)
         self._added.happened()
 
     def known_to(self, peer_id: str, name: bytes) -> None:
@@ -186,7 +181,7 @@ class Feed:
             yield encode(part)
 
     def _part(self, position: int, follower: str, replayed_from: float) -> tuple[int, FeedPart]:
-        """What is new from a position on, up to the limits of one part, and the position after it."""
+        """News from a position on, up to the limits of one part, and the position after it."""
         now = self._clock()
         first = self._end - len(self._new)
         self.num_skipped += max(0, first - position)
@@ -194,7 +189,8 @@ class Feed:
         records: list[bytes] = []
         named: list[Named] = []
         num_bytes = 0
-        for name, new in reversed(list(islice(reversed(self._new.items()), self._end - position))):
+        for name in reversed(list(islice(reversed(self._new), self._end - position))):
+            new = self._new[name]
             if max(len(records), len(named)) == MAX_ITEMS or num_bytes > PART_BYTES:
                 break
             position += 1

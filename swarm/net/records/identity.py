@@ -1,8 +1,6 @@
-"""A node's identity: an Ed25519 key in the file format of the libp2p daemon, and the peer id derived from it.
+"""A node's identity: an Ed25519 key in the file format of the libp2p daemon, its peer id, and its backups.
 
-----
-
-Backups of an identity: a text file with the peer id in clear, the key, and a checksum.
+A backup is a text file with the peer id in clear, the key, and a checksum:
 
 -----BEGIN SWARM IDENTITY BACKUP-----
 Format: 1
@@ -12,7 +10,8 @@ Encryption: none, or scrypt-65536-8-1+chacha20poly1305
 Checksum: SHA-256 of the lines above and of the bytes below
 
 base64: the key file; encrypted: salt, nonce, ciphertext, with the lines above authenticated too
------END SWARM IDENTITY BACKUP-----"""
+-----END SWARM IDENTITY BACKUP-----
+"""
 
 from __future__ import annotations
 
@@ -46,6 +45,16 @@ PUBLIC_KEY_HEADER = bytes((0x08, 0x01, 0x12, KEY_BYTES))
 # So short a public key is stored verbatim as an identity multihash: code 0, then the length.
 PEER_ID_HEADER = bytes((0x00, len(PUBLIC_KEY_HEADER) + KEY_BYTES)) + PUBLIC_KEY_HEADER
 MAX_PEER_ID_CHARS = 64
+BEGIN = "-----BEGIN SWARM IDENTITY BACKUP-----"
+END = "-----END SWARM IDENTITY BACKUP-----"
+FORMAT = "1"
+PLAIN = "none"
+ENCRYPTED = "scrypt-65536-8-1+chacha20poly1305"
+"""Fixed by the format, so a backup cannot request more memory. Takes 64 MiB and 0.2 s."""
+SALT_BYTES = 16
+NONCE_BYTES = 12
+MAX_BACKUP_CHARS = 10_000
+FIELDS = ("Format", "Peer-Id", "Created", "Encryption")
 
 
 def peer_id_of(public_key: bytes) -> str:
@@ -240,18 +249,6 @@ def _write(path: Path, key: Ed25519PrivateKey) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
-
-
-BEGIN = "-----BEGIN SWARM IDENTITY BACKUP-----"
-END = "-----END SWARM IDENTITY BACKUP-----"
-FORMAT = "1"
-PLAIN = "none"
-ENCRYPTED = "scrypt-65536-8-1+chacha20poly1305"
-"""Fixed by the format, so a backup cannot request more memory. Takes 64 MiB and 0.2 s."""
-SALT_BYTES = 16
-NONCE_BYTES = 12
-MAX_BACKUP_CHARS = 10_000
-FIELDS = ("Format", "Peer-Id", "Created", "Encryption")
 
 
 class Backup(Struct, frozen=True):

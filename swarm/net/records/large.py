@@ -1,16 +1,14 @@
-"""Referrals: an author that has sent a record often enough names earlier askers, instead of sending it again.
+"""Records fetched by id: large ones, which are announced with a digest per chunk, and chosen ones on offer.
+
+Any holder can give them. An author that has sent a record often enough refers to earlier askers instead:
 
     asker    id, its own signed record ─▶ author    the record, or the signed records of a few earlier askers
     asker    id ─▶ one of these after another       the record, checked by its digest
              id ─▶ author                           the record, if none of them gave it
 
-What an author sends thus does not grow with the number of those who want it, and each of them sends about one record
-on. A referral is a hint. Who is named has signed that it is a member, is asked once, and cannot refer any further.
-
-----
-
-Records fetched by id from any peer that holds them: those too large for gossip, which are announced with a digest
-per chunk, and those on offer, which this node chose."""
+The traffic of an author thus does not grow with the number of askers, and each of them sends about one record on. A
+referral is a hint: a named member has signed that it is one, is asked once, and cannot refer any further.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +33,35 @@ from swarm.types import Count, OfferedGroup, complete
 MARK = b"\xc1"
 """Begins a referral: MessagePack has no value that begins so, and hence no record does."""
 SENT_ITSELF = 8
-"""Times that an author sends a record before it names others."""
+"""Times that an author sends a record before it refers to others."""
 MAX_NAMED = 3
-"""In one referral."""
+"""Askers named in one referral."""
 MAX_NAMINGS = 3
-"""Of one asker. With three names in a referral, one asker leaves the line for each that enters it."""
+"""Times that one asker is named. With three names per referral, one asker leaves the line for each new one."""
 SETTLED_S = 2.0
-"""Who asked this long ago has the record, as far as the author can know."""
+"""An asker from this long ago has the record, as far as the author can know."""
 MAX_LINE = 256
 """Askers of one record that wait to be named: two seconds of the largest swarm that the common rate serves."""
 MAX_RECORDS = 32
-"""Whose askers are remembered; of more, those asked for last."""
+"""Records whose askers are remembered, those asked for last."""
 MAX_REFERRAL_BYTES = 16 + MAX_NAMED * (MAX_PEER_RECORD_BYTES + 8)
 
 Named = Annotated[
     tuple[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)], ...], Meta(min_length=1, max_length=MAX_NAMED)
 ]
+
+
+LARGE_PROTOCOL = "/swarm/large/1"
+INLINE_BYTES = 1_000_000
+"""Largest record sent by gossip itself. Gossip's own limit is 1 MiB for the message with its framing."""
+MAX_WAITING = 64
+MAX_WAITING_PER_PEER = 4
+MAX_PER_ACCOUNT = 16
+"""All newcomers behind one connection share one account."""
+MAX_OTHERS_ASKED = 3
+"""Holders of a record on offer that are asked besides its author: few members have it."""
+MAX_PARTIAL_BYTES = 64 * 2**20
+"""Bytes held by all unfinished downloads that wait for a retry."""
 
 
 class _Asker(Struct):
@@ -61,15 +72,15 @@ class _Asker(Struct):
 
 
 class _Asked(Struct):
-    """What an author remembers of one record."""
+    """The askers of one record."""
 
     num_sent: int = 0
     line: deque[_Asker] = field(default_factory=deque)
-    """Who asked first is named first."""
+    """The first asker is named first."""
 
 
 class Referrals:
-    """Who asked for which record here, and whom to name. For the network thread."""
+    """Askers of this node's records, and which of them to name. For the network thread."""
 
     def __init__(self, is_record_of: Callable[[str, bytes], bool], clock: Callable[[], float] = time.monotonic) -> None:
         """`is_record_of(peer_id, sealed)`: whether these bytes are this member's signed record. May raise `Refusal`."""
@@ -80,7 +91,7 @@ class Referrals:
     def instead(self, record_id: bytes, num_bytes: int, asker: str, sealed: bytes) -> bytes | None:
         """The referral that `asker` gets instead of a record of this size; None if it gets the record.
 
-        `sealed`: the asker's own record, by which it will be named. Raises `Refusal` if it is nobody's or another's.
+        `sealed`: the asker's own record, by which it will be named. Raises `Refusal` if it is invalid or another's.
         """
         asked = self._asked.setdefault(record_id, _Asked())
         self._enter(asked, asker, sealed)
@@ -106,32 +117,19 @@ class Referrals:
 
     def _enter(self, asked: _Asked, asker: str, sealed: bytes) -> None:
         waits = any(each.peer_id == asker for each in asked.line)
-        # An own record that this node cannot read, as by another clock, costs the asker nothing but being named.
+        # An asker whose record this node cannot read, for example for its clock, is not named, that is all.
         if not waits and len(asked.line) < MAX_LINE and self._is_record_of(asker, sealed):
             asked.line.append(_Asker(asker, sealed, self._clock()))
 
 
 def read_referral(referral: bytes | bytearray) -> tuple[bytes, ...]:
-    """The signed records of those whom a holder names. Raises `PeerUnreachable`."""
+    """The signed records of the askers that a holder names. Raises `PeerUnreachable`."""
     if len(referral) > MAX_REFERRAL_BYTES:
         raise PeerUnreachable(f"a referral must have at most {MAX_REFERRAL_BYTES} bytes, got {len(referral)}")
     try:
         return msgspec.msgpack.decode(memoryview(referral)[len(MARK) :], type=Named)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerUnreachable(f"its referral cannot be read: {error}") from error
-
-
-LARGE_PROTOCOL = "/swarm/large/1"
-INLINE_BYTES = 1_000_000
-"""Largest record sent by gossip itself. Gossip's own limit is 1 MiB for the message with its framing."""
-MAX_WAITING = 64
-MAX_WAITING_PER_PEER = 4
-MAX_PER_ACCOUNT = 16
-"""All strangers behind one connection share one account."""
-MAX_OTHERS_ASKED = 3
-"""Holders of a record on offer that are asked besides its author: few members have it."""
-MAX_PARTIAL_BYTES = 64 * 2**20
-"""Bytes held by all unfinished downloads that wait for a retry."""
 
 
 class Fetch(Protocol):
@@ -148,7 +146,7 @@ class LargeRequest(Struct, frozen=True, array_like=True):
     record_id: bytes
     offset: Count
     asker: Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)] = b""
-    """The asker's own signed record, of one that takes a referral too. Nodes that know no referrals ignore it."""
+    """The asker's own signed record if it accepts referrals. Nodes that know no referrals ignore it."""
 
 
 def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
@@ -160,7 +158,7 @@ def announce(identity: Identity, run_id: str, record: bytes) -> bytes:
 def answer_large(store: RecordStore, referrals: Referrals, remote: str, request: bytes) -> Iterator[bytes]:
     """The bytes of a held record from the requested offset, or a referral to others.
 
-    Raises `LookupError`, `msgspec.MsgspecError`, or `Refusal` for an asker's record that is nobody's or another's.
+    Raises `LookupError`, `msgspec.MsgspecError`, or `Refusal` for an asker's record that is invalid or another's.
     """
     wanted = msgspec.msgpack.decode(request, type=LargeRequest)
     record = store.get(wanted.record_id)
@@ -194,7 +192,7 @@ class Download:
         self.asked = False
         """Whether a request was sent to the author of the group on offer."""
         self.referred = False
-        """Whether a holder has named others: from then on, who is asked can only give the record."""
+        """Whether a holder has named others: from then on, holders can only give the record."""
         self._content = bytearray()
         self._verified = 0
 
@@ -231,7 +229,7 @@ class Download:
     async def fetch_from(self, fetch: Fetch, peer_id: str, asker: bytes = b"") -> tuple[bytes, ...]:
         """Fetch the rest from one holder; verified chunks survive a failure. Raises `PeerUnreachable`.
 
-        A holder that is told of the `asker`, by its signed record, may name others instead: their signed records.
+        A holder that gets the signed record of the `asker` may name others instead: returns their signed records.
         """
         del self._content[self._verified :]
         wanted = msgspec.msgpack.encode(LargeRequest(self.announcement.record_id, self._verified, asker))
@@ -277,7 +275,7 @@ class DownloadQueue:
     def __init__(self) -> None:
         """Empty."""
         self._downloads: dict[str, deque[tuple[float, Download]]] = {}
-        """By account, in round-robin order."""
+        """Waiting downloads by account, in round-robin order."""
         self._announced_by: Counter[str] = Counter()
         self._num_by_account: Counter[str] = Counter()
 

@@ -1,10 +1,10 @@
-"""Offers: what a group is, without the group. Whoever wants it fetches the record by its id.
+"""Offers: descriptions of groups. A member that wants a group fetches its record by id.
 
     author     hold the records ─▶ sign many offers in one record ─▶ gossip
     others     offer ─▶ choose ─▶ fetch from the author, or from another holder ─▶ is it what was offered?
 
-An offer is a claim with a signature: a group that differs from it counts against its author. It commits its author to
-the completions, so that whoever fetches them and sends them under another name comes too late.
+An offer is a signed claim: a group that differs from it counts against its author. It commits its author to the
+completions, so that a copy under another name comes too late.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from swarm.types.commitments import DIGEST_BYTES, MAX_COMMITMENT_BYTES, agrees, 
 OFFERS: Kind = "offers"
 """The kind of these records."""
 MAX_OFFERS = 64
-"""In one record."""
+"""Per record."""
 MAX_OFFER_BYTES = 160
 """Without its commitment."""
 MAX_OFFERS_BYTES = 256 + MAX_OFFERS * (MAX_OFFER_BYTES + MAX_COMMITMENT_BYTES)
-"""Of a payload, before compression."""
+"""Largest payload before compression."""
 SENT_BYTES = 10_240
-"""Of the offers in a record that is made here: members of earlier versions take no more."""
+"""Offers in a record that is made here: members of earlier versions accept no more."""
 POLICY_ID_BYTES = 8
 TYPICAL_OFFER_BYTES = 150
 """With its part of the record around it, and a commitment to eight completions."""
@@ -96,10 +96,10 @@ def check_offer(offered: OfferedGroup, found: VerifiedGroup) -> None:
 
 
 def check_pulled(offered: OfferedGroup, found: VerifiedGroup, complain: Callable[[str, Reason], object]) -> None:
-    """Check a group that was fetched because somebody offered it.
+    """Check a group that was fetched because it was on offer.
 
-    Another author's group is its author's all the same: refused, it would be known from now on, and its author's own
-    offer of it in vain. Who offered it falsely is then complained of. Raises `Refusal` otherwise.
+    Another author's group is accepted, and the peer that offered it is complained of: refused, it would count as known,
+    and its author's own offer would be in vain. Raises `Refusal` for other mismatches.
     """
     try:
         check_offer(offered, found)
@@ -140,21 +140,21 @@ def open_offers(signed: SignedRecord, run_id: str) -> OfferedGroups:
     body = signed.body
     try:
         check_kind(body, OFFERS)
-        told = decode(decompress(signed, MAX_OFFERS_BYTES), Offers)
-        if not told.run_id == body.run_id == run_id:
-            raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {told.run_id!r}")
-        if told.peer_id != body.peer_id:
-            raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {told.peer_id!r}")
-        for offer in told.offers:
+        offers = decode(decompress(signed, MAX_OFFERS_BYTES), Offers)
+        if not offers.run_id == body.run_id == run_id:
+            raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {offers.run_id!r}")
+        if offers.peer_id != body.peer_id:
+            raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {offers.peer_id!r}")
+        for offer in offers.offers:
             if problem := _problem(offer):
                 raise Refusal(Reason.LIMITS, problem)
     except Refusal as refusal:
         raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
-    return OfferedGroups(told.peer_id, told.offers, told.per_s)
+    return OfferedGroups(offers.peer_id, offers.offers, offers.per_s)
 
 
 def pulling_is_cheaper(num_bytes: float, num_members: int, wanted: float) -> bool:
-    """Whether members receive fewer bytes when a group of this size is offered than when it is sent to everybody.
+    """Whether members receive fewer bytes when a group of this size is offered than when it is broadcast.
 
     Offers, and small groups, are in each feed that a member reads; of larger ones it receives one copy and the ids.
     `wanted` is the fraction of the members that use a group.

@@ -109,7 +109,7 @@ class RecordReader:
 
 
 async def ask_records(fetch: Fetch, peer_id: str, listed: Sequence[Held | Named]) -> AsyncGenerator[bytes, None]:
-    """Those of the records that a peer listed which it still has. Raises `PeerUnreachable`."""
+    """The listed records that a peer still has. Raises `PeerUnreachable`."""
     names = tuple(each.record_id for each in listed)
     reader = RecordReader(names)
     request = msgspec.msgpack.encode(GiveRequest(names))

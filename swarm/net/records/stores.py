@@ -1,8 +1,4 @@
-"""Recent records that a node holds for others, by content id; bounded in count, bytes and age, fair between owners.
-
-----
-
-The buffer between the network thread and the round: bounded in count and bytes, fair between origins."""
+"""Bounded stores of records, fair between their owners: those held for others, and those on the way to the round."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from swarm.types import Count
 RECORD_ID_BYTES = 16
 SEEN_RECORDS = 65_536
 """Ids remembered after their records are removed, so that a circulating record is not accepted twice."""
+T = TypeVar("T")
 
 
 def record_id(record: bytes | memoryview) -> bytes:
@@ -136,9 +133,6 @@ class RecordStore:
             if now - self._entries[name].published_at < self._max_age_s:
                 break
             self._entries.pop(name)
-
-
-T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):

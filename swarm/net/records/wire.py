@@ -112,7 +112,7 @@ class Limits(Struct, frozen=True):
     """Also limits a completion's tokens."""
     max_completions: int = MAX_COMPLETIONS
     max_age_s: float = 3_600.0
-    """By the sender's clock, so that old records replayed after a restart are refused."""
+    """Largest age by the sender's clock: old records that are replayed after a restart are refused."""
 
     @property
     def max_group_chars(self) -> int:
@@ -281,8 +281,8 @@ def _signed_peer_record(record: bytes, run_id: str, signer: str | None) -> PeerR
     for name in (*filter(None, (peer.model, peer.role, peer.version, peer.name)), *peer.tasks, *peer.multiaddrs):
         if not is_name(name, MAX_NAME_CHARS):
             raise Refusal(Reason.LIMITS, f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
-    if (told := peer.summary) is not None and told.correct > told.asked:
-        raise Refusal(Reason.LIMITS, f"at most {told.asked} answers can be correct, got {told.correct}")
+    if (summary := peer.summary) is not None and summary.correct > summary.asked:
+        raise Refusal(Reason.LIMITS, f"at most {summary.asked} answers can be correct, got {summary.correct}")
     return peer
 
 

@@ -1,6 +1,6 @@
 """Diagnosis that every node offers to its peers: its clock, and a dial-back test of reachability.
 
-A dial-back must be useless to anybody but the asker:
+A dial-back must be useless to all but the asker:
 
 - The asker names ports, never a host. The host is the remote end of its own connection, as this machine sees it.
   A relayed connection has none, because its remote end is the relay.
@@ -59,7 +59,7 @@ class DialBackReply(Struct, frozen=True):
     observed: str | None = None
     """The asker's IP address, as seen here."""
     reached: dict[int, bool] = {}
-    """By port: whether a libp2p node answered there."""
+    """Whether a libp2p node answered, by port."""
 
 
 class ClockReading(Struct, frozen=True):
@@ -146,7 +146,7 @@ class DialBacks:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
-        """By the asker's IP: peer ids are free, addresses are not."""
+        """Requests by the asker's IP: peer ids are free, addresses are not."""
 
     def handle(self, remote: str, request: bytes) -> bytes:
         """Answer one request."""

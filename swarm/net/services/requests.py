@@ -1,26 +1,21 @@
-"""Heartbeats: workers report to their learner and receive orders, with one small request per second.
+"""Short requests between members: the run's manifest, peer exchange and heartbeats.
 
-Both ends are authenticated: the transport names the asker, and the learner is addressed by its peer id.
-
-----
-
-Distribution of a run's manifest: any member answers with it, as the founder sealed it.
-
-----
-
-Peer exchange: any member of the run passes on signed records of peers' addresses."""
+Any member answers with the manifest as its founder sealed it, and with the signed records of peers that it knows.
+Workers report to their learner with heartbeats and receive orders; the transport names the asker, and the learner is
+addressed by its peer id.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from swarm.errors import OtherRun, PeerUnreachable, Refusal, TransportError
+from swarm.net.records.envelope import joined
 from swarm.net.records.large import Fetch
 from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_manifest, open_peer_record
 from swarm.net.runtime import AsyncRuntime
@@ -35,6 +30,11 @@ MAX_DOUBLINGS = 16
 """Beyond this the pause is `LONGEST_BACKOFF_S` anyway; after some hours, the power would not fit into a float."""
 GONE_AFTER = 3
 """The learner counts as away after this many unanswered heartbeats in a row."""
+MANIFEST_PROTOCOL = "/swarm/manifest/1"
+PEERS_PROTOCOL = "/swarm/peers/1"
+MAX_PEERS = 64
+MAX_ANSWER_BYTES = MAX_PEERS * (MAX_PEER_RECORD_BYTES + 8)
+SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]], Meta(max_length=MAX_PEERS)]
 
 
 def serve_heartbeats(transport: RequestTransport, beat: Callable[[str, Heartbeat], Orders]) -> None:
@@ -105,9 +105,6 @@ class Heartbeats:
                 self._orders = None
 
 
-MANIFEST_PROTOCOL = "/swarm/manifest/1"
-
-
 async def ask_for_manifest(
     peers: Mapping[str, tuple[str, ...]],
     ask: Callable[[str, tuple[str, ...]], Awaitable[bytes]],
@@ -151,13 +148,6 @@ def no_manifest(failures: Sequence[str], refusals: Sequence[Refusal] = ()) -> Pe
     return PeerUnreachable(f"{what}: {'; '.join(failures)}")
 
 
-PEERS_PROTOCOL = "/swarm/peers/1"
-MAX_PEERS = 64
-MAX_ANSWER_BYTES = MAX_PEERS * (MAX_PEER_RECORD_BYTES + 8)
-
-SealedRecords = Annotated[list[Annotated[bytes, Meta(max_length=MAX_PEER_RECORD_BYTES)]], Meta(max_length=MAX_PEERS)]
-
-
 def answer_peers(sealed_records: Sequence[bytes]) -> bytes:
     """The first records, up to the limit of an answer."""
     return msgspec.msgpack.encode(sealed_records[:MAX_PEERS])
@@ -168,10 +158,7 @@ async def ask_peers(fetch: Fetch, peer_id: str, run_id: str, now: float) -> list
 
     Raises `PeerUnreachable`.
     """
-    answer = bytearray()
-    async with aclosing(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES)) as chunks:
-        async for chunk in chunks:
-            answer += chunk
+    answer = await joined(fetch(peer_id, PEERS_PROTOCOL, b"", MAX_ANSWER_BYTES))
     try:
         sealed_records = msgspec.msgpack.decode(answer, type=SealedRecords)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,25 +1,21 @@
-"""Choice of the peer that sends the next chunks of a part, by what peers hold and how they have performed.
+"""Fetching one part of a snapshot from peers: first from the source in the plan, then from others if it fails.
 
-A new source is chosen in two cases: the current one has ended (`after`), or it is slow and another would be faster
-(`better_than`). In both cases the new source holds more chunks than this node, so two waiting nodes never wait for each
-other.
-
-----
-
-Fetching one part of a snapshot from peers: first from the source in the plan, then from others if it fails.
-
-One source at a time sends consecutive chunks from the first missing one on. The fetch changes to another source if the
+One source at a time sends consecutive chunks from the first missing one on. `Fetching` changes to another source if the
 current one
 
 * disconnects, or is silent for `stall_s`, and then does not answer; or delivered less than half of the planned rate
   although it had more chunks;
-* delivers less than that rate while another peer is well ahead and has a free place;
+* delivers less than that rate while another peer is well ahead and has a free slot;
 * sends a part of a chunk, and the rest not within the time of the slowest link, while another peer has this chunk;
 * sends a wrong chunk, after which it is not asked again for this part.
 
-A source that has no more chunks itself is not left: the first node behind the failed one finds another source, and all
-nodes behind it keep their sources. On an overloaded machine all sources are late; the interval between searches grows,
-so that searching does not add to the load."""
+`Sources` chooses the next one by what peers hold and how they have performed: after the current one has ended
+(`after`), or when it is slow and another would be faster (`better_than`). In both cases the new source holds more
+chunks than this node, so two waiting nodes never wait for each other. A source that has no more chunks itself is not
+left: the first node behind the failed one finds another source, and all nodes behind it keep their sources. On an
+overloaded machine all sources are late; the interval between searches grows, so that searching does not add to the
+load.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ from swarm.net.snapshots.messages import (
     StatusRequest,
     request_status,
 )
-from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.serving import DirectClient
 from swarm.net.snapshots.store import PartName, Stored
 from swarm.protocols import Transport
@@ -57,6 +53,14 @@ MAX_ASKED = 8
 FED_LITTLE = 1 / 8
 MAX_POOR_TURNS = 3
 """How often in a row a source may claim to hold no more chunks than this node."""
+STUCK_AFTER_STALLS = 3
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+STALLS_IN_WINDOW = 2
+"""At half the rate, as many bytes are missing after a window as after a stall."""
+MAX_WINDOWS = 4
+"""Longest interval between two searches for a faster source, in windows."""
+MARKS = 16
+"""Time marks per window; old ones are dropped one at a time."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,9 @@ class Pace(Struct, frozen=True):
     """Chunks that another peer must be ahead before a change pays: as many as the link carries in `stall_s`."""
 
     @staticmethod
-    def of(place: Place, limit: float | None, chunk_bytes: int, stall_s: float) -> Pace:
+    def of(slot: Slot, limit: float | None, chunk_bytes: int, stall_s: float) -> Pace:
         """From the planned rate, or the minimum rate of any source; at most this node's `limit`."""
-        rate = min(place.bytes_per_s or MIN_RATE_BYTES_PER_S, limit or math.inf)
+        rate = min(slot.bytes_per_s or MIN_RATE_BYTES_PER_S, limit or math.inf)
         return Pace(
             bytes_per_s=rate,
             silence_s=max(stall_s, 4 * min(chunk_bytes, MAX_CHUNK_BYTES) / rate),
@@ -116,7 +120,7 @@ class Source(Struct, frozen=True):
     num_poor_turns: int
     """Failures in a row, each after too few chunks."""
     num_free: int
-    """Free places according to the plan; at 0 it accepts one more, which slows down all that it feeds."""
+    """Free slots according to the plan; at 0 it accepts one more, which slows down all that it feeds."""
     distance: int
     """Its index among the planned sources; other peers get that of the last one, the learner."""
     num_held: int
@@ -132,16 +136,16 @@ class Source(Struct, frozen=True):
 class Sources:
     """The candidate sources of one part."""
 
-    def __init__(self, downloads: Downloads, stored: Stored, name: PartName, place: Place) -> None:
-        """Sources of part `name` of a version; `place` is this node's place in the plan."""
+    def __init__(self, downloads: Downloads, stored: Stored, name: PartName, slot: Slot) -> None:
+        """Sources of part `name` of a version; `slot` is this node's slot in the plan."""
         part = stored.part(name)
         assert part is not None
         self._downloads = downloads
         self._part = part
         self._version = stored.manifest.version
         self._name: PartName = name
-        self._place = place
-        self.pace = Pace.of(place, downloads.bytes_per_s, part.chunks.chunk_bytes, downloads.stall_s)
+        self._slot = slot
+        self.pace = Pace.of(slot, downloads.bytes_per_s, part.chunks.chunk_bytes, downloads.stall_s)
         self.current: str | None = None
         """The current or last source."""
         self._corrupt: set[str] = set()
@@ -149,21 +153,21 @@ class Sources:
         self._overdue: set[str] = set()
         """Peers that sent a part of a chunk, and did not send the rest in time."""
         self._poor_turns: Counter[str] = Counter()
-        """By source: failures in a row, each after too few chunks."""
+        """Failures in a row, each after too few chunks, by source."""
         self._num_from: Counter[str] = Counter()
         """Chunks received, by source."""
 
     @property
     def planned(self) -> str | None:
         """The planned source, unless it sent a wrong chunk."""
-        source = self._place.sources[0]
+        source = self._slot.sources[0]
         return source if source not in self._corrupt else None
 
     @property
     def failed(self) -> tuple[str, ...]:
         """The planned source, if nearly all chunks had to come from others, none came in several turns, or one came too
         slowly."""
-        source = self._place.sources[0]
+        source = self._slot.sources[0]
         num_chunks = self._num_from[source]
         gave_little = num_chunks < FED_LITTLE * self._num_from.total()
         gave_nothing = num_chunks == 0 and self._poor_turns[source] > MAX_POOR_TURNS
@@ -194,9 +198,9 @@ class Sources:
         return _best(found)
 
     def better_than(self, slow: str) -> str | None:
-        """A peer that is well ahead of this node and has a free place, to replace a slow source.
+        """A peer that is well ahead of this node and has a free slot, to replace a slow source.
 
-        A peer without a free place would slow down all that it feeds. If the slow source has no more chunks itself,
+        A peer without a free slot would slow down all that it feeds. If the slow source has no more chunks itself,
         there is no better one: it waits for a source further up in the plan.
         """
         found = []
@@ -222,7 +226,7 @@ class Sources:
         return _best(found)
 
     def _source(self, peer: str, status: StatusReply, is_kept: bool = False) -> Source:
-        planned = self._place.sources
+        planned = self._slot.sources
         distance = planned.index(peer) if peer in planned else len(planned) - 1
         return Source(peer, is_kept, self._poor_turns[peer], status.num_free, distance, status.num_held(self._name))
 
@@ -252,9 +256,9 @@ class Sources:
     def _candidates(self) -> list[str]:
         transport = self._downloads.transport
         others = {*transport.status().connected, *(peer.peer_id for peer in transport.peers())}
-        strangers = sorted(others - {*self._place.sources, transport.peer_id})
-        random.shuffle(strangers)
-        return list(dict.fromkeys([*filter(None, [self.current]), *self._place.sources, *strangers]))
+        unplanned = sorted(others - {*self._slot.sources, transport.peer_id})
+        random.shuffle(unplanned)
+        return list(dict.fromkeys([*filter(None, [self.current]), *self._slot.sources, *unplanned]))
 
     def _ask(self, peer_id: str) -> StatusReply | None:
         try:
@@ -269,16 +273,6 @@ def _best(found: list[Source]) -> str | None:
     return min(found, key=lambda source: source.rank).peer_id if found else None
 
 
-STUCK_AFTER_STALLS = 3
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
-STALLS_IN_WINDOW = 2
-"""At half the rate, as many bytes are missing after a window as after a stall."""
-MAX_WINDOWS = 4
-"""Longest interval between two searches for a faster source, in windows."""
-MARKS = 16
-"""Time marks per window; old ones are dropped one at a time."""
-
-
 class Fetching:
     """Fetches one part."""
 
@@ -287,10 +281,10 @@ class Fetching:
         downloads: Downloads,
         stored: Stored,
         name: PartName,
-        place: Place,
+        slot: Slot,
         is_wanted: Callable[[Fetching], bool],
     ) -> None:
-        """Fetch part `name` of a version; `place` is this node's place in the plan.
+        """Fetch part `name` of a version; `slot` is this node's slot in the plan.
 
         `is_wanted` is called after every piece: whether this version should still be fetched.
         """
@@ -301,7 +295,7 @@ class Fetching:
         self._part = part
         self._name: PartName = name
         self._is_wanted = is_wanted
-        self._sources = Sources(downloads, stored, name, place)
+        self._sources = Sources(downloads, stored, name, slot)
         self._pending = bytearray()
         """Received bytes of the next chunk."""
         self._owed_since = self._heard_at = self._moved_at = time.monotonic()

@@ -1,15 +1,12 @@
-"""Messages about snapshots, apart from the chunks.
+"""Messages about snapshots, apart from the chunks, and the signed manifests known here.
 
 | protocol | request | answer |
 | --- | --- | --- |
-| ask | `StatusRequest` | `StatusReply`: a manifest that the asker lacks, chunks held here, a place if one is wanted |
+| ask | `StatusRequest` | `StatusReply`: a manifest that the asker lacks, chunks held here, a slot if one is wanted |
 | announce | `SnapshotAnnouncement` | nothing; sent by the learner for a new snapshot |
 | chunks | `ChunksRequest` | a part's chunks from an index on, each as soon as it is held here and verified |
 | direct | `ChunksRequest` | a `Ticket` for the same answer over a direct link |
-
-----
-
-The learner's known signed manifests, and the choice of the next version to fetch."""
+"""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from msgspec import Meta, Struct
 
 from swarm.errors import Refusal
 from swarm.net.records.wire import MAX_SNAPSHOT_CHUNKS, MAX_SNAPSHOT_MANIFEST_BYTES, open_snapshot
-from swarm.net.snapshots.plan import MAX_SOURCES, LinkLimits, PeerId, Place
+from swarm.net.snapshots.plan import MAX_SOURCES, LinkLimits, PeerId, Slot
 from swarm.net.snapshots.store import PartName
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
@@ -45,7 +42,7 @@ class StatusRequest(Struct, frozen=True, array_like=True):
     version: Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
     """The newest known version; -1: none."""
     limits: LinkLimits | None = None
-    """Rates of a worker that wants a place in the learner's plan."""
+    """Rates of a worker that wants a slot in the learner's plan."""
     failed: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_SOURCES)] = ()
     """Planned sources that delivered nothing although they could."""
 
@@ -59,9 +56,9 @@ class StatusReply(Struct, frozen=True, array_like=True):
     change: NumChunks
     """Held chunks of the two parts of the asker's version."""
     num_free: Annotated[int, Meta(ge=-(2**16), le=2**16)]
-    """Free places according to the plan; below 0 no further peer is accepted."""
-    place: Place | None = None
-    """The asker's place in the broadcast of the newest version; from the learner only."""
+    """Free slots according to the plan; below 0 no further peer is accepted."""
+    slot: Slot | None = None
+    """The asker's slot in the broadcast of the newest version; from the learner only."""
 
     def num_held(self, name: PartName) -> int:
         """Held chunks of one part of the asker's version."""
@@ -69,10 +66,10 @@ class StatusReply(Struct, frozen=True, array_like=True):
 
 
 class SnapshotAnnouncement(Struct, frozen=True, array_like=True):
-    """A new snapshot, and the worker's place in its broadcast."""
+    """A new snapshot, and the worker's slot in its broadcast."""
 
     sealed: Sealed
-    place: Place
+    slot: Slot
 
 
 class ChunksRequest(Struct, frozen=True, array_like=True):
@@ -109,7 +106,7 @@ class Manifests:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._known: dict[int, Signed] = {}
-        """By version, oldest first."""
+        """Manifests by version, oldest first."""
         self._newest: int | None = None
 
     @property
@@ -149,7 +146,7 @@ class Manifests:
             self._known = {each: self._known[each] for each in self._known if each >= version}
 
     def known(self) -> dict[int, Signed]:
-        """By version, oldest first."""
+        """Manifests by version, oldest first."""
         with self._lock:
             return dict(self._known)
 

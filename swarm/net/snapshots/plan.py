@@ -1,22 +1,20 @@
 """The broadcast plan: chains if the learner's uplink exceeds a worker's, a tree if not.
 
 Every node gets the whole snapshot in one stream of R bytes/s. A node with uplink u can feed floor(u / R) others at that
-rate; R is the fastest rate that gives enough places for all. With uplinks U = m b of the learner and b of the workers,
+rate; R is the fastest rate that gives enough slots for all. With uplinks U = m b of the learner and b of the workers,
 R is b: the learner starts m chains in which each node feeds one. With U below b, R is U: the learner feeds one, and
-each worker floor(b / U). Workers that can feed most get the places nearest to the learner.
+each worker floor(b / U). Workers that can feed most get the slots nearest to the learner.
 
 Source: arXiv:2602.02192, section 4.2 (chains). Here every chain carries the whole snapshot, so that a node has one
 source and can continue from any other.
 
-----
+`Placement` is the learner's side: which workers have a slot, and which of them failed to feed others. Only the workers
+that a source should have fed report that it delivered nothing, and they may lie. So one report moves the worker that
+made it, and takes nothing from its source but the slots that others can fill as well; a source loses its children when
+several of them agree; and a worker that reports often is not believed and feeds no one itself.
 
-The learner's side of a plan: which workers have a place in it, and which of them failed to feed others.
-
-That a source delivered nothing is known only from the workers that it should have fed, and they may lie. So one report
-moves the worker that made it, and takes nothing from its source but the places that others can fill as well; a source
-loses its children when several of them agree; and who reports often is not believed and feeds nobody itself.
-
-Pure but for the clock; the caller holds a lock."""
+Pure but for the clock; the caller holds a lock.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +34,31 @@ from swarm.net.config import SnapshotSettings
 from swarm.net.guard import Counters
 from swarm.net.records.identity import MAX_PEER_ID_CHARS
 
+logger = logging.getLogger(__name__)
+
 MAX_CHILDREN = 16
 MAX_SOURCES = 4
-"""Sources in a place: the nearest nodes above it, and the learner."""
+"""Sources in a slot: the nearest nodes above it, and the learner."""
 ROUNDING = 1e-6
 MAX_BYTES_PER_S = 1e15
 
 PeerId = Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 ClaimedRate = Annotated[float, Meta(ge=2**18, le=MAX_BYTES_PER_S)]
-"""Link rates that a stranger may claim. The minimum is that of the settings: a lower one would slow down everybody."""
+"""Link rates that a peer may claim. The minimum is that of the settings: a lower one would slow down all."""
+FORGET_AFTER_POLLS = 3
+"""A worker that has not asked for this many times `poll_s` gets no slot in the next plan."""
+MAX_WORKERS = 256
+"""Workers with a slot. A new one displaces the one that asked longest ago among those without a broadcast yet."""
+IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
+"""A worker that failed to feed its children is excluded as a source for this time, twice as long each time."""
+NUM_REPORTERS = 2
+"""Children that must report a source to exclude it."""
+REPORT_S = 600.0
+"""For this time a report counts, and who made it gets another source."""
+MAX_REPORTS = 3
+"""A worker with this many reports is not believed, and feeds no one, until they no longer count."""
+MAX_KEPT = 4_096
+"""Reports in all: identities are free."""
 
 
 class LinkLimits(Struct, frozen=True, array_like=True):
@@ -54,8 +68,8 @@ class LinkLimits(Struct, frozen=True, array_like=True):
     down: ClaimedRate | None = None
 
 
-class Place(Struct, frozen=True, array_like=True):
-    """A node's place in a broadcast."""
+class Slot(Struct, frozen=True, array_like=True):
+    """A node's slot in a broadcast."""
 
     sources: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_SOURCES)]
     """The node to fetch from, then that node's source, and so on; the learner last."""
@@ -68,7 +82,7 @@ class Place(Struct, frozen=True, array_like=True):
 
 
 class RelayPlan:
-    """The places of one broadcast."""
+    """The slots of one broadcast."""
 
     def __init__(
         self,
@@ -82,11 +96,11 @@ class RelayPlan:
         suspected: Collection[str] = (),
         apart: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Place all workers; `fan_out` is the number of children for nodes with unknown links.
+        """Assign slots to all workers; `fan_out` is the number of children for nodes with unknown links.
 
         Claimed links are unverified. Workers that were `tried` come first and determine the rate if there are any.
-        Those that may have fed nobody, `suspected`, come after others with as many children; `idle` ones come last and
-        feed nobody. `apart`: (worker, source) pairs that are not to be.
+        Those that may have fed no one, `suspected`, come after others with as many children; `idle` ones come last and
+        feed no one. `apart`: (worker, source) pairs to avoid.
         """
         self._fan_out = fan_out
         self._idle = idle
@@ -94,10 +108,10 @@ class RelayPlan:
         self._fed: defaultdict[str, list[str]] = defaultdict(list)
         counted = [each for peer, each in workers.items() if peer in tried] or list(workers.values())
         self.bytes_per_s = stream_rate(limits, counted, fan_out)
-        root = Place((), self._num_children(LinkLimits(limits.up)), None)
-        self.places: dict[str, Place] = {learner: root}
+        root = Slot((), self._num_children(LinkLimits(limits.up)), None)
+        self.slots: dict[str, Slot] = {learner: root}
         self._free = deque([learner] * root.num_children)
-        """Free places, nearest to the learner first."""
+        """Free slots, nearest to the learner first."""
 
         def use(peer: str) -> tuple[bool, bool, int, bool]:
             return peer not in idle, peer in tried, self._num_children(workers[peer]), peer not in suspected
@@ -106,24 +120,24 @@ class RelayPlan:
         for peer in sorted(workers, key=use, reverse=True):
             source = self._take_free(peer)
             if source is None and self._free:
-                put_off.append(peer)  # kept apart from all that have a free place now; others will bring more
+                put_off.append(peer)  # kept apart from all that have a free slot now; others will bring more
             else:
                 self._add(peer, source or learner, workers[peer])
         for peer in put_off:
             self._add(peer, self._take_free(peer) or learner, workers[peer])
-        self.places = {peer: replace(place, feeds=tuple(self._fed[peer])) for peer, place in self.places.items()}
+        self.slots = {peer: replace(slot, feeds=tuple(self._fed[peer])) for peer, slot in self.slots.items()}
 
     def _add(self, peer: str, source: str, limits: LinkLimits) -> None:
-        above = self.places[source].sources
+        above = self.slots[source].sources
         # Keep the last source: it is the learner, or nothing for a child of the learner.
         sources = (source, *above[: MAX_SOURCES - 2], *above[MAX_SOURCES - 2 :][-1:])
-        place = Place(sources, 0 if peer in self._idle else self._num_children(limits), self.bytes_per_s)
-        self.places[peer] = place
+        slot = Slot(sources, 0 if peer in self._idle else self._num_children(limits), self.bytes_per_s)
+        self.slots[peer] = slot
         self._fed[source].append(peer)
-        self._free += [peer] * place.num_children
+        self._free += [peer] * slot.num_children
 
     def _take_free(self, peer: str) -> str | None:
-        """The source at the first free place for this peer, which is free no more; None if there is none."""
+        """The source at the first free slot for this peer, which is free no more; None if there is none."""
         for index, source in enumerate(self._free):
             if (peer, source) not in self._apart:
                 del self._free[index]
@@ -139,7 +153,7 @@ class RelayPlan:
 def stream_rate(learner: LinkLimits, workers: Sequence[LinkLimits], fan_out: int) -> float | None:
     """Largest rate in bytes/s at which all can receive at the same time, within the limits; None without limits."""
     downlinks = sorted(math.inf if limits.down is None else limits.down for limits in workers)
-    # Up to half of the workers may be slower than the rest; they come last and feed nobody.
+    # Up to half of the workers may be slower than the rest; they come last and feed no one.
     most = min(learner.up or math.inf, downlinks[len(downlinks) // 2] if downlinks else math.inf)
     uplinks = [limits.up for limits in (learner, *workers)]
     shares = {up / k for up in set(uplinks) if up is not None for k in range(1, MAX_CHILDREN + 1)}
@@ -157,35 +171,17 @@ def _num_streams(up: float | None, rate: float | None, fan_out: int) -> int:
     return fan_out if up is None or rate is None else int(min(MAX_CHILDREN, up / rate * (1 + ROUNDING)))
 
 
-logger = logging.getLogger(__name__)
-
-FORGET_AFTER_POLLS = 3
-"""A worker that has not asked for this many times `poll_s` gets no place in the next plan."""
-MAX_WORKERS = 256
-"""Workers with a place. A new one displaces the one that asked longest ago among those without a broadcast yet."""
-IDLE_S, MAX_IDLE_S = 60.0, 3_600.0
-"""A worker that failed to feed its children is excluded as a source for this time, twice as long each time."""
-NUM_REPORTERS = 2
-"""Children that must report a source to exclude it."""
-REPORT_S = 600.0
-"""For this time a report counts, and who made it gets another source."""
-MAX_REPORTS = 3
-"""A worker with this many reports is not believed, and feeds nobody, until they no longer count."""
-MAX_KEPT = 4_096
-"""Reports in all: identities are free."""
-
-
 class _Worker(Struct):
-    """A worker that has asked for a place."""
+    """A worker that has asked for a slot."""
 
     limits: LinkLimits
     asked_at: float
     tried: bool = False
-    """It had a place in an earlier broadcast."""
+    """It had a slot in an earlier broadcast."""
 
 
 class _Reports:
-    """Which sources delivered nothing, as the workers say to which a broadcast's plan gave them."""
+    """Sources that delivered nothing, as reported by the workers that they should have fed."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}
@@ -229,7 +225,7 @@ class _Reports:
 
 
 class Placement:
-    """The workers that have asked for a place, and the resulting plan."""
+    """The workers that have asked for a slot, and the resulting plan."""
 
     def __init__(
         self,
@@ -251,36 +247,36 @@ class Placement:
         self.plan = RelayPlan(learner, limits, {}, settings.fan_out)
 
     @property
-    def root(self) -> Place:
-        """The learner's own place."""
-        return self.plan.places[self._learner]
+    def root(self) -> Slot:
+        """The learner's own slot."""
+        return self.plan.slots[self._learner]
 
-    def place_for(self, worker: str, limits: LinkLimits, failed: tuple[str, ...] = ()) -> Place | None:
-        """The place of a worker that asks; None if there are too many.
+    def slot_for(self, worker: str, limits: LinkLimits, failed: tuple[str, ...] = ()) -> Slot | None:
+        """The slot of a worker that asks; None if there are too many.
 
-        `failed`: sources of its place that delivered nothing, as it reports.
+        `failed`: sources of its slot that delivered nothing, as it reports.
         """
         known = self._workers.get(worker)
         if known is None and not self._make_room():
             return None
         self._workers[worker] = _Worker(limits, self._clock(), known is not None and known.tried)
-        if self._is_news(worker, failed) or worker not in self.plan.places:
+        if self._is_news(worker, failed) or worker not in self.plan.slots:
             self._make_plan()
-        return self.plan.places[worker]
+        return self.plan.slots[worker]
 
-    def begin_broadcast(self) -> dict[str, Place]:
-        """Make a new plan. Returns the places of all workers, which count as tried from now on."""
+    def begin_broadcast(self) -> dict[str, Slot]:
+        """Make a new plan. Returns the slots of all workers, which count as tried from now on."""
         self._make_plan()
         for worker in self._workers.values():
             worker.tried = True
-        places = {worker: place for worker, place in self.plan.places.items() if worker != self._learner}
+        slots = {worker: slot for worker, slot in self.plan.slots.items() if worker != self._learner}
         # The learner is no worker, and knows itself what it gave.
-        sources = {worker: place.sources[0] for worker, place in places.items() if place.sources[0] in places}
+        sources = {worker: slot.sources[0] for worker, slot in slots.items() if slot.sources[0] in slots}
         self._reports.begin_broadcast(sources)
-        return places
+        return slots
 
     def forget(self, worker: str) -> None:
-        """Give a worker no place in the next plan, unless it asks again."""
+        """Give a worker no slot in the next plan, unless it asks again."""
         self._workers.pop(worker, None)
 
     def _make_room(self) -> bool:
@@ -313,7 +309,7 @@ class Placement:
         return self._idle.wait_s(worker, self._clock()) > 0
 
     def _make_plan(self) -> None:
-        """Place all workers that have asked recently; the others lose their places."""
+        """Assign slots to all workers that have asked recently; the others lose their slots."""
         since = self._clock() - FORGET_AFTER_POLLS * self._settings.poll_s
         self._workers = {worker: each for worker, each in self._workers.items() if each.asked_at >= since}
         now = self._clock()

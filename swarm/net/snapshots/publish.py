@@ -1,10 +1,10 @@
 """The learner's part: snapshots are split, signed, stored and announced.
 
-    publish ─▶ split, sign, store ─▶ plan ─▶ announce: manifest and place, to every worker
+    publish ─▶ split, sign, store ─▶ plan ─▶ announce: manifest and slot, to every worker
                                          └─▶ chunks, to the workers that the plan feeds from here
 
 A snapshot that a newer one overtakes while it waits is never published. Workers poll the learner for news and report
-their rates; this enters them into the plan. So nothing waits for announcements: they only make news arrive sooner.
+their rates, which enters them into the plan. So nothing waits for announcements: they only make news arrive sooner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_snapshot
 from swarm.net.roster import Progress
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Signed, SnapshotAnnouncement, StatusRequest
-from swarm.net.snapshots.plan import LinkLimits, Place, Placement
+from swarm.net.snapshots.plan import LinkLimits, Placement, Slot
 from swarm.net.snapshots.serving import Serving, SnapshotThread
 from swarm.net.snapshots.store import Stored, check_size, describe
 from swarm.protocols import Transport
@@ -60,13 +60,11 @@ class Publisher:
         self._begun: tuple[int, RandomAccessFile] | None = None
         """The one whose publication has begun."""
         self._announcer = _Announcer(transport, self._serving.counters, self._on_unheard)
-        self._thread = SnapshotThread(self._serving, self._serving.verify, self._work)
+        self._thread = SnapshotThread(self._serving, self)
 
     def start(self) -> None:
         """Start to answer workers and to publish. Raises `SnapshotError` if `folder` cannot be used."""
-        # What others announce says nothing new about one's own snapshots, and may be a manifest of an earlier life of
-        # this key that nobody here remembers: its higher number would end the run.
-        self._serving.start(self._place_for, lambda peer, announcement: None)
+        self._serving.start(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -76,7 +74,7 @@ class Publisher:
         self._announcer.close()
 
     def publish(self, version: int, snapshot: RandomAccessFile) -> None:
-        """Have a snapshot announced and served, in place of an older one that still waits for that; returns at once.
+        """Have a snapshot announced and served, instead of an older one that still waits for that; returns at once.
 
         The file is moved into the store, or deleted. Raises `SnapshotError`.
         """
@@ -111,26 +109,37 @@ class Publisher:
         return self._serving.progress()
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: snapshots published, chunks given, workers that fed nobody."""
+        """Cumulative counts: snapshots published, chunks given, workers that fed no one."""
         return self._serving.counters.snapshot()
 
     # -- on the network thread
 
-    def _place_for(self, worker: str, question: StatusRequest) -> Place | None:
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """Ignored: it says nothing new about own snapshots, and may come from an earlier process with this key whose
+        snapshots are unknown here: its higher version would end the run.
+        """
+
+    def slot_for(self, worker: str, question: StatusRequest) -> Slot | None:
+        """See `SnapshotRole`."""
         if question.limits is None:
             return None
         with self._lock:
-            place = self._placement.place_for(worker, question.limits, question.failed)
+            slot = self._placement.slot_for(worker, question.limits, question.failed)
             self._follow_plan()
-            return place
+            return slot
 
     def _follow_plan(self) -> None:
-        # Workers in the plan come before strangers.
-        self._serving.uploads.follow(self._placement.root, self._placement.plan.places.keys())
+        # Workers in the plan come before other peers.
+        self._serving.uploads.follow(self._placement.root, self._placement.plan.slots.keys())
 
     # -- on the thread of snapshots
 
-    def _work(self) -> float:
+    def begin(self) -> None:
+        """See `SnapshotRole`."""
+        self._serving.verify()
+
+    def work(self) -> float:
+        """See `SnapshotRole`."""
         with self._lock:
             begun = self._begun = self._waiting
         if begun is None:
@@ -145,9 +154,9 @@ class Publisher:
         stored = self._store(version, snapshot)
         with self._lock:
             self._serving.manifests.replace_all(Signed(stored.sealed, stored.manifest))
-            places = self._placement.begin_broadcast()
+            slots = self._placement.begin_broadcast()
             self._follow_plan()
-        self._announcer.announce(places, stored.sealed)
+        self._announcer.announce(slots, stored.sealed)
         self._serving.counters.add("published")
         self._serving.store.collect()
 
@@ -185,13 +194,13 @@ class _Announcer:
         self._on_unheard = on_unheard
         self._pool = ThreadPoolExecutor(NUM_ANNOUNCERS, "swarm-snapshots-announce")
         self._announced: dict[str, Future[None]] = {}
-        """By worker."""
+        """Announcements under way, by worker."""
         self._lock = threading.Lock()
         """Guards `_unheard`."""
         self._unheard = Backoff(UNHEARD_S, MAX_UNHEARD_S)
 
-    def announce(self, places: Mapping[str, Place], sealed: bytes) -> None:
-        """Announce a snapshot, the first of `places` first; what has not begun of the one before is dropped.
+    def announce(self, slots: Mapping[str, Slot], sealed: bytes) -> None:
+        """Announce a snapshot, the first of `slots` first; what has not begun of the one before is dropped.
 
         Workers that did not answer for a while are passed over, as are those that have yet to answer the last
         announcement: two could arrive in the wrong order.
@@ -199,10 +208,10 @@ class _Announcer:
         running = {worker: each for worker, each in self._announced.items() if not (each.cancel() or each.done())}
         now = time.monotonic()
         with self._lock:
-            passed_over = {worker for worker in places if worker in running or self._unheard.wait_s(worker, now) > 0}
+            passed_over = {worker for worker in slots if worker in running or self._unheard.wait_s(worker, now) > 0}
         self._announced = running | {
-            worker: self._pool.submit(self._announce, worker, place, sealed)
-            for worker, place in places.items()
+            worker: self._pool.submit(self._announce, worker, slot, sealed)
+            for worker, slot in slots.items()
             if worker not in passed_over
         }
 
@@ -210,8 +219,8 @@ class _Announcer:
         """Announce nothing more; what is being announced is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _announce(self, worker: str, place: Place, sealed: bytes) -> None:
-        message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, place))
+    def _announce(self, worker: str, slot: Slot, sealed: bytes) -> None:
+        message = msgspec.msgpack.encode(SnapshotAnnouncement(sealed, slot))
         try:
             self._transport.request(worker, ANNOUNCE_PROTOCOL, message, ANNOUNCE_TIMEOUT_S)
         except TransportError as error:
@@ -221,7 +230,7 @@ class _Announcer:
                 self._unheard.failed(worker, time.monotonic())
             self._on_unheard(worker)
         except Exception:
-            # Nobody takes this result, so that an error of this node itself would not be seen.
+            # No one reads this result, so that an error of this node itself would not be seen.
             logger.exception("announcing a snapshot to %s failed", worker)
         else:
             with self._lock:

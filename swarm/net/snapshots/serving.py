@@ -1,16 +1,7 @@
-"""The common part of publisher and subscriber: the stored snapshots, and the answers to peers' requests.
+"""The common part of publisher and subscriber: stored snapshots, uploads of chunks, and the thread for other work.
 
 Requests are answered on the network thread; chunks also on the threads of direct links, which have no rate limit.
-
-----
-
-Uploads of chunks to other nodes: number of streams, their priority, and when a stream is ended.
-
-It runs on the network thread and on those of direct links.
-
-----
-
-The "swarm-snapshots" thread: all work on snapshots except answering peers."""
+"""
 
 from __future__ import annotations
 
@@ -18,9 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import Refusal, SnapshotError, TransportError
+from swarm.kinds import extra, has_extra
+from swarm.lru import LruDict
 from swarm.net.bandwidth import MIN_RATE_BYTES_PER_S
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -44,18 +35,31 @@ from swarm.net.snapshots.messages import (
     StatusReply,
     StatusRequest,
 )
-from swarm.net.snapshots.plan import Place
+from swarm.net.snapshots.plan import Slot
 from swarm.net.snapshots.store import Part, PartName, SnapshotStore, Stored
 from swarm.protocols import Transport
 
-DIRECT_LINKS = "swarm.extras.direct"
+logger = logging.getLogger(__name__)
+
+SPARE = 1
+"""Peers fed beyond the plan: a node that lost its source is better served slowly than not at all."""
+PATIENCE_S = 5.0
+"""A stream ends when no chunk becomes available for this time, since its peer may be gone. A peer that has not taken a
+chunk after this time, plus the time that the chunk may need, can be displaced."""
+MAX_REPEATS = 3
+"""How often a peer may fetch the same part: connections break, but endless repeats would starve others."""
+MAX_COUNTED = 4_096
+MAX_AHEAD = 1_024
+MAX_FAILURES = 8
+"""Consecutive failures of any kind after which the thread fails permanently, and so does the node."""
+RETRY_S = 0.5
 
 
 class DirectServer(Protocol):
     """Serves peers over sockets of their own."""
 
     def ticket(self, peer_id: str, request: bytes) -> Struct:
-        """What a peer needs to open a link for its request. Raises `LookupError` if there are none."""
+        """A ticket for a link on which the peer's request is answered. Raises `LookupError` if there are none."""
         ...
 
     def close(self) -> None:
@@ -75,12 +79,27 @@ class DirectClient(Protocol):
 
 def direct_links() -> Any:
     """The extra with `DirectServer` and `DirectClient`; None if it is not installed."""
-    try:
-        return import_module(DIRECT_LINKS)
-    except ModuleNotFoundError as error:
-        if error.name is None or not DIRECT_LINKS.startswith(error.name):
-            raise
-        return None
+    return extra("direct") if has_extra("direct") else None
+
+
+class SnapshotRole(Protocol):
+    """A learner's or a worker's part in the distribution of snapshots."""
+
+    def slot_for(self, peer_id: str, question: StatusRequest) -> Slot | None:
+        """The asker's slot in the plan, if it has one. Called on the network thread."""
+        ...
+
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """The learner has announced a snapshot. Called on the network thread."""
+        ...
+
+    def begin(self) -> None:
+        """Called once on the thread of snapshots."""
+        ...
+
+    def work(self) -> float:
+        """Called repeatedly on the thread of snapshots; returns the seconds until the next call."""
+        ...
 
 
 class Serving:
@@ -116,16 +135,8 @@ class Serving:
             )
         self._closed = False
 
-    def start(
-        self,
-        place_for: Callable[[str, StatusRequest], Place | None],
-        on_announcement: Callable[[str, SnapshotAnnouncement], None],
-    ) -> None:
-        """Load what an earlier process stored, and start to answer.
-
-        `place_for(peer, question)` returns the asker's place in the plan, if it has one; `on_announcement` is called
-        for the learner's announcements. Raises `SnapshotError` if the folder cannot be used.
-        """
+    def start(self, role: SnapshotRole) -> None:
+        """Load what an earlier process stored, and start to answer. Raises `SnapshotError` for an unusable folder."""
         self.store.load(self.manifests.open)
         for version in self.store.versions():
             stored = self.store.get(version)
@@ -135,12 +146,12 @@ class Serving:
         def answer_ask(remote: str, request: bytes) -> bytes:
             self._require_open()
             question = msgspec.msgpack.decode(request, type=StatusRequest)
-            place = place_for(remote, question)
-            return msgspec.msgpack.encode(self._status(question.version, place))
+            slot = role.slot_for(remote, question)
+            return msgspec.msgpack.encode(self._status(question.version, slot))
 
         def answer_announcement(remote: str, request: bytes) -> bytes:
             self._require_open()
-            on_announcement(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
+            role.hear(remote, msgspec.msgpack.decode(request, type=SnapshotAnnouncement))
             return b""
 
         self._transport.serve(ASK_PROTOCOL, answer_ask)
@@ -177,14 +188,14 @@ class Serving:
         stored = self.store.get(version)
         return Progress(version, stored.fraction if stored else 0.0, source, self.uploads.fed())
 
-    def _status(self, version: int, place: Place | None) -> StatusReply:
+    def _status(self, version: int, slot: Slot | None) -> StatusReply:
         stored = self.store.get(version)
         return StatusReply(
             self.manifests.sealed_after(version),
             stored.whole.num_held if stored else 0,
             stored.change.num_held if stored and stored.change else 0,
             self.uploads.num_free,
-            place,
+            slot,
         )
 
     def _send_chunks(self, remote: str, request: bytes) -> Iterator[bytes | None]:
@@ -192,7 +203,7 @@ class Serving:
         return self.uploads.send_chunks(remote, request)
 
     def _send_chunks_directly(self, remote: str, request: bytes) -> Iterator[bytes | None]:
-        """As over the network, which closes the connections of peers that are banned, but not these."""
+        """Like `_send_chunks`, but ends for a banned peer: the network closes its own connections only."""
         for chunk in self._send_chunks(remote, request):
             if self._transport.is_banned(remote):
                 raise LookupError("this node has banned you")
@@ -211,19 +222,8 @@ class Serving:
             raise LookupError("this node has stopped serving snapshots")
 
 
-SPARE = 1
-"""Peers fed beyond the plan: a node that lost its source is better served slowly than not at all."""
-PATIENCE_S = 5.0
-"""A stream ends when no chunk becomes available for this time, since its peer may be gone. A peer that has not taken a
-chunk after this time, plus the time that the chunk may need, can be displaced."""
-MAX_REPEATS = 3
-"""How often a peer may fetch the same part: connections break, but endless repeats would starve others."""
-MAX_COUNTED = 4_096
-MAX_AHEAD = 1_024
-
-
 class _Upload:
-    """A stream that holds a place."""
+    """A stream that holds a slot."""
 
     def __init__(self) -> None:
         self.give_up_at = math.inf
@@ -233,31 +233,31 @@ class _Upload:
 class Uploads:
     """Sends chunks to other nodes, limited to the planned number at a time.
 
-    When all places are taken, a newcomer displaces a peer of lower rank, or one that does not take its chunks.
+    When all slots are taken, a newcomer displaces a peer of lower rank, or one that does not take its chunks.
     """
 
     def __init__(
-        self, store: SnapshotStore, counters: Counters, num_places: int, clock: Callable[[], float] = time.monotonic
+        self, store: SnapshotStore, counters: Counters, num_slots: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`num_places` applies until there is a plan."""
+        """`num_slots` applies until there is a plan."""
         self._store = store
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
         self._fed: dict[str, _Upload] = {}
         """The current stream by peer; a newer stream of the same peer replaces it."""
-        self._given: Counter[tuple[str, int, PartName]] = Counter()
+        self._given = LruDict[tuple[str, int, PartName], int](MAX_COUNTED)
         """Chunks sent, by peer and part."""
-        self._num_places = num_places
+        self._num_slots = num_slots
         self._first: Collection[str] = ()
         self._second: Collection[str] = ()
         self.max_ahead = MAX_AHEAD
         """A peer may wait for a version this much newer than the stored ones, since it may have heard of it first."""
 
-    def follow(self, place: Place, second: Collection[str] = ()) -> None:
-        """Follow a plan: its number of places; peers that it names come first, then `second`, then all others."""
-        self._num_places = place.num_children
-        self._first, self._second = place.feeds, second
+    def follow(self, slot: Slot, second: Collection[str] = ()) -> None:
+        """Follow a plan: its number of slots; peers that it names come first, then `second`, then all others."""
+        self._num_slots = slot.num_children
+        self._first, self._second = slot.feeds, second
 
     def _rank(self, peer: str) -> int:
         """A peer can be displaced by peers of higher rank."""
@@ -265,8 +265,8 @@ class Uploads:
 
     @property
     def num_free(self) -> int:
-        """Free places according to the plan; negative if more are taken."""
-        return self._num_places - len(self._fed)
+        """Free slots according to the plan; negative if more are taken."""
+        return self._num_slots - len(self._fed)
 
     def fed(self) -> tuple[str, ...]:
         """The peers being fed."""
@@ -276,7 +276,7 @@ class Uploads:
     def send_chunks(self, remote: str, request: bytes) -> Iterator[bytes | None]:
         """The requested chunks as they become available. Raises `LookupError`, `msgspec.MsgspecError`."""
         want = msgspec.msgpack.decode(request, type=ChunksRequest)
-        # A peer that waits for a version unknown here holds no place.
+        # A peer that waits for a version unknown here holds no slot.
         part = yield from self._wait_for(want)
         upload = self._admit(remote)
         try:
@@ -296,7 +296,7 @@ class Uploads:
         return part
 
     def _admit(self, remote: str) -> _Upload:
-        """A place for a peer. Raises `LookupError` if none is free and nobody can be displaced."""
+        """A slot for a peer. Raises `LookupError` if none is free and no peer can be displaced."""
         with self._lock:
             if remote not in self._fed and self.num_free <= -SPARE:
                 now, rank = self._clock(), self._rank(remote)
@@ -338,14 +338,11 @@ class Uploads:
 
     def _count_chunk(self, remote: str, want: ChunksRequest, part: Part) -> None:
         """Count a chunk. Raises `LookupError` for a peer that has fetched this part too often."""
+        key = (remote, want.version, want.part)
         with self._lock:
-            self._given[remote, want.version, want.part] += 1
-            if self._given[remote, want.version, want.part] > MAX_REPEATS * len(part.chunks.chunk_ids):
-                raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
-            if len(self._given) > MAX_COUNTED:
-                here = set(self._store.versions())
-                counts = {key: count for key, count in self._given.items() if key[1] in here}
-                self._given = Counter(dict(list(counts.items())[-MAX_COUNTED // 2 :]))
+            num_given = self._given[key] = self._given.get(key, 0) + 1
+        if num_given > MAX_REPEATS * len(part.chunks.chunk_ids):
+            raise LookupError(f"this part was sent to you {MAX_REPEATS} times already")
 
     def _part(self, want: ChunksRequest) -> Part | None:
         """The requested part; None while its version is unknown here. Raises `LookupError` if it never will be held."""
@@ -362,21 +359,13 @@ def _is_coming(stored: Stored, name: PartName) -> bool:
     return stored.taking == name and not stored.complete
 
 
-logger = logging.getLogger(__name__)
-
-MAX_FAILURES = 8
-"""Consecutive failures of any kind after which the thread fails permanently and the node must be told."""
-RETRY_S = 0.5
-
-
 class SnapshotThread:
     """Runs the work when it is due; only a permanent error ends it."""
 
-    def __init__(self, serving: Serving, begin: Callable[[], None], work: Callable[[], float]) -> None:
-        """`begin` is called once, then `work` repeatedly; `work` returns the seconds until the next call."""
+    def __init__(self, serving: Serving, role: SnapshotRole) -> None:
+        """Not started."""
         self._serving = serving
-        self._begin = begin
-        self._work = work
+        self._role = role
         self._num_failures = 0
         self._wake = threading.Event()
         self.closing = threading.Event()
@@ -407,19 +396,19 @@ class SnapshotThread:
 
     def _run(self) -> None:
         try:
-            self._begin()
+            self._role.begin()
             while not self.closing.is_set():
                 self._wake.clear()
                 self._wake.wait(self._work_or_rest())
         except Exception as error:
-            # Last resort: the node must be told, and stop.
+            # Last resort: the node reads the failure and stops.
             logger.exception("the snapshot thread failed")
             self.failure = f"the snapshot thread failed: {error!r}"
 
     def _work_or_rest(self) -> float:
         """Run the work; seconds to wait."""
         try:
-            rest_s = self._work()
+            rest_s = self._role.work()
             self._num_failures = 0
             return rest_s
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Snapshots on disk, complete or in progress.
+"""Snapshots on disk, complete or in progress, and their chunks and deltas.
 
     FOLDER/VERSION/manifest    as the learner signed it
     FOLDER/VERSION/whole       verified chunks from the first one on
@@ -11,17 +11,10 @@ download was overtaken catches up.
 Chunks arrive in order, so a file's length gives its progress. After any restart every chunk is verified again; those
 from the first bad one on are fetched again.
 
-----
-
-A snapshot as its learner signs it: split into chunks, whole and as a delta from the previous one.
-
-----
-
-Lossless delta between two snapshots.
-
-A step of reinforcement learning changes most weights by less than their precision, so the exclusive or of two
-snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into planes of equal
-significance."""
+Deltas are lossless. A step of reinforcement learning changes most weights by less than their precision, so the
+exclusive or of two snapshots is mostly zeros, above all in the high bytes. It compresses well after it is sorted into
+planes of equal significance.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +42,15 @@ MANIFEST = "manifest"
 WHOLE, CHANGE = "whole", "change"
 MAX_DELTAS = 16
 """Versions of which only the delta is kept; each has two open files."""
+NUM_CHUNKS = 256
+"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
+LEVEL = 3
+PLANES = 4
+"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
+BLOCK_BYTES = 2**24
+"""Bytes in memory at a time; a multiple of `PLANES`."""
+FRAME_HEADER_BYTES = 18
+"""Longest header of zstandard."""
 
 
 class Part:
@@ -236,7 +238,7 @@ class SnapshotStore:
         return bool(dropped)
 
     def collect(self) -> None:
-        """Of the versions below the newest complete one keep the newest complete ones, and the deltas of the latest.
+        """Below the newest complete version, keep the newest complete ones and the latest deltas.
 
         Raises `OSError`.
         """
@@ -248,7 +250,7 @@ class SnapshotStore:
         self._keep_only(self._complete()[-1:], [])
 
     def _keep_only(self, kept: Sequence[Stored], deltas: Collection[Stored]) -> None:
-        """Of the versions below the last of `kept`, keep these, and of `deltas` no more than the delta."""
+        """Below the last of `kept`, keep these versions, and no more than the delta of `deltas`."""
         for stored in self._all():
             if not kept or stored.manifest.version >= kept[-1].manifest.version or stored in kept:
                 continue
@@ -278,10 +280,6 @@ class SnapshotStore:
 
     def _path(self, version: int) -> Path:
         return self._folder / str(version)
-
-
-NUM_CHUNKS = 256
-"""Chunks per snapshot. Each hop delays by one chunk: this many keep that short, and more add overhead."""
 
 
 def chunk_bytes_for(num_bytes: int) -> int:
@@ -339,15 +337,6 @@ def describe(
         parent=parent[0] if parent is not None and change is not None else None,
         change=cut(change, chunk_bytes)[0] if change is not None else None,
     ), change
-
-
-LEVEL = 3
-PLANES = 4
-"""Bytes of a float32; two consecutive bfloat16 are sorted equally well."""
-BLOCK_BYTES = 2**24
-"""Bytes in memory at a time; a multiple of `PLANES`."""
-FRAME_HEADER_BYTES = 18
-"""Longest header of zstandard."""
 
 
 def delta(new: RandomAccessFile, parent: RandomAccessFile) -> RandomAccessFile | None:

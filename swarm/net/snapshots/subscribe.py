@@ -32,7 +32,7 @@ from swarm.net.snapshots.messages import (
     next_version,
     request_status,
 )
-from swarm.net.snapshots.plan import LinkLimits, Place
+from swarm.net.snapshots.plan import LinkLimits, Slot
 from swarm.net.snapshots.serving import RETRY_S, DirectClient, Serving, SnapshotThread, direct_links
 from swarm.net.snapshots.store import PartName, Stored, apply_delta
 from swarm.protocols import Transport
@@ -69,7 +69,7 @@ class Subscriber:
         self._settings = settings.snapshots
         self._limits = LinkLimits(settings.upload_bytes_per_s, settings.download_bytes_per_s)
         self._serving = Serving(transport, learner, folder, settings, max_bytes=max_bytes)
-        self._thread = SnapshotThread(self._serving, self._resume, self._work)
+        self._thread = SnapshotThread(self._serving, self)
         self._downloads = Downloads(
             transport=transport,
             stall_s=settings.snapshots.stall_s,
@@ -81,7 +81,7 @@ class Subscriber:
             complaints=deque(maxlen=MAX_COMPLAINTS),
             closing=self._thread.closing,
         )
-        self._place = Place((learner,), settings.snapshots.fan_out, None)
+        self._slot = Slot((learner,), settings.snapshots.fan_out, None)
         self._polled_at = time.monotonic()
         self._fetching: Fetching | None = None
         self._failed: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Subscriber:
 
     def start(self) -> None:
         """Start to fetch and to answer others. Raises `SnapshotError` if the folder cannot be used."""
-        self._serving.start(lambda peer, question: None, self._on_announcement)
+        self._serving.start(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -144,16 +144,21 @@ class Subscriber:
 
     # -- on the network thread
 
-    def _on_announcement(self, remote: str, announcement: SnapshotAnnouncement) -> None:
-        self._on_news(remote, announcement.sealed, announcement.place)
+    def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
+        """See `SnapshotRole`."""
+        self._on_news(peer_id, announcement.sealed, announcement.slot)
+
+    def slot_for(self, peer_id: str, question: StatusRequest) -> Slot | None:
+        """See `SnapshotRole`. A worker makes no plan."""
+        return None
 
     # -- on any thread
 
-    def _on_news(self, remote: str, sealed: bytes, place: Place | None) -> None:
+    def _on_news(self, remote: str, sealed: bytes, slot: Slot | None) -> None:
         """Handle news from a peer. Raises `Refusal` for a manifest that the learner has not signed."""
-        if place is not None and place.sources and remote == self._learner:
-            self._place = place
-            self._serving.uploads.follow(place)
+        if slot is not None and slot.sources and remote == self._learner:
+            self._slot = slot
+            self._serving.uploads.follow(slot)
         if sealed and self._serving.add_manifest(sealed):
             self._thread.wake()
 
@@ -165,7 +170,7 @@ class Subscriber:
         for peer in (self._learner, *random.sample(others, min(1, len(others)))):
             try:
                 news = request_status(self._transport, peer, question, ASK_TIMEOUT_S)
-                self._on_news(peer, news.sealed, news.place)
+                self._on_news(peer, news.sealed, news.slot)
                 return True
             except (TransportError, Refusal) as error:
                 logger.debug("no snapshot status from %s: %s", peer, error)
@@ -173,14 +178,15 @@ class Subscriber:
 
     # -- on the thread of snapshots
 
-    def _resume(self) -> None:
+    def begin(self) -> None:
         """Verify what an earlier process stored, and hand out the newest complete snapshot."""
         self._serving.verify()
         newest = self._serving.store.newest_complete()
         if newest is not None:
             self._hand_out(newest)
 
-    def _work(self) -> float:
+    def work(self) -> float:
+        """See `SnapshotRole`."""
         target = self._target()
         if target is None:
             self._polled_at = time.monotonic()
@@ -257,7 +263,7 @@ class Subscriber:
 
     def _take(self, stored: Stored, name: PartName) -> bool:
         stored.taking = name
-        self._fetching = fetching = Fetching(self._downloads, stored, name, self._place, self._is_wanted)
+        self._fetching = fetching = Fetching(self._downloads, stored, name, self._slot, self._is_wanted)
         try:
             return fetching.run()
         finally:
@@ -266,7 +272,7 @@ class Subscriber:
 
     def _is_wanted(self, fetching: Fetching) -> bool:
         """Whether this version should still be fetched; also polls for news when that is due."""
-        # A worker must keep polling during a long fetch, or it loses its place in the plan.
+        # A worker must keep polling during a long fetch, or it loses its slot in the plan.
         if time.monotonic() - self._polled_at > self._settings.poll_s:
             self._polled_at = time.monotonic()
             self._downloads.askers.submit(self._poll)

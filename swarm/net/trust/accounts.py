@@ -4,7 +4,7 @@
                  ▲                                                              │
                  └───────────── reputation, quarantine with expiry ◀────────────┘
 
-Only outcomes that a signature attributes to a peer count against it: anybody can replay or garble another's record.
+Only outcomes that a signature attributes to a peer count against it: any peer can replay or garble another's record.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ honest node shares a held-out question. A grading that hangs costs seconds. A sl
 node's link. A peer that forwards a wrong chunk or record has not checked it. Larger groups than the run's are refused
 before they cost anything, and a member may have joined before the run was founded again. Groups too long for this
 policy may suit others but take time to read, so a few per minute are forgiven. Improbable ones may come from another
-family of models, whose other groups are used; whoever sends nothing else is not worth hearing. Clock errors have no
+family of models, whose other groups are used; a peer that sends nothing else is of no use. Clock errors have no
 weight because either clock may be wrong. A later protocol version has none either: the sender is honest, and the
 admission budgets limit the volume. That completions are no samples is found of many groups together, and never by
 mistake."""
@@ -84,7 +84,7 @@ FORFEITS = FRAUDS | {Reason.HARMFUL}
 """Outcomes that erase a peer's merit and standing. `harmful`: this node got worse while it learned from the peer."""
 
 MERIT = 1.0
-"""Of a group that an update used. One that was merely right earns nothing: it may never have been learned from."""
+"""Merit of a group that an update used. One that was merely right earns none: it may never have been learned from."""
 
 MAX_STANDING_S = 600.0
 MAX_GAP_S = 300.0
@@ -124,7 +124,7 @@ class PeerStats(Struct):
     used: int = 0
     num_bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """By reason, including refusals on arrival and complaints of the network."""
+    """Dropped groups by reason, including refusals on arrival and complaints of the network."""
     last_seen: float | None = None
     merit: float = 0.0
     offence: float = 0.0
@@ -168,7 +168,7 @@ class PeerBook:
         self._clock = clock
         self._peers: OrderedDict[str, PeerStats] = OrderedDict()
         self._retired = LruDict[str, tuple[int, float]](MAX_RETIRED_PEERS)
-        """Of removed accounts: highest sequence number, and creation time of the newest group."""
+        """Highest sequence number, and creation time of the newest group, of removed accounts."""
         self._retired_until = -math.inf
         """Peers outside `_retired`: groups made up to this time may have been seen before."""
 
@@ -204,11 +204,6 @@ class PeerBook:
         self.precheck(peer_id, 0)
         self._of(peer_id).allowances[0].spend(num, self._clock())
 
-    def is_quarantined(self, peer_id: str) -> bool:
-        """Whether records of this peer are refused now."""
-        stats = self._peers.get(peer_id)
-        return stats is not None and self._is_quarantined(stats, self._clock())
-
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Book the outcome of a group, or a complaint of the network.
 
@@ -228,8 +223,8 @@ class PeerBook:
     def established(self) -> frozenset[str]:
         """Peers with at least half the highest standing, which is capped.
 
-        New identities do not qualify for a while, however much they send. In a young swarm, where nobody has standing,
-        everybody soon qualifies.
+        New identities do not qualify for a while, however much they send. In a young swarm without any standing,
+        every peer soon qualifies.
         """
         enough = NEWCOMER * max((stats.standing_s for stats in self._peers.values()), default=0.0)
         return frozenset(peer_id for peer_id, stats in self._peers.items() if stats.standing_s >= enough)
@@ -253,7 +248,7 @@ class PeerBook:
         return dict(self._peers)
 
     def highest_sequences(self) -> dict[str, int]:
-        """By peer id, for a checkpoint: groups received before a restart must not be accepted again.
+        """Highest numbers by peer id, for a checkpoint: groups from before a restart must not be accepted again.
 
         Capped at the current time: otherwise a peer whose clock was once ahead would be refused for that long.
         """
@@ -320,10 +315,10 @@ class PeerBook:
         if created_at <= stats.made_after:
             raise Refusal(Reason.REPLAYED, "created before the account of its sender was removed here")
         recent = stats.recent_sequences
-        place = bisect_left(recent, sequence)
-        if sequence <= stats.sequence_floor or sequence in recent[place : place + 1]:
+        index = bisect_left(recent, sequence)
+        if sequence <= stats.sequence_floor or sequence in recent[index : index + 1]:
             raise Refusal(Reason.REPLAYED, f"sequence number {sequence} was used before")
-        recent.insert(place, sequence)
+        recent.insert(index, sequence)
         if len(recent) > SEQUENCE_WINDOW:
             stats.sequence_floor = recent.pop(0)
         stats.newest_at = max(stats.newest_at, min(created_at, now))

@@ -82,7 +82,7 @@ class Exchange:
         self._known: frozenset[str] = frozenset()
         """Authors that are proven or established; the others are newcomers."""
         self._newcomers = Usefulness()
-        """Of their graded groups."""
+        """Usable fraction of newcomers' graded groups."""
         self._judged_at = -math.inf
         self._warned_of_clocks_at = -math.inf
 
@@ -99,9 +99,9 @@ class Exchange:
         return sealed.group
 
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
-        """Share several groups: each is sent to everybody, or all are offered if that costs members less.
+        """Share several groups: each is broadcast, or offered if that costs members less.
 
-        Of more than the common rate allows, some are chosen at random (`swarm/net/trust/sharing.py`).
+        Beyond the common rate, some are chosen at random (`swarm/net/trust/sharing.py`).
         """
         status = self._transport.status()
         run_id = status.run_id
@@ -168,12 +168,12 @@ class Exchange:
         return ReceivedGroup(arrival.content_id, group, account, group.memory_bytes, self._clock())
 
     def offers(self) -> list[OfferedGroup]:
-        """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
+        """Offers seen by the last `receive`, without groups that have arrived."""
         offers, self._offers = self._offers, []
         return [each for each in offers if each.offer.content_id.hex() not in self._seen]
 
     def commitments(self) -> list[Commitment]:
-        """What others committed to by offers and groups, as far as the last `receive` saw it, in the order heard."""
+        """Others' commitments by offers and groups, as seen by the last `receive`, in order of arrival."""
         heard, self._commitments = self._commitments, []
         return heard
 
@@ -246,7 +246,7 @@ class Exchange:
         check_age(group, self._limits, now=self._clock())
         if self._seen_before(arrival.content_id):
             raise Refusal(Reason.DUPLICATE)
-        # Also one that is refused as replayed, as after a restart: nobody else may come with its words.
+        # Also one that is refused as replayed, as after a restart: no other peer may claim its text.
         self._commit(group.peer_id, commitment(group), arrival.heard_at)
         self._attributed(
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)

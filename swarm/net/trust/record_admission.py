@@ -7,7 +7,7 @@
 
 All identities behind one connection share one newcomer's budget. All newcomers together, including those that left, get
 the budgets of as many newcomers as a node dials or has connected. An author is proven once its groups were useful here;
-a node that judges nobody treats connected authors as proven.
+a node without judgements treats connected authors as proven.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from swarm.net.config import NetworkSettings
 MAX_BUCKETS = 2_048
 NEWCOMER_SHARES = 32
 """Number of newcomer budgets that all newcomers share: as many as a node dials."""
-STRANGERS = ""
+UNCONNECTED = ""
 """Payer for downloads from authors that are neither proven nor connected."""
 OFFER_SHARES = 4
 """Newcomer budgets for the offers that a helper hands over of such authors: small records, of which members send more
@@ -44,7 +44,7 @@ class Budget(Struct, frozen=True):
 
 
 _Payer = tuple[str, str, Budget]
-"""What is bounded, the account, and its budget."""
+"""Kind of traffic, account, and its budget."""
 
 
 class RecordAdmission:
@@ -54,7 +54,7 @@ class RecordAdmission:
         """No authors are proven or judged yet."""
         safety = settings.safety
         self.proven: frozenset[str] | None = None
-        """Authors that were useful here; None while nobody judges."""
+        """Authors that were useful here; None on a node that judges none."""
         self._clock = clock
         # One helper may send a late peer everything that its store holds.
         self._member = Budget(
@@ -71,9 +71,9 @@ class RecordAdmission:
             safety.newcomer_bytes_per_min,
         )
         self._buckets = LruDict[tuple[str, str], tuple[TokenBucket, TokenBucket]](MAX_BUCKETS)
-        """Of records and of bytes, by what is bounded and the account."""
+        """Buckets of records and of bytes, by what is bounded and the account."""
 
-    def account(self, author: str, connected: Collection[str], helper: str = STRANGERS) -> str:
+    def account(self, author: str, connected: Collection[str], helper: str = UNCONNECTED) -> str:
         """The account for an author's records: its own, or that of the helper who handed them over."""
         return author if author in connected or self.is_proven(author, connected) else helper
 
@@ -107,7 +107,7 @@ class RecordAdmission:
         return peer_id in (self.proven or ())
 
     def is_proven(self, author: str, connected: Collection[str]) -> bool:
-        """Whether an author has been useful here; where nobody judges, whether it is connected."""
+        """Whether an author has been useful here; on a node that judges none, whether it is connected."""
         return author in (connected if self.proven is None else self.proven)
 
     def _gossip_payers(self, helper: str, author: str, connected: Collection[str], are_offers: bool) -> list[_Payer]:

@@ -1,22 +1,15 @@
-"""How often a member may offer a group, so that what all members hear together stays the same however many they are.
+"""Which groups a node shares, and how: broadcast, or offered. All members share one rate of offers.
 
-    members  =  offers heard per second / rate at which a typical author offers, by its own word
+    members  =  offers heard per second / self-reported rate of a typical author
     rate     =  offers per second that links carry / members
 
-Each author has one word, and counts for a few members at most, however much it sends. What newcomers say and send
-counts as far as their groups were usable here: strangers that give nothing take nothing of members' rate. Who lacks
+    groups of a round ──▶ sampled at the common rate ──▶ cheaper to offer? ──▶ offers, for members that want the group
+                                                               └──▶ the group, to all members
+
+Each author has one self-reported rate, and counts for a few members at most, however much it sends. Newcomers count in
+proportion to the usable part of their groups, so that idle identities take no share of members' rate. A node that lacks
 groups (`Appetite`) offers more: a rate that lies or floods have lowered rises again where groups are wanted.
-
-----
-
-How much of what others share a node uses: what it knows of how much of its own groups others will use.
-
-----
-
-Which of its groups a node shares, and how: sent to everybody, or offered.
-
-groups of a round ──▶ chance, at the common rate ──▶ cheaper to offer? ──▶ offers, for those who want the group
-                                                           └──▶ the group, to everybody"""
+"""
 
 from __future__ import annotations
 
@@ -36,11 +29,13 @@ from swarm.net.records.feed import FOLLOWED_AT_ONCE
 from swarm.net.records.offers import KNOWING, describe, pulling_is_cheaper
 from swarm.types import NetworkStatus, Offer, VerifiedGroup
 
+logger = logging.getLogger(__name__)
+
 OFFERS_PER_S = 32.0
-"""Of all members together: about what a thousand nodes with one group in 30 s make."""
+"""Offers of all members together: about those of a thousand nodes with one group in 30 s."""
 WINDOW_S = 60.0
 MAX_HEARD = 4_096
-"""Records remembered of the window; of more, the latest."""
+"""Latest records of the window that are remembered."""
 MAX_TIMES = 4.0
 """An author counts for at most so many typical ones, and for so many records more."""
 MIN_SPAN_S = 1.0
@@ -49,6 +44,12 @@ MEMORY = 0.97
 MAX_APPETITE = 2.0**30
 SATED = 0.9
 """Factor of each round whose update had enough."""
+MIN_HEARD = 64
+"""Groups before the fraction says anything."""
+MEMORY_GROUPS = 512
+"""Older groups fade."""
+MIN_ROUND_S = 1.0
+"""Shorter ones count as this long."""
 
 
 class _Heard(Struct, frozen=True):
@@ -56,14 +57,14 @@ class _Heard(Struct, frozen=True):
     author: str
     num: int
     per_s: float
-    """0 of an author that does not say."""
+    """Self-reported; 0 if unknown."""
 
 
 class OfferRate:
-    """Of the offers heard lately; may be used on any thread."""
+    """The common rate, from recent offers. Thread-safe."""
 
     def __init__(self, most: float = OFFERS_PER_S, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody was heard. `most`: offers per second of all members together."""
+        """No offers yet. `most`: offers per second of all members together."""
         self._most = most
         self._clock = clock
         self._since = clock()
@@ -74,7 +75,7 @@ class OfferRate:
         self._lock = threading.Lock()
 
     def heard(self, author: str, num: int, per_s: float) -> None:
-        """An author made this many offers at once, and says that it makes `per_s` each second."""
+        """An author made this many offers at once, and reports `per_s` per second."""
         with self._lock:
             self._heard.append(_Heard(self._clock(), author, num, per_s))
 
@@ -110,32 +111,32 @@ def _num_typical(heard: Collection[_Heard], weights: Mapping[str, float], span_s
     counts: Counter[str] = Counter()
     for each in heard:
         counts[each.author] += each.num
-    # Nobody is believed to offer far more than was heard of it.
-    told = {each.author: min(each.per_s, (1 + counts[each.author]) / span_s) for each in heard if each.per_s > 0}
-    if not sum(weights[author] for author in told):
+    # A self-reported rate far above the offers heard is not believed.
+    rates = {each.author: min(each.per_s, (1 + counts[each.author]) / span_s) for each in heard if each.per_s > 0}
+    if not sum(weights[author] for author in rates):
         return 0.0
-    typical = _median([(rate, weights[author]) for author, rate in told.items()])
+    typical = _median([(rate, weights[author]) for author, rate in rates.items()])
     most_of_one = MAX_TIMES * (1 + typical * span_s)
     return sum(weights[author] * min(count, most_of_one) for author, count in counts.items()) / span_s / typical
 
 
 def _median(weighted: Collection[tuple[float, float]]) -> float:
-    """Of (value, weight): half of the weight is below it; the mean of two where they divide the weight in halves."""
+    """Weighted median of (value, weight); the mean of two values that divide the weight in halves."""
     ranked = sorted(weighted)
-    places = list(accumulate(weight for _, weight in ranked))
-    half = places[-1] / 2
-    low, high = bisect_left(places, half), min(bisect_right(places, half), len(ranked) - 1)
+    sums = list(accumulate(weight for _, weight in ranked))
+    half = sums[-1] / 2
+    low, high = bisect_left(sums, half), min(bisect_right(sums, half), len(ranked) - 1)
     return (ranked[low][0] + ranked[high][0]) / 2
 
 
 class Usefulness:
     """The fraction of the newcomers' groups that they gave when asked, or of those graded that teach.
 
-    A node chooses among newcomers by chance, so that this part of what they offer is what members could use.
+    A node chooses among newcomers at random, so that members could use this fraction of their offers.
     """
 
     def __init__(self) -> None:
-        """Newcomers are believed until they are tried."""
+        """Newcomers count in full until they are tried."""
         self.fraction = 1.0
         self._num = 1.0
 
@@ -146,7 +147,7 @@ class Usefulness:
 
 
 class Appetite:
-    """How many times the common rate a node offers: more while its updates go short."""
+    """Multiple of the common rate at which a node offers; it grows while its updates lack groups."""
 
     def __init__(self) -> None:
         """The common rate."""
@@ -156,12 +157,6 @@ class Appetite:
         """An update took this many of others' groups of those it wanted; less than half is too few."""
         short = 2 * num_groups < num_wanted
         self.factor = min(MAX_APPETITE, 2 * self.factor) if short else max(1.0, SATED * self.factor)
-
-
-MIN_HEARD = 64
-"""Groups before the fraction says anything."""
-MEMORY_GROUPS = 512
-"""Older groups fade."""
 
 
 class Demand:
@@ -190,12 +185,6 @@ class Demand:
         return min(1.0, self._used / self._heard) if self._total >= MIN_HEARD else None
 
 
-logger = logging.getLogger(__name__)
-
-MIN_ROUND_S = 1.0
-"""Shorter ones count as this long."""
-
-
 class Sharing:
     """Decides by what the node measured: `demand`, its own appetite, and the network's status."""
 
@@ -210,9 +199,9 @@ class Sharing:
         self._warned_of_size = False
 
     def choose(self, num_groups: int, common_per_s: float) -> tuple[list[bool], float]:
-        """Which of so many groups to share, and how many are shared each second.
+        """A mask of the groups to share, and the resulting rate per second.
 
-        Chance decides: nodes whose rounds are short and those that make one group in an hour keep to the same rate.
+        Groups are sampled, so that nodes with short rounds and those with one group in an hour keep to the same rate.
         """
         now = self._clock()
         elapsed_s, self._shared_at = max(MIN_ROUND_S, now - self._shared_at), now
@@ -223,7 +212,7 @@ class Sharing:
         return [self._random.random() < allowed_per_s / made_per_s for _ in range(num_groups)], allowed_per_s
 
     def offers(self, groups: Sequence[VerifiedGroup], status: NetworkStatus) -> dict[str, Offer]:
-        """By content id, the offers of the groups that members should pull; the others are sent to everybody."""
+        """Offers of the groups that members should pull, by content id; the others are broadcast."""
         wanted, num_members = self._demand.fraction, len(status.connected)
         if wanted is None and num_members >= FOLLOWED_AT_ONCE:
             wanted = 0.0  # of all groups of a large swarm, a member uses few

@@ -32,8 +32,6 @@ class Encoder:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         """Features are kept in `dtype`."""
-        self.num_computed = 0
-        """Media encoded so far."""
         self.num_layers = 1
         """Layers that features enter; known once one has been computed."""
         self.is_trained = is_encoder_trained(model)
@@ -82,7 +80,6 @@ class Encoder:
         output = method(**inputs, return_dict=True)
         deeper = getattr(output, "deepstack_features", None) or ()
         found = torch.stack([_flat(output), *map(_flat, deeper)], dim=1)
-        self.num_computed += 1
         self.num_layers = 1 + len(deeper)
         if len(found) != medium.num_features:
             raise PolicyError(

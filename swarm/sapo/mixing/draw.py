@@ -113,7 +113,7 @@ class _Draw:
         self._keys = authors(candidates, author_of)
 
     def more(self) -> list[Candidate]:
-        """Draw candidates for the free places."""
+        """Draw candidates for the free slots."""
         if len(self.chosen) == self._count:
             return []
         chosen = [candidate for candidate, _ in self.chosen]
@@ -150,7 +150,7 @@ class _Draw:
 def in_random_order(count: int, weights: Sequence[float] | None, rng: np.random.Generator) -> list[int]:
     """The numbers 0 to `count` - 1 in random order, without those of weight 0; weights are finite and not negative.
 
-    Each next place is drawn from those left in proportion to its weight. Source: arXiv:1903.06059 (Gumbel
+    Each next one is drawn from those left in proportion to its weight. Source: arXiv:1903.06059 (Gumbel
     top-k).
     """
     if weights is None:

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from swarm.errors import ConfigError
 from swarm.foreign import clean
+from swarm.kinds import custom_code
 from swarm.received.authors import AuthorOf, itself
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.draw import Mix, mix, some
 from swarm.sapo.mixing.policies import MixSettings
-from swarm.settings import own_code
 from swarm.types import GradedGroup, ReceivedGroup
 
 MAX_REASON_CHARS = 160
@@ -77,7 +77,7 @@ class Mixer:
     def wishes(self, candidates: Sequence[Candidate], appraiser: Appraiser) -> Wishes:
         """What the next updates want of these candidates, by the rounds so far.
 
-        The rewards of candidates that nobody has graded are those that their authors claim. Raises `ConfigError` for a
+        Ungraded candidates have the rewards that their authors claim. Raises `ConfigError` for a
         decision that cannot be used.
         """
         policy = self._settings.settings
@@ -96,7 +96,7 @@ class Mixer:
     def _decision(self, history: History, candidates: Sequence[Candidate]) -> Decision:
         """What the policy decides. Raises `ConfigError` for what cannot be used, and where the user's own fails."""
         settings = self._settings
-        with own_code(f"mix.policy {settings.policy}"):
+        with custom_code(f"mix.policy {settings.policy}"):
             decision = settings.settings(history, candidates)
         return _checked(decision, settings.policy, len(candidates))
 

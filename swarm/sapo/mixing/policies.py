@@ -15,15 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pvariance
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
+from swarm.kinds import Kinds
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixPolicy
-from swarm.settings import Settings, find_settings
+from swarm.settings import Settings
 
 
 class Fixed(MixPolicy):
@@ -57,7 +57,7 @@ class Edge(MixPolicy):
     """I and J as configured; a candidate's weight is 4 p (1 - p), the variance of a reward of 0 or 1, scaled to 1.
 
     p estimates this node's success at the question: a mean of its recent success on the task and of the group's own.
-    Source: arXiv:2408.15099 (learnability), with another policy's rewards in place of own ones.
+    Source: arXiv:2408.15099 (learnability), with another policy's rewards instead of own ones.
     """
 
     window_rounds: int = Field(20, ge=1, le=MAX_ROUNDS)
@@ -138,11 +138,11 @@ OWN = UNKNOWN = 1.0
 
 
 class Auto(MixPolicy):
-    """I + J groups in every update: own ones with signal, and others' in all places that these leave.
+    """I + J groups in every update: own ones with signal, and others' in all slots that these leave.
 
     J is the number of others' groups that promises the most progress by the worth of their senders, times a factor that
     falls on drawdown. A group of unknown worth counts as an own one. Groups of more worth than own ones come before
-    them, up to `most` of the places. A candidate's weight is the product of those of `advantage`, `edge` and `worth`.
+    them, up to `most` of the slots. A candidate's weight is the product of those of `advantage`, `edge` and `worth`.
 
     The factor halves when the mean own reward has fallen clearly below its best while external groups were used; only
     later rounds count for the next best. Otherwise it rises back to 1.
@@ -152,7 +152,7 @@ class Auto(MixPolicy):
     window_rounds: int = Field(20, ge=2, le=MAX_ROUNDS)
     """Rounds over which own rewards and own success are measured."""
     most: float = Field(0.75, ge=0, le=1)
-    """Fraction of the places that others' groups may take although own ones have signal."""
+    """Fraction of the slots that others' groups may take although own ones have signal."""
     drop: float = Field(0.15, gt=0, le=1)
     """Fraction of the best mean reward whose loss is a drawdown."""
     sigmas: float = Field(5.0, ge=0)
@@ -178,14 +178,14 @@ class Auto(MixPolicy):
             reason += f"; {caution.factor:.0%} of them after a drawdown"
         return Decision(history.total - external, external, weights, reason, to_builtins(caution))
 
-    def _external(self, places: int, own: int, worths: Sequence[float]) -> int:
+    def _external(self, slots: int, own: int, worths: Sequence[float]) -> int:
         """J for `own` groups with signal and candidates of these worths."""
-        best, most_progress = 0, math.sqrt(min(own, places))
+        best, most_progress = 0, math.sqrt(min(own, slots))
         total = 0.0
-        for external, worth in enumerate(sorted(worths, reverse=True)[:places], 1):
+        for external, worth in enumerate(sorted(worths, reverse=True)[:slots], 1):
             total += worth
-            kept = min(own, places - external)
-            if kept < own and (worth <= OWN or external > self.most * places):
+            kept = min(own, slots - external)
+            if kept < own and (worth <= OWN or external > self.most * slots):
                 break
             progress = (kept + total) / math.sqrt(kept + external)
             if progress > most_progress:
@@ -230,22 +230,17 @@ class _Caution(Struct, frozen=True):
         )
 
 
-POLICIES: Mapping[str, type[MixPolicy]] = MappingProxyType(
-    {
-        "fixed": Fixed,
-        "advantage": Advantage,
-        "edge": Edge,
-        "novelty": Novelty,
-        "worth": Worth,
-        "auto": Auto,
-    }
+POLICIES: Kinds[type[MixPolicy]] = Kinds(
+    "mixing policy",
+    "swarm.mixes",
+    "swarm.sapo.mixing:MixPolicy",
+    {each.__name__.lower(): f"{__name__}:{each.__name__}" for each in (Fixed, Advantage, Edge, Novelty, Worth, Auto)},
 )
-"""By the name that `mix.policy` gives."""
 
 
 def find_policy(name: str) -> type[MixPolicy]:
     """The policy that `mix.policy` names. Raises `ValueError`."""
-    return find_settings(name, POLICIES, MixPolicy, "swarm.sapo.mixing")  # type: ignore[type-abstract]
+    return POLICIES.find(name)
 
 
 class MixSettings(Settings):
@@ -261,7 +256,7 @@ class MixSettings(Settings):
     settings: SerializeAsAny[MixPolicy] = Field({}, validate_default=True)
     """Settings of the policy."""
     fill: Literal["none", "local"] = "none"
-    """What replaces missing external groups: nothing (the shortfall is reported), or more local groups."""
+    """What reslots missing external groups: nothing (the shortfall is reported), or more local groups."""
     external_old_logprobs: Literal["receiver", "behaviour", "none"] = "receiver"
     """Old log-probabilities of external groups: this node's own when the batch is built (`receiver`, as in the paper),
     the sender's (`behaviour`; only with the same tokenizer, else `receiver`), or `none`: the ratio is 1."""

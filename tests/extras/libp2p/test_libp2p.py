@@ -23,7 +23,7 @@ from swarm.net.records.feed import FEED_PROTOCOL
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
-from swarm.net.services.stream_admission import MAX_STREAMS_PER_PEER
+from swarm.net.services.streams import MAX_STREAMS_PER_PEER
 from tests.net.records import drained, fast_settings, make_identity, make_manifest, signed, until
 
 if TYPE_CHECKING:  # libp2p, which only some processes may import

@@ -78,7 +78,7 @@ def test_a_flood_of_requests_is_refused_and_others_are_answered(start: Start) ->
     b = start("b", a.multiaddrs())
     meets(a, b)
     # As many as this network cannot send faster.
-    a._session._host.admission._peers = RatePerName(1.0, 20.0)  # type: ignore[union-attr]
+    a._session._host.gatekeeper.admission._peers = RatePerName(1.0, 20.0)  # type: ignore[union-attr]
 
     async def flood(host: Any, peer: Any) -> None:
         answers = [await ask(host, peer) for _ in range(60)]

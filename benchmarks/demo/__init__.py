@@ -1,1 +1,0 @@
-"""Where the processor time of a demo goes: `swarm bench demo`."""

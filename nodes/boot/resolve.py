@@ -1,0 +1,165 @@
+"""Resolves what a node is to be from its configuration, its directory and its run: no console, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nodes.boot.directory import RunDirectory, resumed
+from nodes.boot.manifest import (
+    SealedManifest,
+    check_only_learner,
+    check_terms,
+    manifest_values,
+    other_files,
+    other_options,
+)
+from nodes.roles.runtime import Role
+from swarm.config import LoadedConfig, NodeConfig
+from swarm.environments.judge import lacking_judge, other_judges
+from swarm.environments.specs import left_out
+from swarm.errors import ConfigError
+from swarm.policy.config import SMOLLM2
+from swarm.policy.media.processor import modalities_of
+from swarm.policy.packaged.smollm import check_smollm2
+from swarm.preflight.check import check_policy, check_start
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE
+from swarm.training.objective import check_own_code
+from swarm.types import RunManifest
+
+
+class Notice(NamedTuple):
+    """A line for people."""
+
+    text: str
+    is_warning: bool = True
+
+
+@dataclass(frozen=True)
+class ResolvedNode:
+    """What a node is to be; its parts are not open yet."""
+
+    role: Role
+    config: NodeConfig
+    """The run's values included, without the run's tasks that this node cannot have."""
+    directory: RunDirectory
+    tasks_of_the_run: bool
+    """Whether the run sets the tasks, and not this node's own configuration."""
+    loaded: LoadedConfig
+    """The configuration in the run, with all tasks."""
+
+    @property
+    def manifest(self) -> RunManifest | None:
+        """The run's; None while it is unknown."""
+        return self.directory.run.manifest if self.directory.run else None
+
+    def differences(self) -> Iterator[str]:
+        """What this node does otherwise than its run asks, for people. Raises `TaskError`."""
+        config, manifest = self.loaded.config, self.manifest
+        if manifest is None:
+            return
+        if self.tasks_of_the_run:
+            for name, reason in left_out(manifest.tasks, config.files, config.code, config.trusted).items():
+                yield _omitted(name, reason)
+        elif manifest.founder != self.directory.identity.peer_id:
+            for difference in other_files(manifest, config.tasks):
+                yield f"{difference}, or learn only from rows that agree"
+            for difference in other_options(manifest, config.tasks):
+                yield f"{difference}: groups of members that differ count for neither; take the run's"
+
+
+def check_settings(config: NodeConfig) -> str | None:
+    """A warning about a configuration by itself. Raises `SwarmError` for what this machine cannot run."""
+    if config.policy.model == SMOLLM2:
+        check_smollm2()
+    check_policy(config.policy)
+    check_own_code(config.update, config.generation.group_size)
+    if (rate := config.update.learning_rate) < HIGH_LEARNING_RATE:
+        return None
+    return (
+        f"update.learning_rate {rate:g} is high: Adam moves every weight by about this much in each update, and a "
+        "trained policy seldom survives it; usual are 1e-6 to 1e-3"
+    )
+
+
+def resolve(
+    role: Role,
+    loaded: LoadedConfig,
+    directory: RunDirectory,
+    asked: SealedManifest | None,
+    num_processes: int,
+    notices: list[Notice],
+) -> ResolvedNode:
+    """The node of a claimed directory; `asked` is the manifest that a bootstrap sent, `loaded` has no run's values.
+
+    Appends lines for people to `notices`, also before it raises `SwarmError`.
+    """
+    manifest = directory.run.manifest if directory.run else None
+    peer_id = directory.identity.peer_id
+    if asked and asked != directory.run:
+        notices.append(Notice("the bootstrap sent an older manifest of this run; keeping the stored one"))
+    if manifest and not (loaded.config.network.bootstrap or role.sets_terms):
+        notices.append(Notice(_whose_run(role, manifest, peer_id), is_warning=False))
+    notices += map(Notice, directory.warnings)
+    if manifest and role.sets_terms:
+        check_only_learner(peer_id, manifest)
+    values = manifest_values(manifest, loaded, role.keeps_terms) if manifest else {}
+    loaded = loaded.in_run(values, directory.out)
+    tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
+    if manifest and role.keeps_terms:
+        check_terms(loaded.config, manifest)
+    config = possible(loaded.config, tasks_of_the_run, notices)
+    if (resuming := resumed(config, role.name, tasks_of_the_run)) is not None:
+        notices.append(Notice(resuming))
+    if short := check_start(config, role.name, num_processes):
+        notices.append(Notice(short))
+    return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)
+
+
+def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice]) -> NodeConfig:
+    """The configuration without the run's tasks for which this node lacks a judge, or a policy that reads their media.
+
+    Raises `ConfigError` if these tasks are the node's own, or all, and `PolicyError`.
+    """
+    for difference in other_judges(config.tasks, config.judge):
+        notices.append(Notice(f"{difference}: groups may be rated differently here"))
+    config = _without(config, lacking_judge(config.tasks, config.judge), tasks_of_the_run, notices)
+    return _without(config, _unreadable(config), tasks_of_the_run, notices)
+
+
+def _unreadable(config: NodeConfig) -> dict[str, str]:
+    """The tasks that this node's policy cannot read, by name with the reason. Raises `PolicyError`."""
+    needed = {task.name: needs for task in config.tasks if (needs := task.media)}
+    if not needed:
+        return {}
+    readable = modalities_of(config.policy)
+    return {
+        name: f"its questions have media ({', '.join(sorted(needs))}) that {config.policy.model} cannot read"
+        for name, needs in needed.items()
+        if needs - readable
+    }
+
+
+def _without(
+    config: NodeConfig, lacking: Mapping[str, str], tasks_of_the_run: bool, notices: list[Notice]
+) -> NodeConfig:
+    kept = tuple(task for task in config.tasks if task.name not in lacking)
+    if lacking and not (tasks_of_the_run and kept):
+        raise ConfigError("; ".join(f"task {name}: {reason}" for name, reason in lacking.items()))
+    notices += (Notice(_omitted(name, reason)) for name, reason in lacking.items())
+    return config.model_copy(update={"tasks": kept})
+
+
+def _omitted(name: str, reason: str) -> str:
+    return f"omitting the run's task {name}: {reason}"
+
+
+def _whose_run(role: Role, manifest: RunManifest, peer_id: str) -> str:
+    """Whose run a node is in that was given no address."""
+    if manifest.founder == peer_id:
+        return (
+            f"no address was given: this node founds a run, and is {role.alone} until others join it; to join "
+            f"another's: swarm {role.invites} ADDRESS, which a member prints at its start"
+        )
+    return f"no address was given: this node goes on in the run {manifest.run_id}, in which its directory was before"

@@ -1,0 +1,365 @@
+"""`swarm evaluate` and `swarm export`: measures a policy on held-out questions, and writes one with how it was trained.
+
+Exported tasks are in the form of a run's manifest, without paths and custom code: who downloads a model trusts it no
+more than a run's founder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+from pydantic import JsonValue
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from nodes import exits
+from nodes.boot.directory import CHECKPOINTS
+from nodes.console import literal_console
+from nodes.roles.suites import suite_run, suites_of
+from nodes.stop import StopRequest
+from swarm.config import LoadedConfig, NodeConfig, Values, load_config
+from swarm.engines.choice import choose_engine, open_engine
+from swarm.environments.config import TaskConfig
+from swarm.environments.sources.dataset import is_hub_id
+from swarm.environments.specs import from_specs, left_out, to_specs
+from swarm.environments.tools.custom import with_custom_tools
+from swarm.environments.verification.pool import VerificationPool
+from swarm.errors import CheckpointError, ConfigError, Interrupted, TaskError
+from swarm.evaluation import Evaluation
+from swarm.evaluation import evaluate as run_evaluation
+from swarm.policy.adapters import is_adapter_directory
+from swarm.policy.config import EXPORTED, MADE_HERE, check_model_path, default_prompt, read_exported, write_exported
+from swarm.policy.loading import load_policy
+from swarm.protocols import StreamingEngine
+from swarm.suites.config import Suite
+from swarm.telemetry.intervals import wilson_interval
+from swarm.telemetry.records import SuiteScores
+from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify, written
+from swarm.types import Sampling, TaskSpec
+
+EVERY_SUITE = "all"
+NUM_QUESTIONS = 900
+"""Held-out questions of the mixture, by default."""
+FILTERS = ("top_p", "top_k", "min_p")
+SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
+
+
+class Trained(Struct, frozen=True):
+    """How a policy was trained."""
+
+    sampling: Sampling
+    tasks: tuple[TaskSpec, ...]
+
+
+def trained_as(config: NodeConfig) -> dict[str, object]:
+    """What to keep of a run's configuration, as JSON values; tasks that no manifest could name are left out."""
+    tasks = [spec for task in config.tasks for spec in _spec(task)]
+    found: dict[str, object] = msgspec.to_builtins(Trained(config.generation.sampling(), tuple(tasks)))
+    return found
+
+
+def _spec(task: TaskConfig) -> tuple[TaskSpec, ...]:
+    try:
+        return to_specs([task])
+    except TaskError:
+        return ()
+
+
+def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
+    """The layer of configuration that a model directory brings, and a line for each of its tasks that is left out.
+
+    `own` is the configuration without it, whose tasks replace the exported ones. Empty for a model that `swarm export`
+    did not write, or that it wrote before it kept these. Raises `ConfigError`, and `TaskError` if no task is left.
+    """
+    known = read_exported(str(model)) or {}
+    if "tasks" not in known:
+        return {}, []
+    try:
+        trained = msgspec.convert(known, Trained)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
+    values: Values = {"generation": structs.asdict(trained.sampling)}  # all of it: the defaults here are others
+    if "tasks" in own.origins:
+        return values, []
+    files, code = own.config.files, own.config.code
+    left = left_out(trained.tasks, files, code)
+    tasks = from_specs((spec for spec in trained.tasks if spec.name not in left), files, code)
+    lines = [f"task {name} is left out: {reason}" for name, reason in left.items()]
+    if not tasks:
+        why = "; ".join(lines) or "no task could be exported"
+        raise TaskError(f"{model} cannot be asked what it was trained on ({why}); name tasks by --config FILE")
+    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
+    return {"tasks": listed, **values}, lines
+
+
+def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
+    """Write a checkpoint's policy as a complete model, with adapters merged.
+
+    Raises `CheckpointError`, or `ConfigError` when `directory` exists.
+    """
+    checkpoint = find_checkpoint(path)
+    if directory.exists():
+        raise ConfigError(f"{directory} already exists; choose a new directory")
+    config = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes())
+    trained = config.policy
+    prompt = default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt
+    with written("model", directory, "export elsewhere") as staging:
+        if is_adapter_directory(checkpoint / MODEL):
+            policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
+            policy.merge()
+            policy.save(staging)
+        else:
+            shutil.copytree(checkpoint / MODEL, staging)
+        write_exported(staging, prompt, trained_as(config))
+    console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`, or the newest complete one in a peer's directory. Raises `CheckpointError`."""
+    if (path / MODEL).is_dir():
+        verify(path)
+        return path
+    for root in (path, path / CHECKPOINTS):
+        if newest := CheckpointStore(root).newest():
+            return newest
+    raise CheckpointError(f"{path} is not a checkpoint and contains none")
+
+
+class Asked(Struct, frozen=True):
+    """What to evaluate, as the command line says."""
+
+    model: str
+    """A checkpoint, a node's directory, a model directory, `tiny` or the like, or a hub id."""
+    file: Path | None
+    """Configuration; None: the checkpoint's."""
+    overrides: Sequence[tuple[str, str]]
+    suites: tuple[str, ...] = ()
+    """Without any: accuracy on the mixture of the run's tasks."""
+    questions: int | None = None
+    """Held-out questions of the mixture, or at most of each task of a suite."""
+
+
+class SuiteResult(Struct, frozen=True):
+    """A suite in the output with `--json`."""
+
+    k: int
+    complete: bool
+    """Whether all questions were asked; otherwise the figures are of those that were."""
+    scores: SuiteScores
+    tasks: dict[str, SuiteScores]
+    seconds: float
+
+
+def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
+    """Print accuracies, or the figures of suites, and return the exit code.
+
+    Ctrl-C prints what is known of the suites so far. Raises `CheckpointError`, `ConfigError`, `TaskError` and what
+    loading a policy and generating raise.
+    """
+    source = _find(asked.model)
+    config, remarks = _configured(asked, source)
+    _check_names(asked.suites, config)
+    check_model_path(config.policy)
+    stop = StopRequest()
+    policy = load_policy(config.policy, source.weights)
+    chosen = _chosen(asked, suites_of(config, policy))
+    choice = choose_engine(config.generation, policy)
+    engine = open_engine(choice, policy, config.policy, config.generation, stop)
+    if not as_json:
+        console.print(str(choice), highlight=False, soft_wrap=True)
+        for line in (*remarks, f"system prompt: {policy.system_prompt or 'none'}"):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    try:
+        if chosen:
+            _evaluate_suites(asked.model, chosen, engine, config, stop, as_json, console)
+        else:
+            _evaluate_mixture(
+                str(source.weights or asked.model), asked.questions or NUM_QUESTIONS, engine, config, as_json, console
+            )
+    except Interrupted:
+        return exits.INTERRUPTED
+    finally:
+        engine.close()
+    return exits.INTERRUPTED if stop() else exits.DONE
+
+
+def _configured(asked: Asked, source: _Source) -> tuple[NodeConfig, list[str]]:
+    """The configuration, and what to say of it. Raises `ConfigError` and `TaskError`."""
+    fields = [*source.fields, *asked.overrides]
+    saved, remarks = None if asked.file else source.saved, list[str]()
+    if source.weights is not None and source.saved is None:
+        saved, remarks = exported_values(source.weights, load_config(asked.file, None, os.environ, fields))
+    loaded = load_config(asked.file, saved, os.environ, fields)
+    return loaded.config, remarks if asked.suites else [*remarks, *_how_asked(loaded)]
+
+
+def _how_asked(loaded: LoadedConfig) -> Iterator[str]:
+    """The tasks and the sampling, and whether they are those of the training."""
+
+    def name(what: str, *paths: str) -> str:
+        return f"{what} as trained" if all(loaded.origins.get(path) == "manifest" for path in paths) else what
+
+    sampling = loaded.config.generation.sampling()
+    filters = [f"{each} {getattr(sampling, each):g}" for each in FILTERS if getattr(sampling, each) not in (0, 1)]
+    figures = [f"temperature {sampling.temperature:g}", *filters, f"at most {sampling.max_new_tokens} new tokens"]
+    yield f"{name('tasks', 'tasks')}: {', '.join(task.name for task in loaded.config.tasks)}"
+    yield f"{name('sampling', *(f'generation.{each}' for each in SAMPLING))}: {', '.join(figures)}"
+
+
+def _check_names(names: Sequence[str], config: NodeConfig) -> None:
+    """Before anything slow. Raises `ConfigError`."""
+    known = config.evaluation.suites
+    for name in names:
+        if name not in known and not (name == EVERY_SUITE and known):
+            has = f"it has {', '.join(known)}" if known else "it has none: give one under evaluation.suites"
+            raise ConfigError(f"--suite {name}: the configuration has no such suite; {has}")
+
+
+def _chosen(asked: Asked, suites: dict[str, Suite]) -> list[Suite]:
+    names = suites if EVERY_SUITE in asked.suites and EVERY_SUITE not in suites else dict.fromkeys(asked.suites)
+    return [_at_most(suites[name], asked.questions) for name in names]
+
+
+def _at_most(suite: Suite, questions: int | None) -> Suite:
+    given = [number for number in (suite.questions, questions) if number is not None]
+    return msgspec.structs.replace(suite, questions=min(given, default=None))
+
+
+def _evaluate_mixture(
+    weights: str, num_questions: int, engine: StreamingEngine, config: NodeConfig, as_json: bool, console: Console
+) -> None:
+    pool = VerificationPool(config.tasks, config.verification)
+    with contextlib.closing(pool), contextlib.closing(with_custom_tools(pool, config.tasks)) as verifier:
+        sampling, stream = config.generation.sampling(), config.evaluation.stream
+        with console.status(f"asking {num_questions} held-out questions"):
+            result = run_evaluation(engine, verifier, sampling, num_questions, stream)
+    if as_json:
+        print(json.dumps({"weights": weights, **_as_dict(result)}, indent=1))
+    else:
+        console.print(_as_table(result))
+
+
+def _evaluate_suites(
+    model: str,
+    suites: Sequence[Suite],
+    engine: StreamingEngine,
+    config: NodeConfig,
+    stop: Callable[[], bool],
+    as_json: bool,
+    console: Console,
+) -> None:
+    results: dict[str, SuiteResult] = {}
+    for suite in suites:
+        engine.check(suite.sampling)
+        if not stop():
+            results[suite.name] = _evaluate_suite(suite, engine, config, stop)
+    if as_json:
+        print(json.dumps({"model": model, "suites": msgspec.to_builtins(results)}, indent=1))
+        return
+    for name, result in results.items():
+        console.print(_suite_table(name, result))
+        for remark in _remarks(result):
+            console.print(remark, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _evaluate_suite(suite: Suite, engine: StreamingEngine, config: NodeConfig, stop: Callable[[], bool]) -> SuiteResult:
+    began = time.monotonic()
+    with suite_run(suite, engine, config) as run:
+        with _progress(suite.name, run.num_questions) as advance, contextlib.suppress(Interrupted):
+            while not (run.done or stop()):
+                run.step()
+                advance(run.num_drawn)
+        seconds = time.monotonic() - began
+        return SuiteResult(suite.k, run.done, run.scores(), run.scores_by_task(), seconds)
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, where a terminal is; results alone go to standard output."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = literal_console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{name}: questions", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+class _Source(Struct, frozen=True):
+    """Where a policy is, and what is known of its configuration."""
+
+    weights: Path | None
+    """None where the name of the model says it all."""
+    saved: Values | None = None
+    """The configuration that it was trained with."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """Fields that follow from the name."""
+
+
+def _find(model: str) -> _Source:
+    """What a command line means by a model or run. Raises `CheckpointError`."""
+    path = Path(model)
+    if not path.exists() and (model in MADE_HERE or is_hub_id(model)):
+        return _Source(None, fields=(("policy.model", model),))
+    if (path / "config.json").is_file() and not (path / MODEL).is_dir():
+        return _Source(path, fields=(("policy.model", model),))
+    checkpoint = find_checkpoint(path)
+    return _Source(checkpoint / MODEL, json.loads((checkpoint / CONFIG).read_text()))
+
+
+def _rows(result: Evaluation) -> list[tuple[str, int, int]]:
+    rows = [(task, correct, asked) for task, (correct, asked) in result.tasks.items()]
+    return [*rows, ("all", result.num_correct, result.num_questions)]
+
+
+def _as_dict(result: Evaluation) -> dict[str, object]:
+    return {
+        task: {
+            "correct": correct,
+            "asked": asked,
+            "accuracy": correct / asked,
+            "interval": wilson_interval(correct, asked),
+        }
+        for task, correct, asked in _rows(result)
+    }
+
+
+def _as_table(result: Evaluation) -> Table:
+    table = Table("task", "accuracy", "95% interval", "correct", "asked", box=None, pad_edge=False)
+    for task, correct, asked in _rows(result):
+        low, high = wilson_interval(correct, asked)
+        accuracy = f"{correct / asked:.3f}" if asked else "-"
+        table.add_row(task, accuracy, f"{low:.3f} - {high:.3f}", str(correct), str(asked))
+    return table
+
+
+def _suite_table(name: str, result: SuiteResult) -> Table:
+    rows = [*result.tasks.items(), ("all", result.scores)] if len(result.tasks) > 1 else list(result.tasks.items())
+    figures = list(result.scores.figures)
+    table = Table(f"suite {name}", "questions", *figures, box=None, pad_edge=False)
+    for task, scores in rows:
+        found = [scores.figures.get(figure) for figure in figures]
+        cells = [f"{each.value:.3f} ({each.low:.3f} - {each.high:.3f})" if each else "-" for each in found]
+        table.add_row(task, str(scores.num_questions), *cells)
+    return table
+
+
+def _remarks(result: SuiteResult) -> Iterator[str]:
+    """What someone who reads the figures should know."""
+    scores = result.scores
+    if not result.complete:
+        yield "interrupted: the figures are of the questions asked until then"
+    if scores.num_ungraded:
+        yield f"{scores.num_ungraded} questions could not be graded and are left out"
+    if scores.num_unanswered:
+        yield f"{scores.num_unanswered} questions leave no room for an answer and count as wrong"
+    completions = scores.num_questions * result.k
+    if scores.num_cut_off > completions / 10:
+        yield f"{scores.num_cut_off} of {completions} completions were cut off at max_new_tokens"

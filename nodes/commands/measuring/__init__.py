@@ -1,1 +1,0 @@
-"""Subcommands that measure a policy or the software, and compute what a learner needs."""

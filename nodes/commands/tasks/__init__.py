@@ -1,1 +1,0 @@
-"""`swarm tasks`: lists what can be learned, and tries what a configuration asks."""

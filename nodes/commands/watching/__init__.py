@@ -1,1 +1,0 @@
-"""Subcommands that look at nodes: the page, the same in a terminal, their peers, samples and health."""

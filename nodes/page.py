@@ -1,0 +1,111 @@
+"""The page's port, which is kept across restarts, and its process, which a node starts beside itself.
+
+The page is `swarm/extras/page`; `swarm ui` serves it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from swarm.children import inherited, python_path
+from swarm.distribution import how_to_install
+from swarm.errors import ConfigError
+from swarm.files import open_private, replace_file
+from swarm.net.addresses.listening import bound
+
+PAGE = "swarm.extras.page"
+HOST = "127.0.0.1"
+USUAL_PORT = 8787
+PORT_FILE = "ui.port"
+LOG_FILE = "ui.log"
+NICENESS = 10
+"""Niceness of the page's process: a node's round comes first."""
+STOP_TIMEOUT_S = 5.0
+
+
+def check_installed() -> None:
+    """Raises `ConfigError` when the page or its libraries are missing."""
+    if any(importlib.util.find_spec(name) is None for name in (PAGE, "starlette", "uvicorn")):
+        raise ConfigError(f"the page needs starlette and uvicorn: {how_to_install('ui')}, or use --no-ui")
+
+
+def listen(folder: Path | None, port: int | None) -> tuple[socket.socket, str]:
+    """A listening socket for this machine alone, and a sentence if its port is not the one of the last start.
+
+    `port`, if given; otherwise the one that `folder` had last, the usual one, or any that is free. `folder` keeps it.
+    Raises `ConfigError` when `port` is taken.
+    """
+    if port is not None:
+        try:
+            return _bound(port), ""
+        except OSError as error:
+            raise ConfigError(f"the page cannot have port {port}: {os.strerror(error.errno or 0).lower()}; choose "
+                              "another, or leave it out to have a free one found") from error  # fmt: skip
+    before = _last_port(folder)
+    found = _first_free([before, USUAL_PORT] if before else [USUAL_PORT])
+    now = found.getsockname()[1]
+    if folder is not None:
+        replace_file(folder / PORT_FILE, f"{now}\n".encode())
+    return found, f"port {before} of this page is taken; now it is {now}" if before not in (None, now) else ""
+
+
+def address(listening: socket.socket) -> str:
+    """The page's URL."""
+    return f"http://{HOST}:{listening.getsockname()[1]}/"
+
+
+@contextmanager
+def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Serve the page of the nodes in `folder` from a process of its own while the block runs; `say` gets its address.
+
+    The process ends with this one, however it ends. Raises `ConfigError`.
+    """
+    check_installed()
+    listening, changed = listen(folder, port)
+    if changed:
+        say(changed)
+    say(f"page: {address(listening)}")
+    with listening, open_private(folder / LOG_FILE, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "swarm", "ui", str(folder), "--socket", str(listening.fileno()), "--supervised"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[listening.fileno()],
+            env={**inherited("base", "home"), **python_path()},
+            start_new_session=True,  # Ctrl-C is for the node
+        )
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
+
+
+def _first_free(ports: Sequence[int]) -> socket.socket:
+    for port in ports:
+        with suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> socket.socket:
+    return bound(("", "ip4", HOST, "tcp", str(port)))
+
+
+def _last_port(folder: Path | None) -> int | None:
+    with suppress(OSError, ValueError):
+        port = int((folder / PORT_FILE).read_text()) if folder is not None else 0
+        return port if 0 < port < 2**16 else None
+    return None

@@ -1,1 +1,0 @@
-"""Demos with real language models: their tasks and sizes."""

@@ -1,0 +1,1 @@
+"""Audio and video: decoders of files in data sets, and tasks with generated tones and clips."""

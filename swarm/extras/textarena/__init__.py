@@ -1,0 +1,1 @@
+"""Games of the TextArena library for one player, as environments."""

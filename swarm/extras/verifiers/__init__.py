@@ -1,0 +1,1 @@
+"""Environments of the verifiers library in which one agent talks."""
