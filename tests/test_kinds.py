@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from nodes.simulation.members import Member
 
+from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from swarm.algorithms.losses import LOSSES
 from swarm.config import NodeConfig, load_config

@@ -331,12 +331,12 @@ LOSSES: Kinds[type[Loss]] = Kinds(
     "swarm.losses",
     "swarm.algorithms.losses:Loss",
     {
-        "grpo": "swarm.algorithms.losses:Grpo",
-        "dapo": "swarm.algorithms.losses:Dapo",
-        "dr_grpo": "swarm.algorithms.losses:DrGrpo",
-        "gspo": "swarm.algorithms.losses:Gspo",
-        "gepo": "swarm.algorithms.losses:Gepo",
-        "tis": "swarm.algorithms.losses:Tis",
+        "grpo": f"{__name__}:Grpo",
+        "dapo": f"{__name__}:Dapo",
+        "dr_grpo": f"{__name__}:DrGrpo",
+        "gspo": f"{__name__}:Gspo",
+        "gepo": f"{__name__}:Gepo",
+        "tis": f"{__name__}:Tis",
     },
 )
 

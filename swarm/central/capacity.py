@@ -63,7 +63,7 @@ class Worker:
 
 
 def publish_every(max_staleness: int) -> int:
-    """kappa = max(1, S - 1): bounds the staleness by S with at least `required_rate` and broadcast_s <= train_s.
+    """kappa = max(1, S - 1): bounds staleness by S if the rate is `required_rate` or more and broadcast_s <= train_s.
 
     Source: arXiv:2602.02192, section 3.3 and appendix A.4.
     """
@@ -213,7 +213,7 @@ def staleness_bound(demand: Demand, rate: float) -> int:
 
 
 def tightened_staleness_bound(demand: Demand) -> int:
-    """The same from `required_rate` on: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
+    """The same for every rate of `required_rate` or more: k* <= ceil(1 + (1 - 1 / kappa) broadcast_s / train_s).
 
     Source: arXiv:2602.02192, appendix A.3.
     """

@@ -58,7 +58,7 @@ def test_a_failed_change_opens_the_gate_again() -> None:
         assert gate.changes == 1, "what it may have changed is no longer what was computed with"
 
 
-def test_saved_weights_can_be_swapped_in(policy: Policy) -> None:
+def test_all_weights_of_a_policy_can_be_swapped_in(policy: Policy) -> None:
     saved = {name: value.clone() for name, value in policy.model.state_dict().items()}
     with torch.no_grad():
         for parameter in policy.model.parameters():

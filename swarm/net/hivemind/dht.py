@@ -386,12 +386,6 @@ def _require(condition: bool, otherwise: str) -> None:
         raise Refused(otherwise)
 
 
-with light_import.without_the_rest():
-    from hivemind.dht.node import DHTNode
-    from hivemind.dht.routing import DHTID
-    from hivemind.p2p import P2P, PeerID
-
-
 class PeerDirectory:
     """Reads and writes a run's peer records."""
 

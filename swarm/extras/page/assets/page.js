@@ -129,10 +129,8 @@ function nodeTable([nodes]) {
     ["state", (node) => el("span", { class: stateClass(node.state) }, node.state)],
     ["alerts", (node) => (node.alerts ? el("span", { class: node.errors ? "bad" : "care" }, `${node.alerts}${node.errors ? " serious" : ""}`) : "none")],
     ["round", (node) => count(node.round) + (node.rounds ? ` of ${count(node.rounds)}` : ""), "number"],
-    ["reward at first", (node) => decimals(node.reward_first), "number"],
-    ["now", (node) => decimals(node.reward), "number"],
-    ["accuracy at first", (node) => interval(node.accuracy_before)],
-    ["now", (node) => interval(node.accuracy)],
+    ["reward", (node) => (node.reward === null ? "–" : `${decimals(node.reward_first)} → ${decimals(node.reward)}`), "number"],
+    ["held-out accuracy", (node) => [node.accuracy_before && percent(node.accuracy_before[0]), node.accuracy && interval(node.accuracy)].filter(Boolean).join(" → ") || "–"],
     ["peers", (node) => count(node.peers), "number"],
     ["tokens/s", (node) => (node.tokens_per_s === null ? "–" : whole(node.tokens_per_s)), "number"],
   ];
