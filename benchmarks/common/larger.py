@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from swarm.policy.cache import Progress
 from swarm.policy.config import TINY_SPARSE
-from swarm.policy.packaged.cache import Progress
 from swarm.policy.tiny import STARTS, build_tokenizer, ensure_prepared, tiny_config
 
 LARGER = "larger"

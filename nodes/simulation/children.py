@@ -27,8 +27,8 @@ from nodes.stop import Stop
 from swarm.config import ENVIRONMENT_PREFIX
 from swarm.errors import Interrupted, PolicyError, SwarmError, TransportError
 from swarm.files import open_private, private_directory
+from swarm.policy.cache import Progress
 from swarm.policy.config import MADE_HERE
-from swarm.policy.packaged.cache import Progress
 
 SUPERVISED = "--supervised"
 """The option with which a child ends when its parent has died."""

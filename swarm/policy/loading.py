@@ -20,6 +20,7 @@ from swarm.kinds import extra
 from swarm.machine import threads_of_each
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
+from swarm.policy.cache import Progress
 from swarm.policy.config import (
     EMBEDDED,
     MADE_HERE,
@@ -33,11 +34,10 @@ from swarm.policy.config import (
 from swarm.policy.experts import Routers, cast_experts
 from swarm.policy.media.features import freeze_encoder, joined
 from swarm.policy.out_of_memory import needing_memory
-from swarm.policy.packaged.cache import Progress
-from swarm.policy.packaged.smollm import ensure_smollm2
 from swarm.policy.ranks import Ranks
 from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
 from swarm.policy.scoring import give_float32_logits
+from swarm.policy.smollm import ensure_smollm2
 from swarm.policy.tiny import ensure_tiny
 from swarm.policy.turns import Conversations
 from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step

@@ -34,8 +34,8 @@ from transformers import PreTrainedModel
 
 from swarm.errors import PolicyError
 from swarm.machine import num_cores
+from swarm.policy.cache import cached
 from swarm.policy.out_of_memory import is_out_of_memory
-from swarm.policy.packaged.cache import cached
 from swarm.types import Sampling
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from swarm.environments.tiny import TINY_TASKS, TINY_TOOL_TASK
+from swarm.policy.cache import Progress, made_once
 from swarm.policy.config import TINY, TINY_SPARSE, TINY_TOOL
-from swarm.policy.packaged.cache import Progress, made_once
 from swarm.policy.turns import Conversations
 from swarm.types import Text
 

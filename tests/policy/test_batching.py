@@ -193,7 +193,7 @@ def test_ranges_of_keys_are_a_prompt_and_what_continues_it() -> None:
     found = Ranges.of([2, 1, 3, 1, 1], [None, 0, None, 2, 0], torch.device("cpu"))
     assert found.queries.tolist() == [0, 2, 3, 6, 7, 8]
     assert found.keys.tolist() == [0, 2, 5, 8, 12, 15]
-    assert found.places.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 0, 1, 7]
+    assert found.indices.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 0, 1, 7]
     assert found.longest == (4, 4) and found.queries.dtype == found.keys.dtype == torch.int32
 
 

@@ -14,10 +14,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swarm.errors import ConfigError, PolicyError
+from swarm.policy import smollm
+from swarm.policy.cache import cached, made_once
 from swarm.policy.config import PolicySettings, public_name
 from swarm.policy.loading import load_policy
-from swarm.policy.packaged import smollm
-from swarm.policy.packaged.cache import cached, made_once
 
 TEMPLATE = (
     "{% for message in messages %}"

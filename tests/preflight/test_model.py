@@ -12,8 +12,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from swarm.engines.transformers.generating import GeneratingModel
 from swarm.errors import PolicyError
-from swarm.policy import attention
-from swarm.policy import scoring as head
+from swarm.policy import attention, scoring
 from swarm.policy.adapters import Adapters, frozen_layers
 from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.config import FrozenDtype, LoraSettings
@@ -222,7 +221,7 @@ def test_plain_layers_keep_what_a_gpu_allocated(
 def test_the_head_takes_what_it_really_takes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _deeper("qwen2")
     size = _size(model)
-    monkeypatch.setitem(head.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
+    monkeypatch.setitem(scoring.CHUNK_NUMBERS, "cpu", 20 * size.vocabulary)
     hidden = torch.randn(num_tokens, size.hidden, requires_grad=True)
     weight = model.get_output_embeddings().weight
     with LiveBytes([weight, hidden]) as live:

