@@ -63,7 +63,7 @@ def address(listening: socket.socket) -> str:
 
 @contextmanager
 def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the page of the nodes in `folder` from a process of its own while the block runs; `say` gets its address.
+    """Serve the page of the nodes in `folder` from a separate process while the block runs; `say` gets its address.
 
     The process ends with this one, however it ends. Raises `ConfigError`.
     """

@@ -1,7 +1,7 @@
 """Child processes of a node: their environment, their start and end, their messages, and pauses between restarts.
 
     node                                            child: `python -m MODULE FD ...`
-    Child ──── starts, ends, last words ──────────▶ `serve`, in a session of its own: ends when its socket closes
+    Child ──── starts, ends, last words ──────────▶ `serve`, in a separate session: ends when its socket closes
     Channel ── one reply to each request ─────────▶ Connection
     Duplex ─── any message at any time ───────────▶ Connection
 

@@ -165,7 +165,7 @@ class NodeConfig(Settings):
     code: dict[str, str] = {}
     """This node's copies of code that tasks of the run are on, by the task's name: `--code.halve tasks.py:Halve`."""
     trusted: tuple[PeerId, ...] = Field((), max_length=MAX_TRUSTED)
-    """Peers whose episodes with tools of their own count here, though nobody can replay them; by default those that the
+    """Peers whose episodes with custom tools count here, though nobody can replay them; by default those that the
     run's founder lists. A node that is among them shares such episodes, others keep theirs."""
     policy: PolicySettings = PolicySettings()
     generation: GenerationSettings = GenerationSettings()
@@ -298,7 +298,7 @@ def _check_version(origin: str, values: Values) -> None:
     if str(found) == str(CONFIG_VERSION):
         return
     later = isinstance(found, int) and found > CONFIG_VERSION
-    fix = "update swarm" if later else "write it anew: `swarm config show` prints today's fields"
+    fix = "update swarm" if later else "write it again: `swarm config show` prints today's fields"
     raise ConfigError(f"version (from {origin}): must be {CONFIG_VERSION}, got {found!r}; {fix}")
 
 

@@ -1,4 +1,4 @@
-"""A YAML file of fields, and the line of each: what is wrong in it is told by its line."""
+"""A YAML file of fields, and the line of each, so that errors name lines."""
 
 from __future__ import annotations
 

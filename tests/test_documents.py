@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -69,6 +71,19 @@ def test_documents_have_the_field_s_words(document: Path) -> None:
     prose = NOT_PROSE.sub("", document.read_text())
     found = re.findall(rf"[^.\n]*\b(?:{'|'.join(WORDS)})\b[^.\n]*", prose, re.IGNORECASE)
     assert found == []
+
+
+@pytest.mark.parametrize("part", ["swarm", "nodes"])
+def test_docstrings_have_the_field_s_words(part: str) -> None:
+    for path in (ROOT / part).rglob("*.py"):
+        texts = [node.value.value for node in ast.walk(ast.parse(path.read_text())) if _is_text(node)]
+        found = [text for text in texts if re.search(r"\b(told|anew|one's own|by its word)\b", NOT_PROSE.sub("", text))]
+        assert found == [], path.relative_to(ROOT)
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
+    """A docstring, of an attribute too."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def test_no_merge_was_left_half_done() -> None:

@@ -72,7 +72,7 @@ def test_a_configuration_with_every_field_of_today_is_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("version", "fix"),
-    [(CONFIG_VERSION + 1, "update swarm"), (CONFIG_VERSION - 1, "write it anew: `swarm config show`")],
+    [(CONFIG_VERSION + 1, "update swarm"), (CONFIG_VERSION - 1, "write it again: `swarm config show`")],
 )
 def test_a_configuration_of_another_version_is_refused_in_one_line(tmp_path: Path, version: int, fix: str) -> None:
     file = tmp_path / "other.yaml"

@@ -99,7 +99,7 @@ def left_run(earlier: RunManifest | None, now: RunManifest) -> str | None:
         return None
     return (
         f"this directory was in run {earlier.run_id} and now founds {now.run_id} (run_name): members of the "
-        "earlier run stay there. Identity and checkpoints go on; --out with another directory starts anew"
+        "earlier run stay there. Identity and checkpoints go on; --out with another directory starts again"
     )
 
 

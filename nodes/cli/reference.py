@@ -75,7 +75,7 @@ def config_show(
 
 @config_app.command("check")
 def config_check(config: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
-    """Check a file alone; what is wrong is told with its line."""
+    """Check a file alone; errors name their lines."""
     from swarm.config import load_config
 
     origins = load_config(config).origins.values()

@@ -2,7 +2,7 @@
 
     demo ──spawns──▶ swarm bootstrap            OUT/bootstrap/
          ──spawns──▶ swarm join (per peer)    OUT/peer-K/metrics.jsonl ──tail──▶ live view, report
-         ──spawns──▶ swarm join (control)     OUT/alone/, a run of its own without other members
+         ──spawns──▶ swarm join (control)     OUT/alone/, a separate run without other members
     or   ──spawns──▶ swarm learn                OUT/learner/
          ──spawns──▶ swarm work (per worker)  OUT/worker-K/
 
@@ -95,7 +95,7 @@ class DemoOptions(Struct, frozen=True):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes with a policy of their own."""
+        """Nodes with separate policies."""
         return self.peers + self.has_control
 
     @property

@@ -111,7 +111,7 @@ def _inner(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _field_table(model: type[BaseModel], whole: bool = False) -> str:
-    """With `whole`, the fields of models in it are rows, too; else these have sections of their own."""
+    """With `whole`, the fields of models in it are rows, too; else these have separate sections."""
     rows = ["| field | default | values | meaning |", "| --- | --- | --- | --- |", *_rows(model)]
     if whole:
         for name, field in model.model_fields.items():

@@ -61,7 +61,7 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
 
 @contextmanager
 def suite_run(suite: Suite, engine: RolloutEngine, config: NodeConfig) -> Iterator[SuiteRun]:
-    """An evaluation of a suite, with a verifier of its own until the block ends. Raises `TaskError`."""
+    """An evaluation of a suite, with a separate verifier until the block ends. Raises `TaskError`."""
     with closing(open_verifier(suite.tasks, config.verification)) as verifier:
         yield SuiteRun(suite, engine, verifier, config.evaluation.stream, config.generation.max_batch_sequences)
 

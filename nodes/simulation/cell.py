@@ -1,4 +1,4 @@
-"""One cell, run by a process of its own: `python -m nodes.simulation.cell FOLDER`."""
+"""One cell, run by a separate process: `python -m nodes.simulation.cell FOLDER`."""
 
 from __future__ import annotations
 

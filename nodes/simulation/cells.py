@@ -39,7 +39,7 @@ MAX_SHOWN = 3
 
 POLL_S = 0.2
 SPARE_CORES = 0.2
-"""Left to everything but nodes with a share of their own: the processes around them."""
+"""Left to everything but nodes with a fixed share: the processes around them."""
 PLAIN_EVERY_S = 300.0
 CELL_MODULE = "nodes.simulation.cell"
 
@@ -210,7 +210,7 @@ def run_cells(
 ) -> int:
     """Run the cells without a result, until `stop`. Returns how many failed; the others run to their end.
 
-    At most `jobs` run at a time, and no more than there are cores for, where nodes have shares of their own. `module`
+    At most `jobs` run at a time, and no more than there are cores for, where nodes have fixed shares. `module`
     is the cells' process. Raises `ConfigError` for results of another configuration.
     """
     if len({cell.name for cell in cells}) < len(cells):

@@ -60,7 +60,7 @@ that start together learn of each other from the first."""
 
 
 class Child:
-    """One process, leader of a session of its own: Ctrl-C in the terminal reaches only its parent."""
+    """One process, leader of a separate session: Ctrl-C in the terminal reaches only its parent."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ def start_command(
     stdin: Connection,
     environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
-    """Run a command's module in a session of its own; `environment` replaces this process's."""
+    """Run a command's module in a separate session; `environment` replaces this process's."""
     ready, child_ready = multiprocessing.Pipe(duplex=False)
     with ready:
         with child_ready:

@@ -1,7 +1,7 @@
 """A user's own Python code that a task names: its digest, and loading it.
 
 A target is `mypackage.mymodule:Name`, `path/to/file.py:Name`, or the name under which an installed package offers it.
-Code never travels: a manifest carries its digest, and each member names a copy of its own. Only what a package offers
+Code never travels: a manifest carries its digest, and each member names its copy. Only what a package offers
 needs no naming: whoever installs it means it to be used.
 """
 

@@ -41,7 +41,7 @@ Target = Annotated[str, Field(max_length=MAX_TARGET_CHARS, pattern=r"^[^:]+(:[A-
 
 
 class Failures(Counter[str]):
-    """Counts by kind, and texts about the first failures, each with a key of its own."""
+    """Counts by kind, and texts about the first failures, each with a distinct key."""
 
     def __init__(self) -> None:
         """Without any."""

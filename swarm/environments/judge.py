@@ -32,7 +32,7 @@ class JudgeSettings(Settings):
 
     model: str | None = Field(None, min_length=1, max_length=512)
     """The judge: its name at the endpoint, or without `endpoint` a hub id or local directory of a transformers model,
-    loaded in a process of its own. Default: none; the run's tasks with a judge are left out."""
+    loaded in a separate process. Default: none; the run's tasks with a judge are left out."""
     endpoint: str | None = Field(None, max_length=2_048)
     """Address of an OpenAI-compatible server, such as vLLM's: `http://127.0.0.1:8000/v1`. One on this machine is never
     asked through a proxy."""

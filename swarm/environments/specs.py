@@ -1,7 +1,7 @@
 """Tasks in a run's manifest: converts the founder's configuration, and reads it on other nodes.
 
 A manifest never makes a node open a local file: its data sets are public repositories of the hub. A task on local files
-is listed with their digest and without their path. A member with a copy gives a path of its own, which is opened only
+is listed with their digest and without their path. A member with a copy gives its path, which is opened only
 if the digest agrees; other members go without the task and count its groups as `unknown_task`. The same holds for code,
 of which a manifest can only name what packages offer as tasks, nothing else that is installed. Custom tools never get
 into a manifest: where a run trusts peers, it says that those have one.

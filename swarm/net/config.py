@@ -30,7 +30,7 @@ class SnapshotSettings(Settings):
     fan_out: int = Field(2, ge=1)
     """Nodes that one node feeds at a time when no `upload_bytes_per_s` determines the number."""
     direct: bool = True
-    """Give and take chunks over TLS sockets of their own, some times as fast as the network's streams, between nodes
+    """Give and take chunks over separate TLS sockets, some times as fast as the network's streams, between nodes
     whose `upload_bytes_per_s` and `download_bytes_per_s` are null. A peer whose port cannot be reached is served by the
     network as ever."""
     direct_port: int | None = Field(None, ge=LEAST_PORT, le=65_535)

@@ -208,7 +208,7 @@ def frozen_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
     return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, FrozenLinear))
 
 
-# Operations of their own: a compiler that saw what they do would keep the weight from forward to backward.
+# Separate operations: a compiler that saw what they do would keep the weight from forward to backward.
 @torch.library.custom_op("swarm::frozen_product", mutates_args=())
 def _product(input: Tensor, codes: Tensor, scales: Tensor, pairs: Tensor | None, size: int) -> Tensor:
     """input [..., in] weight^T [in, size]; the backward pass dequantizes the weight again instead of keeping it."""

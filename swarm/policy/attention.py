@@ -136,7 +136,7 @@ class Parts:
 
     @classmethod
     def of(cls, segments: Sequence[int], prefixes: Sequence[int | None], device: torch.device | str = "cpu") -> Parts:
-        """The parts of segments, as in `Segments`: each is a part of its own, or a prompt that its completions follow
+        """The parts of segments, as in `Segments`: each is a separate part, or a prompt that its completions follow
         directly is one part with them."""
         followers: dict[int | None, list[int]] = {}
         for segment, prefix in enumerate(prefixes):

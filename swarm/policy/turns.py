@@ -270,7 +270,7 @@ PATIENCE_S = 120.0
 
 
 class TemplateRenderer:
-    """Any thread may call it. A child of this process by fork starts a process of its own."""
+    """Any thread may call it. A forked child starts a separate process."""
 
     def __init__(self) -> None:
         """Nothing runs yet."""

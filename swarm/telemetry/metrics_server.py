@@ -22,7 +22,7 @@ THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Answers `app`, on threads of its own from `start` to `stop`."""
+    """Answers `app`, on separate threads from `start` to `stop`."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -103,7 +103,7 @@ Shown = Text | Image | Audio | Video
 
 
 def shown(observation: Observation) -> tuple[Shown, ...]:
-    """What a policy reads of an observation; neighbouring texts are one, on lines of their own."""
+    """What a policy reads of an observation; neighbouring texts are one, on separate lines."""
     parts: list[Shown] = []
     for part in observation:
         if isinstance(part, Media):

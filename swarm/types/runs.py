@@ -73,7 +73,7 @@ class RunManifest(Struct, frozen=True, omit_defaults=True):
     terms: Terms | None = None
     """Of the learner that founded the run; None for a run without one."""
     trusted: Annotated[tuple[Name, ...], Meta(max_length=MAX_TRUSTED)] = ()
-    """Peer ids whose episodes with tools of their own count in this run."""
+    """Peer ids whose episodes with custom tools count in this run."""
 
 
 class ChunkList(Struct, frozen=True):

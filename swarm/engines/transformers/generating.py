@@ -78,7 +78,7 @@ class GeneratingModel:
 
 
 def _copied(policy: Policy) -> tuple[PreTrainedModel, list[_Cast]]:
-    """A second model with matrices of its own, still empty; other tensors are those of the first."""
+    """A second model with separate matrices, still empty; other tensors are those of the first."""
     twin: PreTrainedModel = _sharing_tensors(policy.model)
     casts = []
     for name, trained in policy.model.named_modules():

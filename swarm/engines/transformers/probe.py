@@ -1,6 +1,6 @@
 """Tests a model's code before it samples: decoding with a cache must agree with one pass over each row alone.
 
-Some families count positions or windows from the widest row of a batch, or in a way of their own. They would sample
+Some families count positions or windows from the widest row of a batch, or in another way. They would sample
 from wrong distributions silently.
 """
 

@@ -7,7 +7,7 @@
 Admission is optimistic: the length of a completion is unknown, and reserving the maximum would leave most of the memory
 unused. When memory is short, the rows with the fewest sampled tokens are preempted and prefilled again later.
 
-Next turns of episodes wait in a queue of their own, those of the least advanced episodes first: then no episode is far
+Next turns of episodes wait in a separate queue, those of the least advanced episodes first: then no episode is far
 behind at the end, when it would leave slots empty.
 """
 

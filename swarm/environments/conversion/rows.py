@@ -297,7 +297,7 @@ def _json_rows(file: str, config: Any) -> Iterator[tuple[Read, int]]:
     with _opened(file) as opened:
         first, second = (*islice(_first_lines(opened), 2), b"", b"")[:2]
     with _opened(file) as opened:
-        # A line of its own may be a list by mistake.
+        # A separate line may be a list by mistake.
         if first.startswith(b"[") and not isinstance(_json_row(second, 2), Mapping):
             yield from _listed_rows(file, opened)
             return

@@ -31,7 +31,7 @@ class Shape(Struct, frozen=True):
 
     kind: Literal["number", "name", "sum", "product", "power", "inverse", "call"]
     key: str
-    """Equal for equal shapes: the parts in an order of its own."""
+    """Equal for equal shapes: the parts in a canonical order."""
     rest: str
     """The key without a numerical factor; empty for numbers."""
     parts: tuple[Shape, ...] = ()

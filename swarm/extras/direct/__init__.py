@@ -1,4 +1,4 @@
-"""Bulk bytes between two peers over a TLS socket of their own instead of the network library.
+"""Bulk bytes between two peers over a separate TLS socket instead of the network library.
 
 peer A ── request ──▶ peer B    over the network, which proves who both are
 peer A ◀── ticket ─── peer B    port, digest of B's certificate, a secret for A and this request

@@ -15,7 +15,7 @@ MAX_JUDGED_CHARS = 65_536
 class JudgeReward(NamedReward):
     """What another model thinks of a completion, or of all that the policy said in an episode.
 
-    Each node that grades a group asks the judge of its own settings `judge`.
+    Each node that grades a group asks the judge in its settings, `judge`.
     """
 
     asks_judge = True

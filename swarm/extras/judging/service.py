@@ -1,4 +1,4 @@
-"""Asks a judge about groups: queue, budget, time limits and cache, in a thread of its own.
+"""Asks a judge about groups: queue, budget, time limits and cache, in a separate thread.
 
     ask ──▶ own groups ──────────────────────────▶┐
                                                   ├─▶ thread ─▶ process: endpoint or model ─▶ numbers ─▶ finish

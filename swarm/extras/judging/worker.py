@@ -1,6 +1,6 @@
 """The judge's process: `python -m swarm.extras.judging.worker FD`, for `service.py` only.
 
-It asks an endpoint or a model of its own, and sends back nothing but numbers. It ends when its socket closes.
+It asks an endpoint or loads a model, and sends back nothing but numbers. It ends when its socket closes.
 """
 
 from __future__ import annotations

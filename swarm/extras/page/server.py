@@ -233,7 +233,7 @@ def _doc(request: Request) -> Response:
 
 @lru_cache(64)
 def as_html(name: str) -> bytes | None:
-    """A document as a page of its own; None when there is none of this name."""
+    """A document as an HTML page; None when there is none of this name."""
     if name not in names():
         return None
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")

@@ -50,7 +50,7 @@ from swarm.policy.tiny import (
 from swarm.types.media import Image
 
 TINY_SEES_TASK = ShapesTask(kind="shapes")
-"""What the policy is for: pictures with up to four shapes, each in a quarter of its own."""
+"""What the policy is for: pictures with up to four shapes, each in a separate quarter."""
 IMAGE = "<image>"
 PATCH = TINY_SEES_TASK.size // TINY_SEES_TASK.columns
 """Pixels of a side: a patch is one of the squares that have at most one shape."""

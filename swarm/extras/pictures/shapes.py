@@ -92,7 +92,7 @@ def _some(chance: Chance, choices: Sequence[Drawn], count: int, what: str) -> li
 
 
 def _picture(task: ShapesTask, chance: Chance, shown: Sequence[Drawn]) -> Image:
-    """Each shape in a square of its own, of a size and at a place that are left to chance."""
+    """Each shape in a separate square, of random size and position."""
     pixels, cell = blank(task.size, task.size), task.size // task.columns
     squares = chance.shuffled(list(product(range(task.columns), repeat=2)), "places")
     for number, ((shape, colour), (column, row)) in enumerate(zip(shown, squares, strict=False)):

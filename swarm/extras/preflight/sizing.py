@@ -123,7 +123,7 @@ class Mode(Struct, frozen=True):
 
 ADAPTERS = LoraSettings(rank=LORA_RANK)
 LEFT = ("policy.lora.rank", "nf4", "adamw_8bit")
-"""Adapters are modes of their own; 8-bit moments need a package."""
+"""Adapters are separate modes; 8-bit moments need a package."""
 MODES = (
     Mode("A peer that trains all weights, with vLLM on the same GPU", "peer"),
     Mode(f"A peer that trains adapters of rank {LORA_RANK}, with vLLM on the same GPU", "peer", ADAPTERS),

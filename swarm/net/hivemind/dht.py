@@ -209,7 +209,7 @@ class BoundedProtocol(DHTProtocol):  # type: ignore[misc]
         try:
             return await super().call_ping(peer, validate, strict)
         except (AssertionError, ValueError, OverflowError):
-            # hivemind parses the answer outside of its own error handling.
+            # hivemind parses the answer outside of the library's error handling.
             return None
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:

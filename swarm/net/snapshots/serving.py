@@ -56,7 +56,7 @@ RETRY_S = 0.5
 
 
 class DirectServer(Protocol):
-    """Serves peers over sockets of their own."""
+    """Serves peers over separate sockets."""
 
     def ticket(self, peer_id: str, request: bytes) -> Struct:
         """A ticket for a link on which the peer's request is answered. Raises `LookupError` if there are none."""

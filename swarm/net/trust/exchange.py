@@ -141,7 +141,7 @@ class Exchange:
 
     def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
         """The accepted arrivals, and refusals by reason, since the last call."""
-        # As many as the transport's inbox has room for: each limit of their own would let a flood displace others'.
+        # As many as the transport's inbox has room for: a limit for each would let a flood displace others'.
         self._offers, self._commitments = [], []
         arrivals: list[VerifiedGroup] = []
         refused: Counter[Reason] = Counter()

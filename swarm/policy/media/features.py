@@ -175,7 +175,7 @@ class TokenIds(list[int]):
     """Token ids that keep the media alive whose slots are among them."""
 
     def __init__(self, ids: Iterable[int], media: Iterable[Medium]) -> None:
-        """A sequence of its own."""
+        """A separate sequence."""
         super().__init__(ids)
         self.media = tuple(media)
 
