@@ -20,7 +20,6 @@ When = Literal["always", "update", "generation"]
 
 GIB = 2**30
 LOGIT_BYTES = 4
-SNAPSHOT_BYTES = {"native": 4, "bfloat16": 2, "int8": 1}
 """Bytes of every trained parameter, by `learner.precision`; in the CPU's memory."""
 PROMPT_TOKENS = 128
 """Allowed for, beside the longest completion."""
@@ -195,9 +194,6 @@ def _held(node: Node) -> Iterator[Part]:
         yield Part("reference", size.weight_bytes // shards)
     if node.role == "learner" and config.learner.spot_check:
         yield Part("copy for spot checks", size.weight_bytes)
-    if node.role == "learner" and node.device == "cpu":
-        kept = config.learner.max_staleness // config.learner.period + 2  # for spot checks
-        yield Part("snapshots", kept * SNAPSHOT_BYTES[config.learner.precision] * size.trained)
     if config.evaluation.beside and config.evaluation.suites:
         yield Part("copy for suites", size.weight_bytes)
     yield Part("features of media", node.feature_bytes)

@@ -93,7 +93,7 @@ def test_parts_follow_the_settings() -> None:
     assert plain["rounded weights"] == _size(CONFIG.policy.lora).copied_bytes < plain["weights"] // 2, "matrices alone"
     assert parts(_with(generation__max_staleness=1))["copy for generation"] > plain["weights"]
     assert parts(CONFIG, "learner")["copy for spot checks"] == plain["weights"]
-    assert parts(_with(learner__precision="bfloat16"), "learner", "cpu")["snapshots"] % (plain["weights"] // 2) == 0
+    assert "snapshots" not in parts(CONFIG, "learner", "cpu"), "they are files"
     assert not {"optimizer", "gradients", "activations"} & set(parts(CONFIG, "worker"))
     vllm = _with(generation__engine="vllm")
     assert parts(vllm)["vLLM"] == round(0.45 * 10 * GIB) and "KV cache" not in parts(vllm)
