@@ -20,7 +20,6 @@ When = Literal["always", "update", "generation"]
 
 GIB = 2**30
 LOGIT_BYTES = 4
-"""Bytes of every trained parameter, by `learner.precision`; in the CPU's memory."""
 PROMPT_TOKENS = 128
 """Allowed for, beside the longest completion."""
 MEDIA_TOKENS = 1_024
