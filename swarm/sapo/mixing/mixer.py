@@ -31,9 +31,9 @@ WANTED_ROUNDS = 8
 MAX_STATE = 1_024
 """Numbers in a policy's state."""
 LOCAL, EXTERNAL, WEIGHTS_ESS = "mix/local", "mix/external", "mix/weights_ess"
+"""Figures of a decision: I, J, and the effective number of candidates as a fraction of them."""
 CREDITED = "mix/credited_ratio"
 """Mean factor of the token advantages of the external groups: what own groups bear out of what others push."""
-"""Figures of a decision: I, J, and the effective number of candidates as a fraction of them."""
 
 
 class Wishes(Struct, frozen=True):
