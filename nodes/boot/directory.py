@@ -65,6 +65,10 @@ class RunDirectory(Struct, frozen=True):
     """Whether others may read it, and that it leaves another run."""
 
 
+class _OfAnotherRun(ConfigError):
+    """The directory belongs to another run."""
+
+
 def claim_directory(
     config: NodeConfig,
     out_was_given: bool,
@@ -87,7 +91,7 @@ def claim_directory(
             continue
         try:
             return _claim(config, out, asked, terms, founds)
-        except (IdentityInUse, ConfigError):
+        except (IdentityInUse, _OfAnotherRun):
             if chosen:
                 raise
     raise AssertionError("count() does not end")
@@ -101,7 +105,7 @@ def _claim(
     run = asked or stored
     if asked and stored:
         if stored.manifest.run_id != asked.manifest.run_id:
-            raise ConfigError(
+            raise _OfAnotherRun(
                 f"{out} belongs to run {stored.manifest.run_id}, not to {asked.manifest.run_id}; choose another "
                 "directory with --out"
             )
