@@ -49,7 +49,8 @@ MAX_CHANGES = 8
 MAX_VALUE_CHARS = 60
 
 DISK_ERRORS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO}
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+    | {errno.ENOTDIR, errno.EISDIR}
 )
 """Errors of files that a person can mend, and no mistake of the program."""
 
