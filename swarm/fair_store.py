@@ -109,8 +109,10 @@ class FairStore(Generic[Key, Value]):
         """Whether an item of this size can be added before the whole store is full, whoever owns it."""
         return self._num_waiting < self._max_items and self._num_bytes + num_bytes <= self._max_bytes
 
-    def add(self, key: Key, value: Value, *owners: str, num_bytes: int = 0) -> list[tuple[Value, Limit]]:
-        """Add an item charged to `owners`, one per level; the default is a common owner.
+    def add(
+        self, key: Key, value: Value, *owners: str, num_bytes: int = 0, is_pinned: bool = False
+    ) -> list[tuple[Value, Limit]]:
+        """Add an item charged to `owners`, one per level; the default is a common owner. `is_pinned`: as by `pin`.
 
         An item with the same key is replaced. Returns the items that left for this one and why, in that order; this
         item itself may be among them. An item larger than the whole store evicts nothing.
@@ -130,6 +132,8 @@ class FairStore(Generic[Key, Value]):
             owned = level.setdefault(owner, _Owner())
             owned.line[key] = None
             owned.num_bytes += num_bytes
+        if is_pinned:
+            self.pin(key)
         return list(self._evict_for(key, owners))
 
     def pop(self, key: Key) -> Value:

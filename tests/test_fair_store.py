@@ -195,6 +195,15 @@ def test_pinned_items_are_charged_but_stay() -> None:
     assert store.add("e", "e", "y", num_bytes=3) == [("e", "bytes")], "nor has the owner with the most"
 
 
+def test_what_is_pinned_from_the_start_takes_no_place_of_those_who_wait() -> None:
+    store = FairStore[str, str](1, 10, Share(max_items=2))
+    store.add("a", "a", "x", num_bytes=4)
+    assert store.add("b", "b", "x", num_bytes=4, is_pinned=True) == [] and list(store) == ["a", "b"]
+    assert store.add("c", "c", "x", num_bytes=1, is_pinned=True) == [("a", "share")] and list(store) == ["b", "c"]
+    assert store.add("d", "d", "x", is_pinned=True) == [("d", "share")] and store.num_bytes == 5
+    assert store.add("e", "e", "y", num_bytes=6, is_pinned=True) == [("e", "bytes")] and list(store) == ["b", "c"]
+
+
 def test_an_item_is_always_within_its_owners_share() -> None:
     store = FairStore[str, str](math.inf, 100, Share(max_items=0, max_bytes=5))
     assert store.add("a", "a", "x", num_bytes=50) == []

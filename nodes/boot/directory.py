@@ -49,7 +49,8 @@ MAX_CHANGES = 8
 MAX_VALUE_CHARS = 60
 
 DISK_ERRORS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO}
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+    | {errno.ENOTDIR, errno.EISDIR}
 )
 """Errors of files that a person can mend, and no mistake of the program."""
 
@@ -63,6 +64,10 @@ class RunDirectory(Struct, frozen=True):
     """None until a bootstrap answers, unless a manifest was stored before."""
     warnings: tuple[str, ...] = ()
     """Whether others may read it, and that it leaves another run."""
+
+
+class _OfAnotherRun(ConfigError):
+    """The directory belongs to another run."""
 
 
 def claim_directory(
@@ -87,7 +92,7 @@ def claim_directory(
             continue
         try:
             return _claim(config, out, asked, terms, founds)
-        except (IdentityInUse, ConfigError):
+        except (IdentityInUse, _OfAnotherRun):
             if chosen:
                 raise
     raise AssertionError("count() does not end")
@@ -101,7 +106,7 @@ def _claim(
     run = asked or stored
     if asked and stored:
         if stored.manifest.run_id != asked.manifest.run_id:
-            raise ConfigError(
+            raise _OfAnotherRun(
                 f"{out} belongs to run {stored.manifest.run_id}, not to {asked.manifest.run_id}; choose another "
                 "directory with --out"
             )

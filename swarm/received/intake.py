@@ -172,7 +172,7 @@ class Intake:
             self._drop(reason, group)
             self._exchange.report(group.peer_id, reason)
         else:
-            self._wait(received)
+            self._wait(received, is_chosen=bool(chosen))
             if chosen and content_id in self._waiting:
                 self._selection.came(chosen, content_id)
                 self._begin(content_id)
@@ -201,8 +201,8 @@ class Intake:
             self._ledger.offered(1)
             self._wait(received)
 
-    def _wait(self, received: ReceivedGroup) -> None:
-        self._leave(self._waiting.enter(received))
+    def _wait(self, received: ReceivedGroup, is_chosen: bool = False) -> None:
+        self._leave(self._waiting.enter(received, is_chosen))
 
     def _leave(self, left: Iterable[tuple[ReceivedGroup, Reason]]) -> None:
         for received, reason in left:

@@ -111,10 +111,9 @@ class Pool:
     def expire(self, now: float) -> Counter[Reason]:
         """Drop groups past their maximum age; returns the `expired` count of those never used."""
         left: Counter[Reason] = Counter()
-        for each in self:
-            if now - each.arrived_at <= self._settings.max_age_s:
-                break
-            self._left(self._groups.pop(each.content_id), Reason.EXPIRED, left)
+        for each in self:  # in the order of grading, not of arrival
+            if now - each.arrived_at > self._settings.max_age_s:
+                self._left(self._groups.pop(each.content_id), Reason.EXPIRED, left)
         return left
 
     def use(self, groups: Iterable[ReceivedGroup]) -> int:

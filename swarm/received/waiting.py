@@ -39,8 +39,8 @@ class Waiting:
         """Those that wait, offers included, oldest first."""
         return iter([self._groups[key] for key in self._groups if key not in self._grading])
 
-    def enter(self, new: ReceivedGroup) -> list[tuple[ReceivedGroup, Reason]]:
-        """Add a group. Returns what left for it, which may be the group itself.
+    def enter(self, new: ReceivedGroup, is_chosen: bool = False) -> list[tuple[ReceivedGroup, Reason]]:
+        """Add a group, to be graded at once if it `is_chosen`. Returns what left for it, which may be the group itself.
 
         A peer or an account at its limit loses its oldest group (`peer_quota`); when all together are too many, the
         account with the most loses its oldest (`not_needed`). A group replaces all offers of it.
@@ -50,7 +50,7 @@ class Waiting:
                 if each.content_id == new.content_id:
                     self._groups.pop(each.key)
         num_bytes = min(new.num_bytes, MAX_BYTES)
-        left = self._groups.add(new.key, new, new.account, new.peer_id, num_bytes=num_bytes)
+        left = self._groups.add(new.key, new, new.account, new.peer_id, num_bytes=num_bytes, is_pinned=is_chosen)
         return [(each, Reason.NOT_NEEDED if limit == "items" else Reason.PEER_QUOTA) for each, limit in left]
 
     def remove(self, key: str) -> ReceivedGroup:

@@ -236,6 +236,23 @@ def test_a_full_disk_keeps_what_was_packed_until_there_is_room(
     assert "snapshots cannot be written: [Errno 28] No space left on device" in caplog.text
 
 
+def test_what_never_fitted_on_a_full_disk_does_not_stay_there(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, worker = swarm.learner(), swarm.worker("worker")
+    learner.publish(1, snapshot(0))
+    arrives(worker, 1, snapshot(0))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotStore, "begin", lambda *parts: raises(full))
+        learner.publish(2, step(snapshot(0)))
+        until(lambda: learner.counters().get("disk_errors", 0) > 1, "it tries again")
+        learner.publish(3, snapshot(1))
+        until(lambda: learner.counters().get("disk_errors", 0) > 3, "it tries the next one")
+        learner.publish(4, snapshot(2))
+    arrives(worker, 4, snapshot(2))
+    until(lambda: learner.counters()["published"] == 2, "it is stored")
+    assert {path.name for path in (swarm.folder / "learner").iterdir()} <= {"1", "4"}, "no packed file stays"
+
+
 def test_a_worker_without_room_for_the_planes_of_a_delta_takes_the_whole(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

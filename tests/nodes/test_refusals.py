@@ -100,6 +100,7 @@ def test_a_full_disk_is_one_line_and_a_mistake_of_ours_is_not(
     assert code == 1 and len(errors.splitlines()) == 1
     assert "error: runs/peer/metrics.jsonl cannot be written or read: no space left on device; free disk" in errors
     assert disk_problem(FileNotFoundError(errno.ENOENT, "No such file or directory", "x")) is None
+    assert disk_problem(IsADirectoryError(errno.EISDIR, "Is a directory", "out/run.manifest"))
 
 
 def test_the_configuration_is_shown_as_a_table_with_every_value_as_it_is(

@@ -182,6 +182,13 @@ def test_several_peers_of_one_command_get_directories_of_their_own_and_find_them
         claim_directory(config, True, run)
 
 
+def test_what_no_directory_can_mend_is_not_tried_in_others(tmp_path: Path) -> None:
+    config = _config(tmp_path / "peer", ("mix.local", "2000"), ("generation.questions_per_round", "2000"))
+    with pytest.raises(ConfigError, match="members would refuse"):
+        claim_directory(config, False)
+    assert [path.name for path in tmp_path.iterdir()] == ["peer"]
+
+
 def test_a_peer_with_another_model_does_not_take_the_directory_that_was_free_first(tmp_path: Path) -> None:
     """Restarted in another order, two nodes of one folder go on as themselves."""
     small, large = (_config(tmp_path / "peer", ("policy.model", model)) for model in ("tiny", "org/large"))

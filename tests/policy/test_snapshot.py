@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from swarm.errors import SnapshotError, WeightsRefused
 from swarm.files import RandomAccessFile
+from swarm.net.snapshots import store
+from swarm.net.snapshots.store import apply_delta
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import DTYPES, SCALE, Precision, SnapshotWeights, quantize_int8
 from swarm.policy.weights import pack_weights, read_snapshot, swap_weights, whole_weights
@@ -124,6 +126,24 @@ def test_other_shapes_have_no_delta_and_false_ones_are_refused() -> None:
     for bad in (b"", b"noise", first[:-5]):
         with pytest.raises(SnapshotError):
             unpacked(bad)
+
+
+def test_a_delta_that_holds_more_than_it_says_takes_no_more_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BLOCK_BYTES", 4_096)
+    num_bytes, zeros = 3 * 4_096, ((1_024 << 3) | 2).to_bytes(3, "little") + b"\0"  # a block of 1 KiB
+    frame = b"\x28\xb5\x2f\xfd\x80\0" + num_bytes.to_bytes(4, "little") + 500 * zeros + (1).to_bytes(3, "little")
+    written = list[int]()
+    write = RandomAccessFile.write
+
+    def counted(file: RandomAccessFile, start: int, content: bytes) -> None:
+        written.append(len(content))
+        write(file, start, content)
+
+    change, parent = held(frame), held(bytes(num_bytes))
+    monkeypatch.setattr(RandomAccessFile, "write", counted)
+    with pytest.raises(SnapshotError):
+        list(apply_delta(change, parent, 1_024))
+    assert sum(written) <= num_bytes
 
 
 @pytest.mark.parametrize("what", HOSTILE)

@@ -288,6 +288,23 @@ def test_a_promise_that_is_not_kept_soon_holds_no_place_and_is_taken_all_the_sam
     assert choice.outcomes == [(_key("silent"), False)]
 
 
+def test_a_fetched_group_is_graded_though_as_many_wait_as_may() -> None:
+    exchange, choice, verifier, ledger = FakeExchange(), Noting(), SlowVerifier(), Ledger()
+    limits = IntakeLimits(100, max_groups=2)
+    intake = Intake(exchange, verifier, ledger, choice, limits, NoCopies(), lambda fate, group: None, Clock())  # type: ignore[arg-type]
+    exchange.offered = [
+        OfferedGroup("honest", Offer(bytes(16), _name("honest"), 3_000, "gcd", 2, 0.5, 0.5, bytes(8), 60))
+    ]
+    intake.receive(())
+    choice.chooses = False
+    exchange.inbox = [rollout_group("a"), rollout_group("b")]
+    intake.receive(())
+    exchange.receive = lambda: ([exchange.received(_name("honest").hex(), rollout_group("honest"))], {})  # type: ignore[method-assign]
+    intake.receive(())
+    assert verifier.waiting == [(_name("honest").hex(), "honest")] and choice.arrived == [_name("honest").hex()]
+    assert len(intake) == 3 and ledger.snapshot()["dropped"] == {}, "those that wait keep their places"
+
+
 def test_what_a_banned_author_offered_is_neither_fetched_nor_waited_for() -> None:
     intake, exchange, choice, _ = _pulling("banned", "other")
     exchange.quarantined = {"banned"}

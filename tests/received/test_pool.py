@@ -63,6 +63,13 @@ def test_groups_expire_unless_they_were_used() -> None:
     assert held(pool) == ["young"]
 
 
+def test_a_group_that_was_graded_late_expires_by_its_arrival() -> None:
+    pool = Pool(PoolSettings(max_age_s=10))
+    put(pool, "young", graded(), 8)
+    put(pool, "old", graded(index=1), 0)
+    assert pool.expire(now=11) == Counter(expired=1) and held(pool) == ["young"]
+
+
 @pytest.mark.parametrize(("least", "wanted"), [(None, [0, 1, 2, 4, 8]), (0.0, [1, 2, 4]), (0.35, [2, 4]), (0.45, [4])])
 def test_groups_need_more_spread_than_the_filter_s(least: float | None, wanted: list[int]) -> None:
     pool = Pool(PoolSettings(min_reward_std=least))

@@ -29,7 +29,7 @@ from swarm.net.roster import Progress
 from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, Signed, SnapshotAnnouncement, StatusRequest
 from swarm.net.snapshots.plan import LinkLimits, Placement, Slot
 from swarm.net.snapshots.serving import Serving, SnapshotThread
-from swarm.net.snapshots.store import Stored, check_size, describe
+from swarm.net.snapshots.store import Stored, check_size, delta_path, describe
 from swarm.protocols import Transport
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Publisher:
                     )
                 if self._waiting is not None and self._waiting is not self._begun:
                     self._serving.counters.add("superseded")
-                    self._waiting[1].path.unlink(missing_ok=True)
+                    self._discard(*self._waiting)
                 self._waiting = (version, snapshot)
         except SnapshotError:
             snapshot.path.unlink(missing_ok=True)
@@ -144,11 +144,25 @@ class Publisher:
             begun = self._begun = self._waiting
         if begun is None:
             return self._settings.poll_s
-        self._publish(*begun)
+        try:
+            self._publish(*begun)
+        except BaseException:
+            with self._lock:
+                self._begun = None
+                if self._waiting is not begun:
+                    self._discard(*begun)
+            raise
         with self._lock:
             if self._waiting is begun:
                 self._waiting = self._begun = None
         return 0.0
+
+    def _discard(self, version: int, snapshot: RandomAccessFile) -> None:
+        """Delete a snapshot that a newer one has overtaken, unless it is stored."""
+        stored = self._serving.store.get(version)
+        if stored is None or stored.whole.file is not snapshot:
+            snapshot.path.unlink(missing_ok=True)
+            delta_path(snapshot).unlink(missing_ok=True)
 
     def _publish(self, version: int, snapshot: RandomAccessFile) -> None:
         stored = self._store(version, snapshot)

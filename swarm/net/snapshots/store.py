@@ -354,10 +354,15 @@ def delta(new: RandomAccessFile, parent: RandomAccessFile) -> RandomAccessFile |
         for index, plane in enumerate(np.ascontiguousarray(changed[:even].reshape(-1, PLANES).T)):
             planes.write(index * num_rows + start // PLANES, plane.tobytes())
         planes.write(start + even, changed[even:].tobytes())  # the last row, if it is incomplete
-    change = RandomAccessFile(new.path.with_name(f"{new.path.name}.{CHANGE}"), fresh=True)
+    change = RandomAccessFile(delta_path(new), fresh=True)
     # In one call: a stream would have other bytes. Only the delta itself is in memory that cannot be reclaimed.
     change.write(0, zstandard.ZstdCompressor(LEVEL).compress(planes.mapped()))
     return change
+
+
+def delta_path(new: RandomAccessFile) -> Path:
+    """Where `delta` writes."""
+    return new.path.with_name(f"{new.path.name}.{CHANGE}")
 
 
 def apply_delta(
@@ -388,10 +393,10 @@ def _decompress(change: RandomAccessFile, planes: RandomAccessFile, num_bytes: i
         if change.size == 0 or zstandard.frame_content_size(change.read(0, FRAME_HEADER_BYTES)) != num_bytes:
             raise SnapshotError(f"the delta is not for a parent of {num_bytes} bytes")
         with zstandard.ZstdDecompressor().stream_reader(change.mapped()) as reader:
-            while block := reader.read(BLOCK_BYTES):
-                planes.write(written, block)
+            while written <= num_bytes and (block := reader.read(BLOCK_BYTES)):
+                planes.write(written, block[: num_bytes - written])  # its frame may hold more than it says
                 written += len(block)
     except zstandard.ZstdError as error:
         raise SnapshotError(f"the delta cannot be read: {error}") from error
     if written != num_bytes:
-        raise SnapshotError(f"the delta cannot be read: it has {written} of its {num_bytes} bytes")
+        raise SnapshotError(f"the delta cannot be read: it does not have the {num_bytes} bytes that it says")
