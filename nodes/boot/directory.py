@@ -20,13 +20,13 @@ from nodes.boot.manifest import SealedManifest, found_run, left_run
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.errors import ConfigError, IdentityInUse, Refusal
 from swarm.files import private_directory, replace_file
-from swarm.foreign import clean
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.listening import check_free
 from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.records.identity import Identity, check_unused
 from swarm.net.records.wire import is_outdated
 from swarm.policy.config import check_model_path, check_peft
+from swarm.sanitize import clean
 from swarm.types import Terms
 
 logger = logging.getLogger(__name__)

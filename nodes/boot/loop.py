@@ -24,8 +24,8 @@ from swarm.errors import (
     TaskError,
     TransportError,
 )
-from swarm.foreign import clean_lines
 from swarm.policy.ranks import Ranks, open_ranks
+from swarm.sanitize import clean_lines
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent

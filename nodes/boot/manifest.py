@@ -33,10 +33,10 @@ from swarm.environments.specs import (
 )
 from swarm.environments.tools.base import TRUSTED_TOOL
 from swarm.errors import ConfigError, Refusal, TaskError
-from swarm.foreign import clean
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
 from swarm.policy.config import LoraSettings, public_name
+from swarm.sanitize import clean
 from swarm.types import RunManifest, TaskSpec, Terms
 from swarm.types.media import Modality
 

@@ -16,7 +16,7 @@ from swarm import torchao
 from swarm.children import spare_loopback
 from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
-from swarm.foreign import CleanFormatter, clean_lines
+from swarm.sanitize import CleanFormatter, clean_lines
 from swarm.types import SCHEMA_VERSION
 
 app = typer.Typer(

@@ -25,8 +25,8 @@ from nodes.boot.directory import ADDRESS_FILE, running_nodes
 from nodes.commands.watching import check_named, find_nodes
 from nodes.console import say
 from swarm.errors import ConfigError
-from swarm.foreign import clean_lines
 from swarm.net.addresses.dial import probe
+from swarm.sanitize import clean_lines
 from swarm.schedule import AskedPause, ask, withdraw
 from swarm.telemetry.history import PeerHistory, pause_in_words
 from swarm.telemetry.nodes import Found

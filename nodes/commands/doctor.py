@@ -29,7 +29,6 @@ from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
 from swarm.engines.config import GenerationSettings
 from swarm.environments.sandbox.confinement import in_words
 from swarm.errors import PeerUnreachable, Refusal, SwarmError, TransportError
-from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import by_peer, unreachable
 from swarm.net.config import NetworkSettings
@@ -39,6 +38,7 @@ from swarm.net.services.diagnosis import FIRST_PORT, MAX_PORTS, ClockReading, Di
 from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.policy.config import EMBEDDED
 from swarm.reasons import Reason
+from swarm.sanitize import clean, clean_lines
 from swarm.types import SCHEMA_VERSION, RunManifest
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from rich.text import Text
 
 from swarm.config import CONFIG_VERSION, NodeConfig, load_config
 from swarm.errors import ConfigError
-from swarm.foreign import NAME_CHARS, is_name
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.policy.config import MADE_HERE, TINY, check_model_path
+from swarm.sanitize import NAME_CHARS, is_name
 from swarm.types import MAX_NAME_CHARS
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from nodes.boot.directory import IDENTITY_FILE
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.foreign import clean
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import unreachable
 from swarm.net.config import NetworkSettings
@@ -29,6 +28,7 @@ from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.roster import PeerRow, Roster, encode_roster, read_roster
 from swarm.reasons import sentence
+from swarm.sanitize import clean
 from swarm.telemetry.intervals import accuracy
 from swarm.telemetry.nodes import CLAIMS
 from swarm.types import MemberSummary, PeerRecord

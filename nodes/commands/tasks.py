@@ -24,10 +24,10 @@ from swarm.environments.sources.reasoning_gym import CatalogueEntry, catalogue
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
-from swarm.foreign import clean_lines
 from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
+from swarm.sanitize import clean_lines
 from swarm.telemetry.samples import why
 from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
 

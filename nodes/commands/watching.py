@@ -29,8 +29,8 @@ from nodes.commands.demo import CONTROL, CONTROL_FILE
 from nodes.page import NICENESS, PAGE, address, check_installed, listen
 from nodes.stop import Stop, StopRequest
 from swarm.errors import ConfigError
-from swarm.foreign import clean, clean_lines
 from swarm.reasons import Reason
+from swarm.sanitize import clean, clean_lines
 from swarm.settings import nearest
 from swarm.telemetry.curves import FIGURES
 from swarm.telemetry.history import PeerHistory, pause_in_words, resume_in_words, suite_in_words

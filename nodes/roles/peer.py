@@ -15,7 +15,6 @@ from swarm.config import NodeConfig
 from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
-from swarm.foreign import clean
 from swarm.groups.building import Member
 from swarm.groups.flow import BATCHES_A_CALL
 from swarm.machine import ProcessorTime
@@ -24,6 +23,7 @@ from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport, Verifier
+from swarm.sanitize import clean
 from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings

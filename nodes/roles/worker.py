@@ -25,7 +25,6 @@ from swarm.engines.choice import choose, look_for_vllm, open_engine
 from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.figures import finite
-from swarm.foreign import clean
 from swarm.groups.building import Member, OwnGroups
 from swarm.groups.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
@@ -36,6 +35,7 @@ from swarm.policy.ranks import Ranks
 from swarm.policy.snapshot import most_bytes
 from swarm.policy.weights import read_snapshot
 from swarm.protocols import StreamingEngine, Transport, Verifier
+from swarm.sanitize import clean
 from swarm.telemetry.records import FollowingFigures, RoundEvent
 from swarm.types import Heartbeat, Orders, PolicyId, Terms
 from swarm.types.questions import stream_seed

@@ -24,7 +24,7 @@ from msgspec.structs import asdict
 
 from swarm.central.capacity import Demand, Worker, bubble_ratio, cheapest, pool_rate, required_rate
 from swarm.central.learner import LearnerSettings
-from swarm.foreign import clean
+from swarm.sanitize import clean
 from swarm.types import Heartbeat, Orders, Sampling, Terms
 
 HEARTBEAT_S = 1.0

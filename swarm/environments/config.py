@@ -17,9 +17,9 @@ from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
 from swarm.environments.code import code_digest, resolved
 from swarm.environments.rewards import RewardPart, check_rewards
-from swarm.foreign import NAME_CHARS
 from swarm.kinds import Kinds
 from swarm.protocols import Source
+from swarm.sanitize import NAME_CHARS
 from swarm.settings import Settings
 from swarm.types.media import Modality
 

@@ -15,9 +15,9 @@ from pydantic import Field, model_validator
 
 from swarm.environments.config import TaskConfig
 from swarm.errors import ConfigError
-from swarm.foreign import clean
 from swarm.kinds import extra
 from swarm.protocols import TaskVerifier, Verifier
+from swarm.sanitize import clean
 from swarm.settings import Settings
 
 MAX_SHOWN_CHARS = 100

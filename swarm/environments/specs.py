@@ -24,8 +24,8 @@ from swarm.environments.sources.dataset import DatasetTask, is_hub_id, looks_loc
 from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL
 from swarm.errors import TaskError
 from swarm.files import at_home
-from swarm.foreign import clean
 from swarm.kinds import FOREIGN, offered
+from swarm.sanitize import clean
 from swarm.types import TaskSpec
 
 LOCAL = "local"

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from swarm.foreign import clean
 from swarm.groups.expectation import log_group_expectation
 from swarm.protocols import GroupExchange
 from swarm.reasons import Reason
+from swarm.sanitize import clean
 from swarm.types import Completion, Grade, GradedGroup, PolicyId, Rejection, RolloutGroup, Sampling, TaskRef
 
 REMEDIES = MappingProxyType(

@@ -28,8 +28,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from transformers.utils import CONFIG_NAME, cached_file
 
 from swarm.errors import PolicyError, SwarmError
-from swarm.foreign import clean
 from swarm.policy.config import HUB_ID_IN_WORDS, MADE_HERE, WEIGHT_SUFFIXES, is_on_hub
+from swarm.sanitize import clean
 from swarm.settings import nearest
 
 ADAPTER_FILE = "adapter_config.json"

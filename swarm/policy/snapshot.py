@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from swarm.errors import SnapshotError, SwarmError
 from swarm.files import RandomAccessFile
-from swarm.foreign import clean
+from swarm.sanitize import clean
 
 Precision = Literal["native", "bfloat16", "int8"]
 """Lossless, rounded to bfloat16, or matrices rounded to 8 bits with one scale per row."""

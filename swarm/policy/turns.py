@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
-from swarm.foreign import clean
 from swarm.policy import template_process
 from swarm.policy.media.features import Kind, joined
+from swarm.sanitize import clean
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from swarm.errors import WeightsRefused
 from swarm.files import RandomAccessFile
-from swarm.foreign import clean
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import Precision, SnapshotWeights, pack
+from swarm.sanitize import clean
 
 NAMED = 3
 """Most wrong names that a message lists."""

@@ -11,8 +11,8 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from swarm.foreign import clean_lines
 from swarm.reasons import Reason
+from swarm.sanitize import clean_lines
 from swarm.telemetry.curves import RECENT, SHARE_OF_OTHERS, SPEED
 from swarm.telemetry.history import PeerHistory, split_drops
 from swarm.telemetry.records import Event

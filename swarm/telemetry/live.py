@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from swarm.figures import LAG_MAX, SLOTS_BUSY
-from swarm.foreign import clean
+from swarm.sanitize import clean
 from swarm.telemetry.alerts import Alert, alerts, free_bytes, worst_first
 from swarm.telemetry.benefit.verdict import Standing, Verdict, verdict
 from swarm.telemetry.history import (

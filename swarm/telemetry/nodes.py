@@ -12,8 +12,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from swarm.errors import ConfigError
-from swarm.foreign import clean
 from swarm.net.roster import ROSTER_FILE, PeerRow, Progress, Roster, read_progress, read_roster
+from swarm.sanitize import clean
 from swarm.telemetry.alerts import Alert, alerts, free_bytes
 from swarm.telemetry.curves import Curve
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import msgspec
 
 from swarm.files import replace_file
-from swarm.foreign import clean
+from swarm.sanitize import clean
 from swarm.telemetry.alerts import alerts_at_end
 from swarm.telemetry.benefit.control import Benefit, benefit
 from swarm.telemetry.benefit.verdict import verdict

@@ -46,7 +46,6 @@ from swarm.errors import (
 )
 from swarm.extras.direct.client import DirectClient
 from swarm.extras.direct.tickets import Ticket
-from swarm.foreign import clean, clean_lines
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -71,6 +70,7 @@ from swarm.policy.reading import outline
 from swarm.policy.tiny import tiny_config
 from swarm.policy.turns import RENDERER
 from swarm.policy.weights import check_weights, read_snapshot
+from swarm.sanitize import clean, clean_lines
 from swarm.telemetry.nodes import NodeReader, kinds, leaders
 from swarm.telemetry.records import NoteEvent
 from swarm.telemetry.records import decode as decode_event

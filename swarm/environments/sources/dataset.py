@@ -14,8 +14,8 @@ from swarm.environments.answering import MatchRule, QuestionSettings, RewardSett
 from swarm.environments.config import Context, StoredRows, Target
 from swarm.environments.decoding.files import MediaSettings, decoders
 from swarm.files import at_home
-from swarm.foreign import is_name
 from swarm.protocols import TaskSource
+from swarm.sanitize import is_name
 from swarm.types.media import Modality
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from swarm.environments.verification.messages import (
 from swarm.environments.verification.processes import START_LIMIT_S, Job, WorkerProcess, WorkerStarter
 from swarm.errors import TaskError
 from swarm.fair_store import FairQueue
-from swarm.foreign import clean
 from swarm.reasons import Reason
+from swarm.sanitize import clean
 from swarm.types import Rejection
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from swarm.extras.page.site import ASSETS, MAX_SAMPLES, Json, detail, overview, samples
-from swarm.foreign import clean, clean_lines
+from swarm.sanitize import clean, clean_lines
 from swarm.telemetry.benefit.verdict import verdict
 from swarm.telemetry.curves import Curve
 from swarm.telemetry.history import PeerHistory

@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from swarm.foreign import clean, clean_lines
 from swarm.net.roster import PeerRow
 from swarm.reasons import NO_LOSS, sentence
+from swarm.sanitize import clean, clean_lines
 from swarm.telemetry.alerts import worst_first
 from swarm.telemetry.benefit.verdict import Verdict, in_own_groups, verdict, with_interval
 from swarm.telemetry.curves import thinned

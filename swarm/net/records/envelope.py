@@ -32,10 +32,10 @@ import zstandard
 from msgspec import Struct
 
 from swarm.errors import PeerUnreachable, Refusal
-from swarm.foreign import is_name
 from swarm.net.records.identity import MAX_PEER_ID_CHARS, Identity, verify
 from swarm.protocols import Wakeup
 from swarm.reasons import Reason
+from swarm.sanitize import is_name
 from swarm.types import SCHEMA_VERSION, TaskRef, complete
 
 MAX_REQUEST_BYTES = 2**20

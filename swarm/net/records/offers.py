@@ -19,13 +19,13 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from swarm.errors import Refusal
-from swarm.foreign import is_name
 from swarm.net.records.envelope import MAX_CHUNK_BYTES, Kind, SignedRecord, check_kind, decode, decompress, seal_payload
 from swarm.net.records.feed import FOLLOWED_AT_ONCE, OTHERS_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.stores import record_id
 from swarm.net.records.wire import MAX_TASK_NAME_CHARS
 from swarm.reasons import Reason
+from swarm.sanitize import is_name
 from swarm.types import Offer, OfferedGroup, OfferedGroups, PolicyId, VerifiedGroup, complete
 from swarm.types.commitments import DIGEST_BYTES, MAX_COMMITMENT_BYTES, agrees, commitment, num_digests
 

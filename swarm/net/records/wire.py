@@ -18,7 +18,6 @@ from blake3 import blake3
 from msgspec import Struct
 
 from swarm.errors import Refusal
-from swarm.foreign import NAME_CHARS, is_name
 from swarm.net.records.envelope import (
     MAX_CHUNK_BYTES,
     Body,
@@ -35,6 +34,7 @@ from swarm.net.records.envelope import (
 from swarm.net.records.identity import Identity, is_peer_id
 from swarm.net.records.stores import RECORD_ID_BYTES
 from swarm.reasons import Reason
+from swarm.sanitize import NAME_CHARS, is_name
 from swarm.types import (
     MAX_COMPLETIONS,
     MAX_NAME_CHARS,

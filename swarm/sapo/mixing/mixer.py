@@ -17,9 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from swarm.errors import ConfigError
-from swarm.foreign import clean
 from swarm.kinds import custom_code
 from swarm.received.authors import AuthorOf, itself
+from swarm.sanitize import clean
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.draw import Mix, mix, some
 from swarm.sapo.mixing.policies import MixSettings

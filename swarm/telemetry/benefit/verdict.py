@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from swarm.foreign import clean
+from swarm.sanitize import clean
 from swarm.telemetry.benefit.control import Benefit, InSeconds, benefit, is_enough
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory, mean, reward_window
 from swarm.types import Estimate, SwarmWorth

@@ -38,7 +38,7 @@ from swarm.types.media import Image
 from swarm.types.thumbnails import as_url, thumbnail
 from tests.telemetry import synthetic
 from tests.telemetry.folders import ending_at, events, swarm
-from tests.test_foreign import HOSTILE, harmless
+from tests.test_sanitize import HOSTILE, harmless
 
 CONFIG: dict[str, object] = {"seed": 7, "mix": {"local": 4, "fill": "none"}, "out": Path("out"), "tasks": []}
 VERSIONS = {"python": "3.11.9", "swarm": "0.1.0"}

@@ -17,9 +17,9 @@ from nodes.commands.doctor import line_of as finding_line
 from nodes.commands.peers import Listing, render
 from nodes.console import warn
 from swarm.errors import Refusal
-from swarm.foreign import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.net.roster import PeerRow, Roster
 from swarm.net.services.diagnosis import DialBackReply
+from swarm.sanitize import MAX_CLEAN_CHARS, CleanFormatter, clean, clean_lines, is_name
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView
 from swarm.telemetry.records import EvaluationEvent, NoteEvent, StartEvent, encode
