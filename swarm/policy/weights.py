@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swarm.errors import WeightsRefused
+from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.files import RandomAccessFile
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import Precision, SnapshotWeights, pack
@@ -23,12 +23,16 @@ def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) ->
 
     Raises `WeightsRefused` without changing anything. Every parameter that a checkpoint holds is required: all, or the
     adapters'. Without adapters, buffers and the other names of tied parameters are allowed. Tensors of another dtype or
-    device are converted.
+    device are converted. Raises `EngineError` if they can no longer be read after these checks: the policy then has
+    some of both.
     """
     check_weights(policy, weights)
     with policy.gate.change(), torch.no_grad():
-        for name, parameter in policy.weights.items():
-            parameter.copy_(policy.ranks.cut(weights[name], parameter))
+        try:
+            for name, parameter in policy.weights.items():
+                parameter.copy_(policy.ranks.cut(weights[name], parameter))
+        except (SnapshotError, OSError) as error:
+            raise EngineError(f"the policy has only a part of version {version}: {error}") from error
         policy.version = version
 
 

@@ -12,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import SnapshotError, WeightsRefused
+from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.files import RandomAccessFile
 from swarm.net.snapshots import store
 from swarm.net.snapshots.store import apply_delta
+from swarm.policy import weights as weights_module
 from swarm.policy.loading import Policy
 from swarm.policy.snapshot import DTYPES, SCALE, Precision, SnapshotWeights, quantize_int8
-from swarm.policy.weights import pack_weights, read_snapshot, swap_weights, whole_weights
+from swarm.policy.weights import check_weights, pack_weights, read_snapshot, swap_weights, whole_weights
 from tests.snapshot_files import applied, delta_of, held, packed, unpacked
 
 from .hostile_snapshots import HOSTILE
@@ -173,6 +174,22 @@ def test_a_snapshot_of_another_model_is_refused_before_it_is_read(
     for said, content in contents.items():
         with pytest.raises(WeightsRefused, match=said):
             read_snapshot(policy, held(content))
+
+
+def test_a_file_that_shrinks_while_it_is_installed_leaves_no_policy_of_two_versions_in_use(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {name: value.clone() for name, value in whole_weights(policy).items()}
+    file = held(packed(own), tmp_path)
+
+    def check(checked: Policy, weights: SnapshotWeights) -> None:
+        check_weights(checked, weights)
+        os.truncate(file.path, file.size // 2)
+
+    monkeypatch.setattr(weights_module, "check_weights", check)
+    with pytest.raises(EngineError, match="only a part of version 1: .* its file ends in") as failed:
+        swap_weights(policy, read_snapshot(policy, file), 1)
+    assert not isinstance(failed.value, WeightsRefused), "which would leave the policy in use"
 
 
 @pytest.mark.parametrize("precision", ["native", "bfloat16", "int8"])
