@@ -30,13 +30,13 @@ import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+from typing import IO
 
 GROUPS: dict[str, re.Pattern[str]] = {
     "base": re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|(DY)?LD_(FALLBACK_)?LIBRARY_PATH|PYTHONHOME"),
@@ -108,8 +108,8 @@ def user_path(python: Path | None = None) -> list[str]:
 class Child:
     """A process that runs a module, connected to the node by a socket pair.
 
-    It leads its own session: the terminal's Ctrl-C reaches the node only, which then ends the child. Its standard error
-    goes to a file, not to the terminal, because untrusted text may be in it.
+    It leads its own session: the terminal's Ctrl-C reaches the node only, which then ends the child. Only the
+    end of its standard error is kept, away from the terminal, because untrusted text may be in it.
     """
 
     def __init__(
@@ -123,27 +123,27 @@ class Child:
     ) -> None:
         """Start `python -m MODULE FD ...` with the descriptors of its socket and of `descriptors`.
 
-        Its output and errors go to `log`; by default its output is dropped, and its errors go to a temporary file.
-        Raises `OSError`.
+        Its output and errors go to `log`; by default its output is dropped. Raises `OSError`.
         """
         # not multiprocessing: a plain child neither imports the parent's __main__ nor inherits its memory
         self.socket, theirs = socket.socketpair()
         with theirs, ExitStack() as undone:
             undone.enter_context(self.socket)
-            output = log.open("w+b") if log else tempfile.TemporaryFile()  # noqa: SIM115  `kill` closes it
-            self._errors = undone.enter_context(output)
+            errors = undone.enter_context(log.open("w+b")) if log else None
             given = (theirs.fileno(), *descriptors)
             self._process = subprocess.Popen(
                 [str(python or sys.executable), "-P", "-m", module, *map(str, given)],
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
-                stdout=self._errors if log else subprocess.DEVNULL,
-                stderr=self._errors,
+                stdout=errors or subprocess.DEVNULL,
+                stderr=errors or subprocess.PIPE,
                 cwd=directory,
                 env=environment,
                 start_new_session=True,
             )
             undone.pop_all()
+        self._log = errors
+        self._tail = _Tail(self._process.stderr) if self._process.stderr else None
         self._last_words = ""
 
     @property
@@ -166,7 +166,8 @@ class Child:
         self.hang_up()
         self.socket.close()
         self._last_words = self.last_words()
-        self._errors.close()
+        if self._log is not None:
+            self._log.close()
         return self.ending()
 
     def hang_up(self) -> None:
@@ -181,11 +182,33 @@ class Child:
 
     def last_words(self) -> str:
         """The end of its standard error, or of its log."""
-        with suppress(OSError, ValueError):  # closed by `kill`
-            size = os.fstat(self._errors.fileno()).st_size
-            words = os.pread(self._errors.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
-            return words.strip().decode(errors="replace")
-        return self._last_words
+        if self._tail is not None:
+            return self._tail.text(_EXIT_S if self._process.poll() is not None else 0.0)
+        if self._log is None or self._log.closed:
+            return self._last_words
+        size = os.fstat(self._log.fileno()).st_size
+        words = os.pread(self._log.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
+        return words.strip().decode(errors="replace")
+
+
+class _Tail:
+    """Reads a stream to its end, and keeps the end: a child may write for weeks."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._kept = b""
+        self._thread = threading.Thread(target=self._read, name="standard error", daemon=True)
+        self._thread.start()
+
+    def text(self, wait_s: float) -> str:
+        """What is kept by now, or after `wait_s` if the stream has not ended."""
+        self._thread.join(wait_s)
+        return self._kept.strip().decode(errors="replace")
+
+    def _read(self) -> None:
+        with self._stream as stream:
+            while piece := os.read(stream.fileno(), _PIECE_BYTES):
+                self._kept = (self._kept + piece)[-_LAST_WORDS_BYTES:]
 
 
 def serve(work: Callable[[Connection], None]) -> None:
