@@ -135,8 +135,10 @@ def summary_table(summary: SwarmSummary, ascii_only: bool = False) -> Table:
         _add_peer(table, summary["control"], to)
     shown = [*summary["peers"], *([summary["control"]] if summary["control"] is not None else [])]
     # A process without an end event was killed, or still runs. Beside a name there may be no room for it.
-    states = {each["name"]: ENDED.get(each["state"], each["state"]) for each in shown}
-    ended = "".join(f"{name}: {state}\n" for name, state in states.items() if state != "done")
+    states: dict[str, list[str]] = {}
+    for each in shown:
+        states.setdefault(ENDED.get(each["state"], each["state"]), []).append(each["name"])
+    ended = "".join(f"{state}: {', '.join(names)}\n" for state, names in states.items() if state != "done")
     table.caption = Text(
         f"{ended}reward: mean of the first {to} last tenth of the rounds, at least 8 of them or half; accuracy: on "
         f"held-out questions, before {to} after; used: own+others' groups; dropped: received and never used "
