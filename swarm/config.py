@@ -455,7 +455,9 @@ def _kind_of(path: str, origin: str) -> object:
         elif get_origin(annotation) is dict and depth + 2 >= len(parts):
             return None  # any key
         elif depth + 1 < len(parts):
-            raise ConfigError(f"{path} (from {origin}): {'.'.join(parts[: depth + 1])} has no fields")
+            named = ".".join(parts[: depth + 1])
+            why = "is a list, which is given as a whole" if get_origin(annotation) is tuple else "has no fields"
+            raise ConfigError(f"{path} (from {origin}): {named} {why}")
         else:
             return annotation
     raise ConfigError(

@@ -153,6 +153,7 @@ def test_a_wrong_task_is_not_also_a_list_that_is_too_short(tmp_path: Path) -> No
         ("mix", "name one of them"),
         ("name.first", "name has no fields"),
         ("files.a.b", "files has no fields"),
+        ("tasks.0.kind", "tasks is a list"),
         ("nonsense", "no such field"),
     ],
 )

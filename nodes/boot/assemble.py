@@ -145,6 +145,8 @@ def opened(
         finally:
             for notice in notices:
                 (warn if notice.is_warning else say)(console, notice.text)
+        if directory.run:
+            remember(directory.out, directory.run.sealed)
         console.print(plan_table(resolved, ranks.size))
         for difference in resolved.differences():
             warn(console, difference)

@@ -81,6 +81,7 @@ def claim_directory(
 
     `config.out` if it was set. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that belongs to
     the same run and model: the same command in several terminals starts several peers, and each resumes when restarted.
+    A run that the directory leaves another for is not stored: the caller does it once the node is sure to start.
     `founds`: in its own run always. Raises `ConfigError` or `IdentityInUse` when the chosen directory is not free.
     """
     from swarm.training.checkpoint import CheckpointStore
@@ -116,13 +117,13 @@ def _claim(
     earlier = stored.manifest if stored else None
     if founds or (is_own and not config.network.bootstrap):
         run = found_run(config, identity, earlier, terms)  # again, with the current configuration
-    if run:
+    left = left_run(earlier, run.manifest) if run else None
+    if run and left is None:
         remember(out, run.sealed)
     readers = (
         f"other users of this machine may read {out}, which is not this user's alone: choose a directory of your "
         "own with --out"
     )
-    left = left_run(earlier, run.manifest) if run else None
     return RunDirectory(out, identity, run, (*(() if is_private else (readers,)), *((left,) if left else ())))
 
 

@@ -101,7 +101,6 @@ def resolve(
         notices.append(Notice("the bootstrap sent an older manifest of this run; keeping the stored one"))
     if manifest and not (loaded.config.network.bootstrap or role.sets_terms):
         notices.append(Notice(_whose_run(role, manifest, peer_id), is_warning=False))
-    notices += map(Notice, directory.warnings)
     if manifest and role.sets_terms:
         check_only_learner(peer_id, manifest)
     values = manifest_values(manifest, loaded, role.keeps_terms) if manifest else {}
@@ -112,6 +111,7 @@ def resolve(
     config = possible(loaded.config, tasks_of_the_run, notices)
     if (resuming := resumed(config, role.name, tasks_of_the_run)) is not None:
         notices.append(Notice(resuming))
+    notices += map(Notice, directory.warnings)
     if short := check_start(config, role.name, num_processes):
         notices.append(Notice(short))
     return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nodes.commands.watching import in_words
+from nodes.console import policy_progress
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
@@ -109,7 +110,8 @@ def try_tasks(
     found: list[Episode] = []
     with closing(_open_verifier(config)) as verifier:
         questions = verifier.draw(config.seed or 0, 0, num_questions)
-        policy = load_policy(config.policy)
+        with policy_progress(Console(stderr=True), config.policy.model) as progress:
+            policy = load_policy(config.policy, progress=progress)
         choice = choose_engine(config.generation, policy)
         if not as_json:
             console.print(_head(policy.system_prompt, sampling, num_answers), soft_wrap=True)

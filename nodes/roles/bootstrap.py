@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nodes import exits
 from nodes.boot.assemble import open_network
-from nodes.boot.directory import best_address, claim_directory, write_addresses
+from nodes.boot.directory import best_address, claim_directory, remember, write_addresses
 from nodes.boot.manifest import NO_TASKS, lacking_files
 from nodes.console import warn
 from nodes.stop import StopRequest
@@ -29,6 +29,7 @@ def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> in
     config = loaded.config
     directory = claim_directory(config, True, founds=True)
     assert directory.run is not None  # it is founded here
+    remember(config.out, directory.run.sealed)
     with ExitStack() as stack:
         stack.callback(directory.identity.close)
         for warning in directory.warnings:

@@ -170,6 +170,8 @@ class PeerNode(RoleNode):
         self._node.close()
         self._ranks.close_async_engine()
         self.save()
+        self._roster_at = -math.inf  # for the report, whose figures are of the last round
+        self.write_roster()
         self._runtime.end(self._node.round, reason, self._ranks, self.close)
 
     def on_pause(self) -> None:

@@ -248,8 +248,8 @@ class RoleRuntime:
         if number := self.config.evaluation.num_questions:
             most = self._sampling.max_new_tokens
             self.note(
-                f"asking {number} held-out questions before the first round, at most {most} tokens each: this takes as "
-                "long as some rounds (evaluation.num_questions; 0 leaves it out)"
+                f"asking up to {number} held-out questions before the first round, at most {most} tokens each: this "
+                "takes as long as some rounds (evaluation.num_questions; 0 leaves it out)"
             )
         self._evaluate(engine, 0)
         if self._suites is not None:

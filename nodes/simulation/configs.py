@@ -129,7 +129,7 @@ def _policy(name: str) -> str:
     try:
         find_policy(name)
     except ValueError as error:
-        raise ConfigError(f"a mix must be I/J, such as 4/4, or the name of a policy: {error}") from error
+        raise ConfigError(f"a mix must be I/J, such as 4/4, or the name of a policy: mix.policy {error}") from error
     return name
 
 

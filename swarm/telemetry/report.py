@@ -98,10 +98,14 @@ def print_end(console: Console, summary: SwarmSummary, histories: Sequence[PeerH
     console.print(summary_table(summary, ascii_only))
 
 
+ENDED = {"running": "not ended"}
+
+
 def summary_table(summary: SwarmSummary, ascii_only: bool = False) -> Table:
     """`summary.json` as a table: one row per peer and one for all."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     to = drawable("→", ascii_only)
     table = Table(title="What the swarm learned", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
@@ -129,9 +133,16 @@ def summary_table(summary: SwarmSummary, ascii_only: bool = False) -> Table:
     if summary["control"] is not None:
         table.add_section()
         _add_peer(table, summary["control"], to)
-    table.caption = (
-        f"reward: mean of the first {to} last rounds, a tenth and at least 8; accuracy: on held-out questions, before "
-        f"{to} after; used: own+others' groups; dropped: received and never used (docs/reasons.md)"
+    shown = [*summary["peers"], *([summary["control"]] if summary["control"] is not None else [])]
+    # A process without an end event was killed, or still runs. Beside a name there may be no room for it.
+    states: dict[str, list[str]] = {}
+    for each in shown:
+        states.setdefault(ENDED.get(each["state"], each["state"]), []).append(each["name"])
+    ended = "".join(f"{state}: {', '.join(names)}\n" for state, names in states.items() if state != "done")
+    table.caption = Text(
+        f"{ended}reward: mean of the first {to} last tenth of the rounds, at least 8 of them or half; accuracy: on "
+        f"held-out questions, before {to} after; used: own+others' groups; dropped: received and never used "
+        "(docs/reasons.md)"
     )
     table.caption_justify = "left"
     return table
@@ -141,10 +152,8 @@ def _add_peer(table: Table, peer: PeerSummary, to: str) -> None:
     from rich.text import Text
 
     groups = peer["groups"]
-    # A process without an end event was killed, or still runs.
-    ended = "not ended" if peer["state"] == "running" else peer["state"]
     table.add_row(
-        Text(peer["name"] + ("" if peer["state"] == "done" else f" ({ended})"), no_wrap=True),
+        Text(peer["name"], no_wrap=True),
         str(peer["rounds"]),
         _change(peer["reward_first"], peer["reward_last"], to),
         _change(peer["eval_before"], peer["eval_after"], to),

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from nodes.commands.evaluate import export_checkpoint
+from swarm.net.roster import read_roster
 from swarm.telemetry.history import PeerHistory
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, gone, summary, swarm, until
 
@@ -60,7 +61,8 @@ def test_two_peers_with_nothing_but_an_address_find_each_other_and_train(tmp_pat
         everything = peer.tree()
         assert peer.stop() == 130
         assert gone(everything)
-        assert summary(peer.out)["peers"][0]["groups"]["used_external"] > 0
+        used = summary(peer.out)["peers"][0]["groups"]["used_external"]
+        assert sum(row.used for row in read_roster(peer.out).peers) == used > 0, "the report's figures by sender"
         assert "3 local + 5 external" in peer.text(), "what will be done is shown before it starts"
 
 

@@ -237,6 +237,8 @@ def test_a_founder_who_renames_its_run_is_told_that_members_do_not_follow(tmp_pa
     assert earlier != now and renamed.identity.peer_id == first.identity.peer_id
     (warning,) = renamed.warnings
     assert f"was in run {earlier} and now founds {now}" in warning
+    stored = remembered(tmp_path)
+    assert stored and stored.manifest.run_id == earlier  # until the node is sure to start: a refusal changes nothing
 
 
 def test_an_older_manifest_does_not_replace_the_one_remembered(tmp_path: Path) -> None:

@@ -230,6 +230,8 @@ def test_summary_table(troubled: list[PeerHistory], width: int) -> None:
     assert f"{peer['reward_first']:.3f} → {peer['reward_last']:.3f}" in row
     assert f"{peer['groups']['used_local']}+{peer['groups']['used_external']}" in row
     assert any(line.strip().startswith("all") for line in text.splitlines())
+    alive = ", ".join(peer["name"] for peer in summary["peers"] if peer["state"] == "running")
+    assert alive and f"not ended: {alive}" in {line.strip() for line in text.splitlines()}
 
 
 def test_a_pause_says_why_and_until_when_and_is_no_silence(tmp_path: Path) -> None:
