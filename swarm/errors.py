@@ -40,6 +40,10 @@ class IdentityError(SwarmError):
     """An identity file that is unreadable or not Ed25519."""
 
 
+class DirectoryOfAnotherRun(ConfigError):
+    """A node's directory holds the state of another run."""
+
+
 class IdentityInUse(IdentityError):
     """A running node already uses the identity."""
 

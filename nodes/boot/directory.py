@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from nodes.boot.manifest import SealedManifest, found_run, left_run
 from swarm.config import LoadedConfig, NodeConfig
-from swarm.errors import ConfigError, IdentityInUse, Refusal
+from swarm.errors import ConfigError, DirectoryOfAnotherRun, IdentityInUse, Refusal
 from swarm.files import private_directory, replace_file
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.listening import check_free
@@ -66,10 +66,6 @@ class RunDirectory(Struct, frozen=True):
     """Whether others may read it, and that it leaves another run."""
 
 
-class _OfAnotherRun(ConfigError):
-    """The directory belongs to another run."""
-
-
 def claim_directory(
     config: NodeConfig,
     out_was_given: bool,
@@ -93,7 +89,7 @@ def claim_directory(
             continue
         try:
             return _claim(config, out, asked, terms, founds)
-        except (IdentityInUse, _OfAnotherRun):
+        except (IdentityInUse, DirectoryOfAnotherRun):
             if chosen:
                 raise
     raise AssertionError("count() does not end")
@@ -107,7 +103,7 @@ def _claim(
     run = asked or stored
     if asked and stored:
         if stored.manifest.run_id != asked.manifest.run_id:
-            raise _OfAnotherRun(
+            raise DirectoryOfAnotherRun(
                 f"{out} belongs to run {stored.manifest.run_id}, not to {asked.manifest.run_id}; choose another "
                 "directory with --out"
             )

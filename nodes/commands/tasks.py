@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nodes.commands.watching import in_words
-from nodes.console import policy_progress
+from nodes.console import literal_console, policy_progress
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
@@ -110,7 +110,7 @@ def try_tasks(
     found: list[Episode] = []
     with closing(_open_verifier(config)) as verifier:
         questions = verifier.draw(config.seed or 0, 0, num_questions)
-        with policy_progress(Console(stderr=True), config.policy.model) as progress:
+        with policy_progress(literal_console(stderr=True), config.policy.model) as progress:
             policy = load_policy(config.policy, progress=progress)
         choice = choose_engine(config.generation, policy)
         if not as_json:
