@@ -7,11 +7,12 @@ add ──▶ held, oldest version first ──take──▶ in the open update 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from swarm.lru import LruDict
 from swarm.protocols import NEWCOMERS
 from swarm.reasons import Reason
 from swarm.received.authors import AuthorOf, authors_of, fair_part, itself
@@ -44,7 +45,7 @@ class ReplayBuffer:
 
     def __init__(self, max_staleness: int, max_groups: int) -> None:
         """An empty buffer; S = `max_staleness`, 0 for strictly on-policy."""
-        self._flows: OrderedDict[str, _Flow] = OrderedDict()
+        self._flows = LruDict[str, _Flow](MAX_SENDERS)
         self._max_staleness = max_staleness
         self._max_groups = max_groups
         self._held: dict[str, ReceivedGroup] = {}
@@ -180,9 +181,6 @@ class ReplayBuffer:
         flow = self._flows.setdefault(peer_id, _Flow(now))
         flow.gap_s += (now - flow.at - flow.gap_s) / GAPS
         flow.at = now
-        self._flows.move_to_end(peer_id)
-        if len(self._flows) > MAX_SENDERS:
-            self._flows.popitem(last=False)
 
 
 def _senders(groups: Mapping[str, ReceivedGroup]) -> set[str]:

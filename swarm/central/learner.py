@@ -22,13 +22,11 @@ import logging
 import math
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median_low
 from typing import Literal, Self
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, model_validator
@@ -40,6 +38,7 @@ from swarm.figures import values
 from swarm.files import RandomAccessFile
 from swarm.groups.credit import Credit
 from swarm.groups.rollout_figures import rollout_figures
+from swarm.lru import LruDict
 from swarm.protocols import NEWCOMERS, Auditor, GroupExchange, SnapshotPublisher, StreamingUpdater, Updater, Verifier
 from swarm.reasons import FRAUDS, Fate, Reason
 from swarm.received.authors import author_of
@@ -373,36 +372,37 @@ MAX_AUTHORS = 64
 """Workers whose completions are remembered."""
 
 
+class _Worker(Struct):
+    """Completions of one worker."""
+
+    plausibility: Plausibility
+    num_learned: int = 0
+    fence: float = math.inf
+    """As of one of its last groups."""
+
+
 class WorkerFence:
     """The plausible log-probabilities of rewarded completions, by worker; all by the workers' checked claims."""
 
     def __init__(self, settings: PlausibilitySettings) -> None:
         """Everything is plausible until enough is known of other workers."""
         self._settings = settings
-        self._of: OrderedDict[str, Plausibility] = OrderedDict()
-        self._fences: dict[str, float] = {}
-        """Fence of each worker, as of one of its last groups."""
-        self._num_learned: dict[str, int] = {}
+        self._workers = LruDict[str, _Worker](MAX_AUTHORS)
 
     def learn(self, graded: GradedGroup) -> None:
         """Add a group that was admitted."""
-        author = graded.group.peer_id
-        known = self._of.setdefault(author, Plausibility(self._settings))
-        known.learn([completion.logprobs for completion in graded.group.completions], graded.rewards)
-        self._num_learned[author] = self._num_learned.get(author, 0) + 1
-        if self._num_learned[author] % RENEW_AFTER <= 1:
-            self._fences[author] = known.fence
-        self._of.move_to_end(author)
-        if len(self._of) > MAX_AUTHORS:
-            forgotten, _ = self._of.popitem(last=False)
-            del self._fences[forgotten], self._num_learned[forgotten]
+        worker = self._workers.setdefault(graded.group.peer_id, _Worker(Plausibility(self._settings)))
+        worker.plausibility.learn([completion.logprobs for completion in graded.group.completions], graded.rewards)
+        worker.num_learned += 1
+        if worker.num_learned % RENEW_AFTER <= 1:
+            worker.fence = worker.plausibility.fence
 
     def bound(self, author: str, established: Collection[str]) -> float:
         """Nats per token below which a rewarded completion of `author` is left out: the median of the established
         others' fences."""
-        others = [fence for name, fence in self._fences.items() if name != author and name in established]
-        fence = median_low(others) if others else -np.inf
-        return min(fence, self._fences.get(author, np.inf)) if author in established else fence
+        fences = {name: worker.fence for name, worker in self._workers.items() if name in established}
+        own = fences.pop(author, math.inf)
+        return min(median_low(fences.values()) if fences else -math.inf, own)
 
 
 class Bounded:
@@ -435,7 +435,7 @@ class WorkerCorroboration:
     def __init__(self, settings: CorroborationSettings) -> None:
         """Every push counts until others are known. Fair parts already bound new workers."""
         self._settings = settings.model_copy(update={"full_after": 1})
-        self._of: OrderedDict[str, Corroboration] = OrderedDict()
+        self._of = LruDict[str, Corroboration](MAX_AUTHORS)
         """Corroboration of each worker that counts as an author, by the others' groups instead of own ones."""
 
     def credited(self, graded: GradedGroup, group: ReadGroup, author: str) -> GradedGroup:
@@ -444,9 +444,6 @@ class WorkerCorroboration:
         if not self._settings.enabled:
             return graded
         known = self._of.setdefault(author, Corroboration(self._settings))
-        self._of.move_to_end(author)
-        if len(self._of) > MAX_AUTHORS:
-            self._of.popitem(last=False)
         if author != NEWCOMERS:
             for name, other in self._of.items():
                 if name != author:
