@@ -18,9 +18,9 @@ from swarm.children import inherited, python_path
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import open_private, replace_file
+from swarm.kinds import has_extra
 from swarm.net.addresses.listening import bound
 
-PAGE = "swarm.extras.page"
 HOST = "127.0.0.1"
 USUAL_PORT = 8787
 PORT_FILE = "ui.port"
@@ -32,7 +32,7 @@ STOP_TIMEOUT_S = 5.0
 
 def check_installed() -> None:
     """Raises `ConfigError` when the page or its libraries are missing."""
-    if any(importlib.util.find_spec(name) is None for name in (PAGE, "starlette", "uvicorn")):
+    if not has_extra("page") or any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise ConfigError(f"the page needs starlette and uvicorn: {how_to_install('ui')}, or use --no-ui")
 
 

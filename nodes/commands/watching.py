@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -26,9 +25,10 @@ from rich.text import Text
 from nodes import exits
 from nodes.boot.directory import running_nodes
 from nodes.commands.demo import CONTROL, CONTROL_FILE
-from nodes.page import NICENESS, PAGE, address, check_installed, listen
+from nodes.page import NICENESS, address, check_installed, listen
 from nodes.stop import Stop, StopRequest
 from swarm.errors import ConfigError
+from swarm.kinds import extra
 from swarm.reasons import Reason
 from swarm.sanitize import clean, clean_lines
 from swarm.settings import nearest
@@ -129,7 +129,7 @@ def show_ui(options: UiOptions, console: Console) -> int:
 
 
 def _serve(runs: Sequence[Path], listening: socket.socket, stop: Stop) -> None:
-    page = import_module(f"{PAGE}.server")
+    page = extra("page.server")
     server = page.make_server(page.Site(lambda: find_nodes(runs)))
     # Not on the main thread: uvicorn would take the signals there, and miss one that came before.
     serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="page")

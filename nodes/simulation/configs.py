@@ -14,7 +14,7 @@ from swarm.config import NodeConfig, Values, load_config
 from swarm.errors import ConfigError
 from swarm.machine import num_cores
 from swarm.policy.config import EMBEDDED
-from swarm.sapo.mixing.policies import find_policy
+from swarm.sapo.mixing.policies import POLICIES
 
 SEEDS_APART = 1_000
 """Between the first nodes of two swarms: more than there are nodes in one."""
@@ -127,7 +127,7 @@ def _config(
 def _policy(name: str) -> str:
     """The name, if a policy has it. Raises `ConfigError`."""
     try:
-        find_policy(name)
+        POLICIES.find(name)
     except ValueError as error:
         raise ConfigError(f"a mix must be I/J, such as 4/4, or the name of a policy: mix.policy {error}") from error
     return name

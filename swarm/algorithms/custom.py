@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def find_loss(name: str) -> type[Loss]:
-    """The loss that `update.objective` names. Raises `ValueError`."""
-    return LOSSES.find(name)
-
-
 def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
     """The function that `update.advantage` names: rewards [P, G] to advantages [P, G]. Raises `ValueError`.
 

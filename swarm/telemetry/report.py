@@ -6,13 +6,13 @@ All three work with partial data: an interrupted run, a peer without a round, on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
 from swarm.files import replace_file
+from swarm.kinds import extra, has_extra
 from swarm.sanitize import clean
 from swarm.telemetry.alerts import alerts_at_end
 from swarm.telemetry.benefit.control import Benefit, benefit
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SUMMARY_FILE = "summary.json"
 PAGE_FILE = "report.html"
-PAGE = "swarm.extras.page.report"
+PAGE = "page.report"
 
 
 class SwarmSummary(TypedDict):
@@ -71,13 +71,9 @@ def write_report(out_dir: Path, histories: Sequence[PeerHistory], summary: Swarm
     out_dir.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(summary, enc_hook=str), indent=2) + b"\n"
     replace_file(out_dir / SUMMARY_FILE, text)
-    try:
-        page = import_module(PAGE)
-    except ModuleNotFoundError as error:
-        if error.name is None or not PAGE.startswith(error.name):
-            raise
+    if not has_extra(PAGE):
         return out_dir / SUMMARY_FILE
-    replace_file(out_dir / PAGE_FILE, page.frozen(histories, summary["config"], summary["versions"]))
+    replace_file(out_dir / PAGE_FILE, extra(PAGE).frozen(histories, summary["config"], summary["versions"]))
     return out_dir / PAGE_FILE
 
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from swarm.algorithms.custom import find_advantage, find_loss
+from swarm.algorithms.custom import find_advantage
 from swarm.algorithms.importance import ImportanceName
-from swarm.algorithms.losses import BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
+from swarm.algorithms.losses import LOSSES, BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
 from swarm.policy.config import BatchingName
 from swarm.settings import Settings
 
@@ -108,7 +108,7 @@ class UpdateSettings(Settings):
     @field_validator("objective")
     @classmethod
     def _objective_exists(cls, objective: str) -> str:
-        find_loss(objective)
+        LOSSES.find(objective)
         return objective
 
     @field_validator("loss", mode="before", json_schema_input_type=dict[str, object])
@@ -117,7 +117,7 @@ class UpdateSettings(Settings):
         """The loss that `objective` names, with these settings."""
         if "objective" not in info.data:
             return Grpo()  # the objective's own validator reports the error
-        return find_loss(info.data["objective"]).model_validate(values)
+        return LOSSES.find(info.data["objective"]).model_validate(values)
 
     @field_validator("advantage")
     @classmethod

@@ -238,11 +238,6 @@ POLICIES: Kinds[type[MixPolicy]] = Kinds(
 )
 
 
-def find_policy(name: str) -> type[MixPolicy]:
-    """The policy that `mix.policy` names. Raises `ValueError`."""
-    return POLICIES.find(name)
-
-
 class MixSettings(Settings):
     """I local + J external groups per update."""
 
@@ -273,7 +268,7 @@ class MixSettings(Settings):
     @field_validator("policy")
     @classmethod
     def _policy_exists(cls, policy: str) -> str:
-        find_policy(policy)
+        POLICIES.find(policy)
         return policy
 
     @field_validator("settings", mode="before", json_schema_input_type=dict[str, object])
@@ -282,4 +277,4 @@ class MixSettings(Settings):
         """The policy that `policy` names, with these settings."""
         if "policy" not in info.data:
             return Fixed()  # the policy's own validator reports the error
-        return find_policy(info.data["policy"]).model_validate(values)
+        return POLICIES.find(info.data["policy"]).model_validate(values)

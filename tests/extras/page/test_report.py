@@ -94,7 +94,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_without_the_page_there_is_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "PAGE", "swarm.extras.removed.report")
+    monkeypatch.setattr(report, "PAGE", "removed.report")
     histories = [PeerHistory.read(path) for path in synthetic.swarm(tmp_path / "run", 2, 5)]
     out = tmp_path / "report"
     assert write_report(out, histories, swarm_summary(histories, CONFIG, VERSIONS)) == out / "summary.json"
