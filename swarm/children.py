@@ -143,6 +143,8 @@ class Child:
             )
             undone.pop_all()
         self._log = errors
+        self._log_lock = threading.Lock()
+        """Any thread may ask for the last words while another kills the process and closes its log."""
         self._tail = _Tail(self._process.stderr) if self._process.stderr else None
         self._last_words = ""
 
@@ -166,8 +168,9 @@ class Child:
         self.hang_up()
         self.socket.close()
         self._last_words = self.last_words()
-        if self._log is not None:
-            self._log.close()
+        with self._log_lock:
+            if self._log is not None:
+                self._log.close()
         return self.ending()
 
     def hang_up(self) -> None:
@@ -184,10 +187,11 @@ class Child:
         """The end of its standard error, or of its log."""
         if self._tail is not None:
             return self._tail.text(_EXIT_S if self._process.poll() is not None else 0.0)
-        if self._log is None or self._log.closed:
-            return self._last_words
-        size = os.fstat(self._log.fileno()).st_size
-        words = os.pread(self._log.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
+        with self._log_lock:
+            if self._log is None or self._log.closed:
+                return self._last_words
+            size = os.fstat(self._log.fileno()).st_size
+            words = os.pread(self._log.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
         return words.strip().decode(errors="replace")
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -379,6 +379,25 @@ def test_a_log_keeps_all_that_a_child_prints(tmp_path: Path) -> None:
     assert child.wait(LONG_S) == 0
     child.kill()
     assert (tmp_path / "log").read_text() == "out\nerror\n" and child.last_words() == "out\nerror"
+
+
+def test_the_last_words_are_read_while_another_thread_kills_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = run("import sys; print('out', flush=True)", tmp_path, log=tmp_path / "log")
+    assert child.wait(LONG_S) == 0
+    killer = Thread(target=child.kill)
+
+    def slow_fstat(descriptor: int, fstat: Callable[[int], os.stat_result] = os.fstat) -> os.stat_result:
+        if killer.ident is None:
+            killer.start()
+            killer.join(0.5)  # without a lock it closes the log here
+        return fstat(descriptor)
+
+    monkeypatch.setattr("swarm.children.os.fstat", slow_fstat)
+    assert child.last_words() == "out"
+    killer.join(LONG_S)
+    assert not killer.is_alive() and child.last_words() == "out"
 
 
 PARENT = """

@@ -179,11 +179,12 @@ class MemberTransport(ABC):
         self.serve_stream(protocol, lambda remote, request: iter([handler(remote, request)]))
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
-        """Answer requests for `protocol` chunk by chunk, on the network thread."""
+        """Answer requests for `protocol` chunk by chunk, on the network thread. Never call it in a handler."""
         self._member.answering.handlers = {**self._member.answering.handlers, protocol: handler}
         if (session := self._session) is not None:
-            with suppress(PeerUnreachable):
-                self._begin(session.serve)
+            # A session that ends first registers nothing: the next one registers all.
+            with suppress(TransportError):
+                self._result(session.serve, CLOSE_TIMEOUT_S, CLOSED)
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """Ask one peer. Raises `PeerUnreachable`. Never call it in a handler: that would deadlock."""
