@@ -249,15 +249,17 @@ def _digest_at(path: Path, task: str) -> str:
         place = at_home(path)
         if not place.exists():
             raise TaskError(f"task {task!r}: no such file or folder: {path}")
-        return content_digest(_data_files(place) if place.is_dir() else [place])
+        return content_digest(data_files(place))
     except (OSError, ValueError) as error:
         raise TaskError(f"task {task!r}: cannot read {path}: {error}") from error
 
 
-def _data_files(folder: Path) -> list[Path]:
-    """The files of a folder in the order of their paths, without those that a system or an editor added."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in OF_BROWSERS]
-    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+def data_files(place: Path) -> list[Path]:
+    """A file, or those of a folder in the order of their paths, without those that a system or an editor added."""
+    if not place.is_dir():
+        return [place]
+    files = [file for file in sorted(place.rglob("*")) if file.is_file() and file.name not in OF_BROWSERS]
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(place).parts)]
 
 
 def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})) -> TaskConfig:
