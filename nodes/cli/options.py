@@ -10,13 +10,14 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from swarm.errors import ConfigError
-from swarm.settings import nearest
+from swarm.settings import in_words, nearest
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
@@ -166,6 +167,19 @@ def check_known(command: Command, arguments: Sequence[str]) -> None:
             raise ConfigError(_no_option(" ".join(words), name, known))
 
 
+def wrong_use(problem: str, arguments: Sequence[str]) -> str:
+    """What the parser says of these arguments, in this program's words."""
+    found = re.fullmatch(r"Invalid value for '?(\S+?)'?: (.*)", problem, re.DOTALL)
+    if found is None:
+        return f"{problem[:1].lower()}{problem[1:].removesuffix('.')}"
+    name, said = found.groups()
+    words = in_words(said)
+    separate = [part for each in arguments for part in each.split("=", 1)]
+    given = [value for option, value in pairwise(separate) if option == name]
+    got = f", got {given[-1]!r}" if given else ""
+    return f"{name} {words}{got}" if words.startswith("must ") else f"{name}: {words.removesuffix('.')}{got}"
+
+
 def _no_command(words: Sequence[str], commands: Iterable[str]) -> str:
     *parents, word = words
     whole = " ".join(("swarm", *parents))
@@ -176,10 +190,13 @@ def _no_command(words: Sequence[str], commands: Iterable[str]) -> str:
 
 
 def _no_option(command: str, name: str, known: Sequence[str]) -> str:
-    from swarm.config import named_fields, similar_fields
+    from swarm.config import ENVIRONMENT_PREFIX, named_fields, similar_fields
 
     takes_fields = command in FIELD_COMMANDS
     fields = named_fields(name[2:]) if takes_fields else []
+    if fields == [name[2:]]:
+        where = f"in a file, or as {ENVIRONMENT_PREFIX}{name[2:].upper()}"
+        return f"`swarm {command}` has no option {name}: set {name[2:]} {where}; see swarm {command} --help"
     near = [] if fields or (own := nearest(name, known)) is None else [own]
     found = [f"--{path}" for path in fields] or near
     if not found and takes_fields:
