@@ -129,7 +129,7 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
         ("tasks: [{kind: dataset, path: a/b}]", "tasks.0.name (from {file}, line 1): is missing"),
         (
             f"mix: {'[' * 5_000}{']' * 5_000}",
-            "configuration {file} is not valid YAML: its lists or mappings are nested too",
+            "is not valid YAML: its lists or mappings are nested too deep",
         ),
         ("- a list", "must be a mapping"),
         ("mix: {local: [", "not valid YAML"),

@@ -66,7 +66,7 @@ def main() -> None:
         arguments, fields = rewrite(sys.argv[1:])
         command = typer.main.get_command(app)
         check_known(cast(Command, command), arguments)
-        sys.exit(command.main(arguments, "swarm", standalone_mode=False, obj=fields))
+        sys.exit(command.main(arguments, "swarm", standalone_mode=False, obj=fields) or exits.DONE)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError" and error.ctx is not None:
             print(error.ctx.get_help(), file=sys.stderr)
