@@ -135,7 +135,7 @@ def opened(
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
     terms = terms_of(loaded.config) if role.sets_terms else None
-    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms)
+    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.name)
     with contextlib.ExitStack() as stack:
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)
