@@ -20,7 +20,7 @@ from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, Tran
 from swarm.sanitize import CleanFormatter, clean_lines
 from swarm.types import SCHEMA_VERSION
 
-UsageError = typer.BadParameter.__mro__[1]  # typer does not export it
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # what it extends, which typer does not export
 
 app = typer.Typer(
     name="swarm",
