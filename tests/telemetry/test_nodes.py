@@ -14,6 +14,7 @@ from swarm.errors import ConfigError
 from swarm.net.roster import write_roster
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory
 from swarm.telemetry.nodes import MAX_CLAIMS, Leader, NodeReader, kinds, leaders
+from swarm.telemetry.records import METRICS_FILE
 from swarm.types import MemberSummary
 from tests.telemetry.folders import crowd, events, hostile, roster, row, swarm
 from tests.telemetry.synthetic import EPOCH, write
