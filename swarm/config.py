@@ -17,13 +17,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from swarm.central.follower import FollowSettings
-from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
+from swarm.following import FollowSettings, LearnerSettings
 from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id

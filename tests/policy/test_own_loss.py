@@ -20,8 +20,8 @@ from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import RoundEvent
 from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings, scalars
 from swarm.training.config import UpdateSettings
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
-from swarm.types import Completion, GradedGroup, Sampling, UpdateReport
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, UpdateReport
 from tests.example_groups import rollout_group
 from tests.telemetry.test_sinks import scrape
 
@@ -99,10 +99,6 @@ def test_it_trains_and_its_figures_are_in_every_sink(policy: Policy, tmp_path: P
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert CAPPED in board.Tags()["scalars"]
-
-
-def test_a_learner_can_use_it(policy: Policy) -> None:
-    assert StreamedUpdater(policy, _settings(), MixSettings(), Sampling()).apply().skipped
 
 
 def test_the_example_is_short() -> None:
