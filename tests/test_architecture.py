@@ -93,7 +93,7 @@ ALLOWED = {
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
-    | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
+    | {"swarm.groups.credit", "swarm.groups.expectation"}
     | {"swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/extras/preflight": PURE

@@ -17,8 +17,8 @@ from swarm.extras.learner.snapshots.store import Part
 from swarm.net.in_memory import MemoryTransport
 from swarm.net.records.identity import Identity
 from tests.extras.learner.snapshot_files import BytesPublisher
+from tests.extras.learner.test_snapshots import CHUNK, NUM_CHUNKS, Swarm, arrives, snapshot, step
 from tests.net.records import LOOPBACK, until
-from tests.net.test_snapshots import CHUNK, NUM_CHUNKS, Swarm, arrives, snapshot, step
 
 UNLIMITED = {"listen": LOOPBACK, "upload_bytes_per_s": None, "download_bytes_per_s": None}
 MORE_THAN_BUFFERS_HOLD = 1_024

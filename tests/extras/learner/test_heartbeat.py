@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from swarm.extras.learner import heartbeats as heartbeat_module
 from swarm.extras.learner.heartbeats import Heartbeats, serve_heartbeats
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.services import requests as heartbeat_module
 from swarm.types import Heartbeat, Orders
 
 DEADLINE_S = 300.0

@@ -17,11 +17,10 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity
 from swarm.policy.loading import load_policy
 from swarm.types import Orders
+from tests.attacks.conftest import memory_bytes
 from tests.extras.learner.hostile_snapshots import HOSTILE
 from tests.extras.learner.snapshot_files import BytesPublisher, packed
 from tests.nodes.processes import Swarm, until
-
-from .conftest import memory_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

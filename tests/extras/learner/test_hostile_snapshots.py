@@ -14,9 +14,8 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.extras.learner.snapshots.messages import CHUNKS_PROTOCOL, DIRECT_PROTOCOL
 from swarm.net.records.envelope import encode_request
 from swarm.net.services.requests import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
+from tests.attacks.stranger import Stranger
 from tests.nodes.processes import Swarm, address_of, until
-
-from .stranger import Stranger
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

@@ -11,12 +11,12 @@ import torch
 
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
-from nodes.roles import snapshots as adoption
 from nodes.roles.peer import PeerNode
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
 from swarm.extras.learner.packing import whole_weights
+from swarm.extras.learner.roles import adoption
 from swarm.files import RandomAccessFile
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity

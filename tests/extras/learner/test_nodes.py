@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from nodes.boot.directory import CHECKPOINTS, IDENTITY_FILE
 from nodes.boot.manifest import found_run
-from nodes.roles import learner, runtime
-from nodes.roles import worker as worker_module
+from nodes.roles import runtime
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.extras.learner import workforce
+from swarm.extras.learner.roles import learner
+from swarm.extras.learner.roles import worker as worker_module
 from swarm.extras.learner.roles.learner import LearnerNode
 from swarm.extras.learner.roles.worker import WorkerNode
 from swarm.net.in_memory import MemoryHub, MemoryTransport

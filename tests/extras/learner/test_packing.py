@@ -29,9 +29,8 @@ from swarm.policy import weights as weights_module
 from swarm.policy.adapters import quantize_int8
 from swarm.policy.loading import Policy
 from swarm.policy.weights import check_weights, swap_weights
+from tests.extras.learner.hostile_snapshots import HOSTILE
 from tests.extras.learner.snapshot_files import applied, delta_of, held, packed, unpacked
-
-from .hostile_snapshots import HOSTILE
 
 
 def weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -32,8 +32,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import MIN_SNAPSHOT_CHUNK_BYTES, make_run_id, seal_snapshot
 from swarm.net.services.requests import ASK_PROTOCOL
 from tests.extras.learner.snapshot_files import held
-
-from .records import sealed_manifest
+from tests.net.records import sealed_manifest
 
 CHUNK = MIN_SNAPSHOT_CHUNK_BYTES
 LEARNER = Identity.generate()

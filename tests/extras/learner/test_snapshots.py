@@ -45,8 +45,7 @@ from swarm.net.services.requests import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
 from swarm.protocols import StreamHandler
 from swarm.types import ChunkList
 from tests.extras.learner.snapshot_files import BytesPublisher, content_of, held, newest
-
-from .records import sealed_manifest, until
+from tests.net.records import sealed_manifest, until
 
 CHUNK = MIN_SNAPSHOT_CHUNK_BYTES
 NUM_CHUNKS = 41

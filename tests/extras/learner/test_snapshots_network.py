@@ -14,8 +14,7 @@ from swarm.extras.learner.snapshots.subscribe import Subscriber
 from swarm.net.config import SnapshotSettings
 from swarm.net.membership.transport import MemberTransport
 from tests.extras.learner.snapshot_files import BytesPublisher, newest
-
-from .records import IDENTITIES, fast_settings, until
+from tests.net.records import IDENTITIES, fast_settings, until
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 RATE = 2**20

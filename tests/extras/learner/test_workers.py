@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from swarm.reasons import FRAUDS
+from tests.extras.learner.marking_worker import MARKER
 from tests.nodes.processes import Swarm, address_of, until
-
-from .marking_worker import MARKER
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
