@@ -44,7 +44,7 @@ class SnapshotAuditor:
     one counts. `tolerance` must allow for other kernels and dtypes. An engine reports the log-probabilities of what its
     filters leave, so these are what is recomputed.
 
-    The same pass tests whether all that a worker said so far can have been sampled (`swarm/groups/sampled.py`). While
+    The same pass tests whether all that a worker said so far can have been sampled (`sampled.py`). While
     something speaks against it, all of its groups are checked.
     """
 
