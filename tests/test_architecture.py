@@ -69,6 +69,7 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.kinds", "swarm.errors"},
     "swarm/documents.py": {"swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry", "swarm.net.roster"},
+    "swarm/extras/trackers": PURE | {"swarm.extras.trackers", "swarm.distribution", "swarm.telemetry"},
     "swarm/schedule.py": PURE,
     "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/environments": PURE | {"swarm.environments"},

@@ -26,6 +26,7 @@ ASKED = {
     "pictures": ("tasks", "[{kind: maze}]"),
     "poker": ("tasks", "[{kind: holdem}]"),
     "textarena": ("tasks", "[{kind: textarena, name: a, game: b}]"),
+    "trackers": ("telemetry", "{tensorboard: true}"),
     "verifiers": ("tasks", "[{kind: verifiers, name: a, target: b:C}]"),
     "vllm": ("generation", "{vllm: {arguments: {quantization: fp8}}}"),
     "wasm": ("tasks", "[{kind: reasoning_gym, name: gcd, tool: python}]"),

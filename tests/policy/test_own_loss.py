@@ -23,7 +23,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, UpdateReport
 from tests.example_groups import rollout_group
-from tests.telemetry.test_sinks import scrape
+from tests.extras.trackers.test_trackers import port_of, scrape
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHOICE = [("update.objective", "own_loss:Topr"), ("update.advantage", "own_loss:against_the_best")]
@@ -94,7 +94,7 @@ def test_it_trains_and_its_figures_are_in_every_sink(policy: Policy, tmp_path: P
     assert scalars(event)[CAPPED] == report.figures[CAPPED], "what Weights & Biases gets"
     with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0, tensorboard=True)) as writer:
         writer.write(event)
-        assert scrape(writer.prometheus_port)["swarm_figure", CAPPED] == report.figures[CAPPED]
+        assert scrape(port_of(writer))["swarm_figure", CAPPED] == report.figures[CAPPED]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["figures"][CAPPED] == report.figures[CAPPED]
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
