@@ -292,8 +292,8 @@ class PeerRanks(RankGroup):
         """An engine in a separate process, as vLLM always is."""
         generation = config.generation
         engine: StreamingEngine
-        if self.choice.name == "vllm":
-            if generation.vllm.sleep:
+        if self.choice.name != "transformers":
+            if self.choice.name == "vllm" and generation.vllm.sleep:
                 raise ConfigError("generation.vllm.sleep must be false, or max_staleness 0: else vLLM never sleeps")
             engine = open_engine(self.choice, policy, config.policy, generation, cancelled)
         else:
