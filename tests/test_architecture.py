@@ -84,7 +84,7 @@ ALLOWED = {
     # Its `roles/` are of the layer of `nodes/`; the folders below it know less than the whole.
     "swarm/extras/learner": {"swarm", "nodes.boot", "nodes.roles", "nodes.stop"},
     "swarm/extras/learner/capacity.py": PURE,
-    "swarm/extras/learner/learner.py": LEARNER | LEDGER,
+    "swarm/extras/learner/learner.py": LEARNER | LEDGER | {"swarm.sapo.watch"},
     "swarm/extras/learner/follower.py": LEARNER | LEDGER,
     "swarm/extras/learner/workforce.py": PURE | {"swarm.extras.learner"},
     "swarm/extras/learner/snapshots": NET

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.extras.learner.evaluations import EvaluationWatch
+from swarm.extras.learner.learner import EvaluationWatch
 from swarm.sapo.watch import WatchSettings
 
 

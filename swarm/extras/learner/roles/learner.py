@@ -14,9 +14,15 @@ from nodes.roles.runtime import Checkpoints, EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.extras.learner.audit import SnapshotAuditor
-from swarm.extras.learner.evaluations import EvaluationWatch
 from swarm.extras.learner.heartbeats import serve_heartbeats
-from swarm.extras.learner.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
+from swarm.extras.learner.learner import (
+    EvaluationWatch,
+    Learner,
+    LearnerObserver,
+    LearnerParts,
+    LearnerTerms,
+    StepReport,
+)
 from swarm.extras.learner.protocols import SnapshotPublisher
 from swarm.extras.learner.roles.adoption import FOLDER as SNAPSHOTS
 from swarm.extras.learner.roles.adoption import open_publisher
