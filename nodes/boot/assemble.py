@@ -134,7 +134,8 @@ def opened(
         warn(console, warning)
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
-    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, role.terms(loaded.config))
+    terms = role.terms(loaded.config)
+    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)

@@ -17,7 +17,7 @@ from swarm.policy.config import SMOLLM2
 from swarm.policy.media.processor import modalities_of
 from swarm.policy.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
-from swarm.telemetry.alerts import HIGH_LEARNING_RATE
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE, USUAL_LEARNING_RATES, high_learning_rate
 from swarm.training.objective import check_own_code
 from swarm.types import RunManifest
 
@@ -70,10 +70,7 @@ def check_settings(config: NodeConfig) -> str | None:
     check_own_code(config.update, config.generation.group_size)
     if (rate := config.update.learning_rate) < HIGH_LEARNING_RATE:
         return None
-    return (
-        f"update.learning_rate {rate:g} is high: Adam moves every weight by about this much in each update, and a "
-        "trained policy seldom survives it; usual are 1e-6 to 1e-3"
-    )
+    return f"{high_learning_rate(rate)} {USUAL_LEARNING_RATES}"
 
 
 def resolve(

@@ -64,16 +64,17 @@ class PeerNode(RoleNode):
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
         """See `RoleNode`."""
         generation, mix, network = config.generation, config.mix, config.network
-        on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
-        questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
         # The run's founder may have set these limits.
         limits = (
-            f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
+            f"groups of at most {network.max_record_bytes / 1e6:g} MB, with completions of at most "
+            f"{network.max_completion_chars:,} characters"
         )
+        on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
+        questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
         return [
             ("per round", f"{questions} questions x {generation.group_size} completions"),
             ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
-            ("external groups", limits),
+            ("from others", limits),
             *([("trusted for their tools", ", ".join(config.trusted))] if config.trusted else []),
         ]
 
