@@ -100,6 +100,10 @@ class GenerationSettings(Settings):
     """Sample from tokens whose probability is at least this fraction of the most likely token's."""
     max_new_tokens: int = Field(512, ge=1)
     """Longest completion; the default for `tiny` is 16."""
+    max_thinking_tokens: int | None = Field(None, ge=1)
+    """Tokens after which a thought is ended by inserting its closing mark, so that an answer follows; the inserted tokens
+    are not trained on. Needs a model whose tokens mark its thoughts, and the engine `transformers`. Source:
+    arXiv:2501.19393."""
     stop: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Texts that end a completion and remain in it."""
     stop_tokens: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
@@ -151,4 +155,5 @@ class GenerationSettings(Settings):
             min_p=self.min_p,
             stop=self.stop,
             stop_tokens=self.stop_tokens,
+            max_thinking_tokens=self.max_thinking_tokens or 0,
         )

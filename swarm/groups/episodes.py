@@ -281,7 +281,7 @@ class _Episodes:
     def past(self, slot: int) -> Past:
         """What an episode's next turn continues."""
         pairs = zip(self.turns[slot], self.shown[slot], strict=True)
-        return Past(self.question.prompt, tuple(Step(turn.token_ids, shown) for turn, shown in pairs))
+        return Past(self.question.prompt, tuple(Step(turn.token_ids, shown, turn.forced) for turn, shown in pairs))
 
     def actions(self, slot: int) -> Actions:
         """The actions that the environment receives."""
@@ -328,7 +328,7 @@ def joined(turns: Sequence[Completion], observations: Sequence[Observation]) -> 
         logprobs=tuple(chain.from_iterable(turn.logprobs for turn in turns)),
         versions=_merged([span for turn in turns for span in turn.versions]),
         routing=turns[-1].routing,  # the last turn's prompt is everything before it
-        turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason) for turn in turns),
+        turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason, turn.forced) for turn in turns),
         observed=digest(observations),
         told=tuple(part.text for shown in observations for part in shown if isinstance(part, ToolResult)),
     )

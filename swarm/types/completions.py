@@ -38,6 +38,8 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     """Texts that end a completion and remain in it."""
     stop_tokens: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
     """Names of tokens that end a completion, besides the policy's own end tokens."""
+    max_thinking_tokens: Count = 0
+    """Tokens after which the engine ends a thought; 0: it never does."""
 
     @property
     def is_filtered(self) -> bool:
@@ -61,13 +63,15 @@ FinishReason = Literal["stop", "stop_sequence", "length"]
 """`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
-class Turn(Struct, frozen=True):
+class Turn(Struct, frozen=True, omit_defaults=True):
     """The part of a completion's text and tokens that belongs to one of the policy's turns."""
 
     num_chars: Count
     num_tokens: Count
     """0 without token ids."""
     finish_reason: FinishReason
+    forced: Count | None = None
+    """As in `Completion`, within the turn."""
 
 
 class Completion(Struct, frozen=True, omit_defaults=True):
@@ -95,6 +99,9 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     turn."""
     told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
     """Texts of the `ToolResult` parts of an episode that no receiver can replay, in order. Empty in all others."""
+    forced: Count | None = None
+    """Tokens before the end of the thought that the engine inserted (`Sampling.max_thinking_tokens`); None where it
+    inserted none. The text has its mark; ids, log-probabilities and versions have only what was sampled."""
 
     def by_turn(self) -> tuple[Completion, ...]:
         """Text, finish reason, ids and log-probabilities of each turn."""
@@ -105,7 +112,11 @@ class Completion(Struct, frozen=True, omit_defaults=True):
         for turn in self.turns:
             text = slice(chars, chars := chars + turn.num_chars)
             ids = slice(tokens, tokens := tokens + turn.num_tokens)
-            parts.append(Completion(self.text[text], turn.finish_reason, self.token_ids[ids], self.logprobs[ids]))
+            parts.append(
+                Completion(
+                    self.text[text], turn.finish_reason, self.token_ids[ids], self.logprobs[ids], forced=turn.forced
+                )
+            )
         return tuple(parts)
 
     @property

@@ -161,7 +161,7 @@ class PendingRequests:
             raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
         # If the two disagree on the text, vLLM's decides, because it stopped there.
         return Completion(
-            text=self._policy.decode(ids),
+            text=self._policy.said(ids),
             finish_reason=self._stops.reason(ids) or "stop_sequence",
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
