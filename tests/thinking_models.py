@@ -119,11 +119,11 @@ SILENT = {
     "generation marks": Family(GENERATION, "<|im_end|>"),
 }
 FAMILIES = {**THINKING, **SILENT}
-SPECIAL = (
-    "<|im_start|> <|im_end|> <bos> <|eos|> <|User|> <|Assistant|> [SYSTEM] [/SYSTEM] [INST] [/INST] [THINK] [/THINK] "
-    "<|start|> <|end|> <|message|> <|channel|> <|return|> <|turn> <turn|> <|channel> <channel|> <|start_header_id|> "
-    "<|end_header_id|> <|eot_id|>"
-).split()
+SPECIAL = [
+    *("<|im_start|>", "<|im_end|>", "<bos>", "<|eos|>", "<|User|>", "<|Assistant|>", "[SYSTEM]", "[/SYSTEM]", "[INST]"),
+    *("[/INST]", "[THINK]", "[/THINK]", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|turn>"),
+    *("<turn|>", "<|channel>", "<channel|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+]
 SHOWN = ("<think>", "</think>")
 """Tokens that a decoded text shows, as Qwen3's and DeepSeek-R1's do."""
 

@@ -10,7 +10,7 @@ from swarm.errors import SamplingError
 from swarm.lru import LruDict
 from swarm.policy.loading import Policy
 from swarm.policy.media.features import joined
-from swarm.policy.thinking import Thinking
+from swarm.policy.thinking import Prompted, Thinking
 from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import Answers, Context, FinishReason, NextTurn, Past, Prompt, Rejection, Sampling, media_of
@@ -40,11 +40,12 @@ class Stops:
         self._last_characters = {text[-1] for text in self._texts}
         self._suspicious: dict[int, bool] = {}
         self._thinking = _limited(policy, sampling)
-        self._thinking_limit = sampling.max_thinking_tokens
+        self.thinking_limit = sampling.max_thinking_tokens if self._thinking is not None else 0
+        """Tokens after which a thought is ended; 0 where there is no limit, or no thought."""
 
     def end_of_thought(self, ids: list[int]) -> list[int]:
         """The tokens that end a thought now; none where it goes on, or there is none. Call it after every token."""
-        if self._thinking is None or len(ids) != self._thinking_limit or not self._thinking.is_open(ids):
+        if self._thinking is None or len(ids) != self.thinking_limit or not self._thinking.is_open(ids):
             return []
         return self._thinking.end
 
@@ -84,9 +85,10 @@ def _limited(policy: Policy, sampling: Sampling) -> Thinking | None:
         )
     if limit + len(thinking.end) >= sampling.max_new_tokens:
         raise SamplingError(
-            f"max_thinking_tokens must leave room for an answer, got {limit} of {sampling.max_new_tokens} max_new_tokens"
+            f"max_thinking_tokens must leave room for an answer within max_new_tokens {sampling.max_new_tokens}, got "
+            f"{limit}"
         )
-    return thinking
+    return None if thinking.prompted is Prompted.OFF else thinking
 
 
 class Contexts:

@@ -101,9 +101,8 @@ class GenerationSettings(Settings):
     max_new_tokens: int = Field(512, ge=1)
     """Longest completion; the default for `tiny` is 16."""
     max_thinking_tokens: int | None = Field(None, ge=1)
-    """Tokens after which a thought is ended by inserting its closing mark, so that an answer follows; the inserted tokens
-    are not trained on. Needs a model whose tokens mark its thoughts, and the engine `transformers`. Source:
-    arXiv:2501.19393."""
+    """Tokens after which the closing mark of a thought is inserted, so that an answer follows (budget forcing); the
+    inserted tokens are not trained on. Needs a model with tokens that mark its thoughts. Source: arXiv:2501.19393."""
     stop: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Texts that end a completion and remain in it."""
     stop_tokens: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)

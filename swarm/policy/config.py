@@ -83,8 +83,8 @@ MAX_KWARGS = 32
 MAX_KWARGS_CHARS = 4_096
 SCALAR = re.compile(r"true|false|null|-?(0|[1-9]\d{0,15})(\.\d{1,16})?", re.IGNORECASE | re.ASCII)
 NODES_VARIABLES = frozenset(
-    "messages tools documents add_generation_prompt continue_final_message bos_token eos_token pad_token unk_token "
-    "strftime_now raise_exception namespace".split()
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
+    + ("bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "namespace")
 )
 """Variables of chat templates that are not the user's."""
 

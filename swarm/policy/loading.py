@@ -39,9 +39,9 @@ from swarm.policy.ranks import Ranks
 from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
 from swarm.policy.scoring import give_float32_logits
 from swarm.policy.smollm import ensure_smollm2
-from swarm.policy.tiny import ensure_tiny
 from swarm.policy.thinking import Piece, Prompted, Thinking, named_marks
-from swarm.policy.turns import Conversations, TemplateUse
+from swarm.policy.tiny import ensure_tiny
+from swarm.policy.turns import AS_IT_IS, Conversations, TemplateUse
 from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step
 from swarm.types.media import Modality
 from swarm.types.thoughts import CLOSE
@@ -124,7 +124,7 @@ class Policy:
         ranks: Ranks | None = None,
         routing_replay: bool = False,
         media: MediaInputs | None = None,
-        template: TemplateUse = TemplateUse(),
+        template: TemplateUse = AS_IT_IS,
     ) -> None:
         """`adapters` are those in `model`, if any; `ranks` are the processes that hold the model; `media` reads what is
         not text, if the model can.
@@ -295,7 +295,10 @@ class Policy:
         encoded = iter(
             self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] if texts else ()
         )
-        ids = [[token for piece in each for token in (next(encoded) if isinstance(piece, str) else piece)] for each in pieces]
+        ids = [
+            [token for piece in each for token in (next(encoded) if isinstance(piece, str) else piece)]
+            for each in pieces
+        ]
         return [
             [*each, self._conversations.end] if completion.finish_reason == "stop" else each
             for each, completion in zip(ids, completions, strict=True)

@@ -111,8 +111,8 @@ class Thinking:
         """Whether tokens mark the thought; otherwise its text does."""
         if not self.by_token and (marks.open, marks.close) != (OPEN, CLOSE):
             raise PolicyError(
-                f"the marks of a thought, {marks.open!r} and {marks.close!r}, must begin with tokens that the tokenizer "
-                f"was given as such: only {OPEN} and {CLOSE} may be plain text"
+                f"the marks of a thought, {marks.open!r} and {marks.close!r}, must begin with added tokens of the "
+                f"tokenizer: only {OPEN} and {CLOSE} may be plain text"
             )
 
     def is_open(self, ids: Sequence[int]) -> bool:
@@ -160,5 +160,7 @@ def _starts(ids: Sequence[int], wanted: list[int]) -> bool:
 
 def _find(ids: Sequence[int], wanted: list[int], start: int) -> int:
     """Where `wanted` begins in `ids`, from `start` on; -1 where it does not."""
-    places = (at for at in range(start, len(ids)) if ids[at] == wanted[0] and _starts(ids[at : at + len(wanted)], wanted))
+    places = (
+        at for at in range(start, len(ids)) if ids[at] == wanted[0] and _starts(ids[at : at + len(wanted)], wanted)
+    )
     return next(places, -1)

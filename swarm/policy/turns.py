@@ -61,6 +61,9 @@ class TemplateUse(NamedTuple):
     """Around a thought; None: those that the template writes."""
 
 
+AS_IT_IS = TemplateUse()
+
+
 class Conversations:
     """Token ids of questions, and of what follows a turn."""
 
@@ -69,7 +72,7 @@ class Conversations:
         tokenizer: PreTrainedTokenizerBase,
         stop_ids: Collection[int],
         reader: Reader | None = None,
-        use: TemplateUse = TemplateUse(),
+        use: TemplateUse = AS_IT_IS,
     ) -> None:
         """`stop_ids` end a turn; `reader` makes media of what is not text. The template is read when it is needed."""
         self._tokenizer = tokenizer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Sequence
+from itertools import groupby, zip_longest
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -57,6 +57,14 @@ class VersionSpan(Struct, frozen=True):
 
     version: Count
     num_tokens: Positive
+
+
+def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The spans with neighbours of one version as one."""
+    return tuple(
+        VersionSpan(version, sum(span.num_tokens for span in same))
+        for version, same in groupby(spans, lambda span: span.version)
+    )
 
 
 FinishReason = Literal["stop", "stop_sequence", "length"]

@@ -52,7 +52,9 @@ def test_an_answer_without_a_thought_is_an_answer(name: str) -> None:
     policy = policy_of(family)
     said = policy.encode_completions([Completion("<answer>7</answer>", "length")])[0]
     if policy.thinking.prompted is Prompted.OPENED:
-        assert (parts_of(policy.said(said)).answer or "").strip() == "<answer>7</answer>", "the thought that the prompt begins is ended"
+        assert (parts_of(policy.said(said)).answer or "").strip() == "<answer>7</answer>", (
+            "the thought that the prompt begins is ended"
+        )
     else:
         assert said == _ids(policy, f"{family.plain}<answer>7</answer>")
         assert policy.said(said) == "<answer>7</answer>"
@@ -104,7 +106,9 @@ def test_an_episode_keeps_its_thoughts_as_they_were_sampled(name: str) -> None:
     assert once[: len(prompt) + len(said)] == [*prompt, *said]
     behind = policy.tokenizer.decode(once[len(prompt) + len(said) :], skip_special_tokens=False)
     question = policy.tokenizer.decode(prompt, skip_special_tokens=False)
-    assert "higher" in behind and behind.endswith(question.partition("Guess!")[2]), "the next turn is asked as the first"
+    assert "higher" in behind and behind.endswith(question.partition("Guess!")[2]), (
+        "the next turn is asked as the first"
+    )
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -172,7 +176,9 @@ def test_marks_of_ones_own_are_tokens() -> None:
     from swarm.policy.turns import TemplateUse
 
     policy = policy_of(FAMILIES["llama3"])
-    made = type(policy)("x", policy.model, policy.tokenizer, None, template=TemplateUse({}, named_marks(("<r>", "</r>"))))
+    made = type(policy)(
+        "x", policy.model, policy.tokenizer, None, template=TemplateUse({}, named_marks(("<r>", "</r>")))
+    )
     with pytest.raises(PolicyError, match="must begin with tokens"):
         made.check_template()
     made = type(policy)(
@@ -183,8 +189,11 @@ def test_marks_of_ones_own_are_tokens() -> None:
 
 def test_messages_of_a_conversation_are_prompts_too() -> None:
     policy = policy_of(FAMILIES["qwen3 opened"])
-    prompt = (Message("system", "s"), Message("user", "a"), Message("assistant", "<think>x</think>b"), Message("user", "c"))
+    prompt = (
+        Message("system", "s"),
+        Message("user", "a"),
+        Message("assistant", "<think>x</think>b"),
+        Message("user", "c"),
+    )
     text = policy.tokenizer.decode(policy.encode_prompt(prompt), skip_special_tokens=False)
     assert text.endswith("<think>\n") and "x" not in text.partition("assistant")[2].partition("user")[0]
-
-
