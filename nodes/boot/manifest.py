@@ -115,6 +115,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
         _adapters(config.policy.lora),
         policy.base if policy is not None else "",
+        config.policy.chat_template_kwargs,
     )
 
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from nodes import exits
 from nodes.boot.directory import CHECKPOINTS
+from nodes.boot.resolve import fitted
 from nodes.console import literal_console
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
@@ -198,7 +199,7 @@ def _configured(asked: Asked, source: _Source) -> tuple[NodeConfig, list[str]]:
     saved, remarks = None if asked.file else source.saved, list[str]()
     if source.weights is not None and source.saved is None:
         saved, remarks = exported_values(source.weights, load_config(asked.file, None, os.environ, fields))
-    loaded = load_config(asked.file, saved, os.environ, fields)
+    loaded, _ = fitted(load_config(asked.file, saved, os.environ, fields))
     return loaded.config, remarks if asked.suites else [*remarks, *_how_asked(loaded)]
 
 

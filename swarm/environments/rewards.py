@@ -231,7 +231,8 @@ def names_of(rewards: Sequence[RewardPart]) -> frozenset[str]:
 
 def overlong(part: OverlongReward, completion: Actions) -> float:
     """DAPO's soft punishment plus 1, in [0, 1]; the turns of an episode count together."""
-    measured = {"all": str, "thought": thought_of, "answer": answer_of}[part.part]
+    parts: dict[str, Callable[[str], str]] = {"all": str, "thought": thought_of, "answer": answer_of}
+    measured = parts[part.part]
     num_chars = sum(len(measured(turn)) for turn in by_turn(completion))
     return min(1.0, max(0.0, (part.max_chars - num_chars) / part.cache_chars))
 

@@ -192,18 +192,12 @@ class Conversations:
 
     @cached_property
     def _template(self) -> str:
-        """The tokenizer's template, in which it is always the same day.
-
-        transformers gives templates a clock that cannot be replaced, but a template's own macro comes first.
-        """
+        """The tokenizer's template, in which it is always the same day."""
         try:
             template: str = self._tokenizer.get_chat_template()
         except ValueError as error:
             raise PolicyError(f"the tokenizer has no chat template that could be used: {clean(str(error))}") from error
-        if CLOCK not in template:
-            return template
-        parts = "".join(f"|replace('%{each}', '{DATE.strftime(f'%{each}')}')" for each in DIRECTIVES)
-        return f"{{% macro {CLOCK}(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n{template}"
+        return always_the_same_day(template)
 
     def _as_parts(self, parts: Sequence[Shown]) -> list[dict[str, str]]:
         assert self._reader is not None
@@ -302,6 +296,17 @@ class Conversations:
         within = text.partition(QUESTION)[2].partition(OBSERVATION)[0]
         before, _, behind = within.partition(self._reader.token(kind))
         return before, behind
+
+
+def always_the_same_day(template: str) -> str:
+    """The template with a clock that stands still.
+
+    transformers gives templates a clock that cannot be replaced, but a template's own macro comes first.
+    """
+    if CLOCK not in template:
+        return template
+    parts = "".join(f"|replace('%{each}', '{DATE.strftime(f'%{each}')}')" for each in DIRECTIVES)
+    return f"{{% macro {CLOCK}(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n{template}"
 
 
 def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -21,6 +21,7 @@ from swarm.types.bounds import (
     complete,
 )
 from swarm.types.questions import Actions, Observation, observation_text
+from swarm.types.thoughts import parts_of
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -133,16 +134,20 @@ class Completion(Struct, frozen=True, omit_defaults=True):
         return tuple(turn.text for turn in self.by_turn()) if self.turns else self.text
 
 
-Speaker = Literal["policy", "environment"]
+Speaker = Literal["thought", "policy", "environment"]
+"""`thought`: the policy, before its answer."""
 
 
 def dialogue(completion: Completion, observations: Sequence[Observation]) -> list[tuple[Speaker, str]]:
     """What was said in turns, by whom. What the environment answered to the last turn, if anything, nobody reads."""
-    said: list[tuple[Speaker, str]] = [("policy", turn.text) for turn in completion.by_turn()]
-    answers: list[tuple[Speaker, str]] = [
-        ("environment", observation_text(shown)) for shown in observations[: len(said) - 1]
-    ]
-    return [each for pair in zip_longest(said, answers) for each in pair if each is not None]
+    found: list[tuple[Speaker, str]] = []
+    turns = completion.by_turn()
+    for turn, shown in zip_longest(turns, observations[: len(turns) - 1]):
+        thought, answer = parts_of(turn.text)
+        found += [] if thought is None else [("thought", thought)]
+        found += [] if answer is None else [("policy", answer)]
+        found += [] if shown is None else [("environment", observation_text(shown))]
+    return found
 
 
 class Sample(Struct, frozen=True):
