@@ -28,7 +28,11 @@ QWEN3 = _TURNS + (
     "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
     "{%- endif %}"
 )
-QWEN3_THINKING = _TURNS + "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}"
+QWEN3_THINKING = _TURNS + (
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
+)
 GENERATION = (
     "{%- for m in messages %}{%- if m.role == 'assistant' %}"
     "{{- '<|im_start|>assistant\n' }}{% generation %}{{- m.content + '<|im_end|>' }}{% endgeneration %}{{- '\n' }}"
@@ -161,9 +165,9 @@ def model_for(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def write_qwen3(folder: Path) -> Path:
+def write_qwen3(folder: Path, name: str = "qwen3") -> Path:
     """A directory of a random model of Qwen3's shape, with what its publisher suggests for generation."""
-    tokenizer = tokenizer_of(FAMILIES["qwen3"])
+    tokenizer = tokenizer_of(FAMILIES[name])
     model = model_for(tokenizer)
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.95, top_k=20)
     model.save_pretrained(folder)
