@@ -222,6 +222,11 @@ class LoadedConfig:
     _own: Sequence[tuple[str, Values]]
     """The node's own layers: origin and values, lowest first."""
     _file: YamlFile | None
+    _manifest: Values
+
+    def above(self, values: Values, origin: str) -> LoadedConfig:
+        """The same above further defaults. Raises `ConfigError`."""
+        return _validated([(origin, values), *self._own], self._manifest, self._file)
 
     def in_run(self, manifest: Values, out: Path) -> LoadedConfig:
         """The same with the values that the run sets, in this directory. Raises `ConfigError`."""
@@ -268,7 +273,7 @@ def _validated(own: Sequence[tuple[str, Values]], manifest: Values, yaml_file: Y
             config = NodeConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_describe(error, merged, origins, yaml_file)) from error
-    return LoadedConfig(config, origins, own, yaml_file)
+    return LoadedConfig(config, origins, own, yaml_file, manifest)
 
 
 def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> bool:

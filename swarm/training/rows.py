@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,7 +184,7 @@ class RowReader:
             len(turn.token_ids) > 0
             and len(turn.logprobs) == len(turn.token_ids)
             and not self._policy.hides(turn.token_ids)
-            and self._policy.decode(list(turn.token_ids)) == turn.text
+            and self._policy.said(turn.token_ids, turn.forced) == turn.text
             for turn in completion.by_turn()
         )
 
@@ -191,7 +192,7 @@ class RowReader:
 def sampled_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index: int) -> Row:
     """Completion `index` in the tokens that it was sampled as, with the sampler's log-probabilities; no advantage."""
     completion = group.group.completions[index]
-    turns = [turn.token_ids for turn in completion.by_turn()]
+    turns = [_Turn(turn.token_ids, turn.forced) for turn in completion.by_turn()]
     return replace(_row(policy, prompt, turns, group.observed(index)), behaviour=completion.logprobs)
 
 
@@ -200,20 +201,28 @@ def text_rows(policy: Policy, prompt: Sequence[int], group: GradedGroup, indices
     turns = [group.group.completions[index].by_turn() for index in indices]
     encoded = iter(policy.encode_completions(list(chain.from_iterable(turns))))
     return [
-        _row(policy, prompt, [next(encoded) for _ in each], group.observed(index))
+        _row(policy, prompt, [_Turn(next(encoded), policy.forced_at(turn)) for turn in each], group.observed(index))
         for index, each in zip(indices, turns, strict=True)
     ]
 
 
-def _row(
-    policy: Policy, prompt: Sequence[int], turns: Sequence[Sequence[int]], observations: Sequence[Observation]
-) -> Row:
-    """The policy's turns, with the observations between them as inserts."""
+class _Turn(NamedTuple):
+    ids: Sequence[int]
+    """The policy's own."""
+    forced: int | None
+    """As in `Completion`."""
+
+
+def _row(policy: Policy, prompt: Sequence[int], turns: Sequence[_Turn], observations: Sequence[Observation]) -> Row:
+    """The policy's turns, with the observations between them and inserted ends of thoughts as inserts."""
     inserts, num_tokens = [], 0
-    for turn, observation in zip(turns, observations, strict=False):  # none follows the last turn
-        num_tokens += len(turn)
-        inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn)))
-    return Row(prompt, list(chain.from_iterable(turns)), 0.0, None, inserts=inserts)
+    for turn, observation in zip_longest(turns, observations[: len(turns) - 1]):
+        if turn.forced is not None:
+            inserts.append(Insert(num_tokens + turn.forced, policy.end_of_thought, within=True))
+        num_tokens += len(turn.ids)
+        if observation is not None:  # none follows the last turn
+            inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn.ids)))
+    return Row(prompt, list(chain.from_iterable(turn.ids for turn in turns)), 0.0, None, inserts=inserts)
 
 
 def _log_expectation(group: RolloutGroup) -> float:

@@ -186,7 +186,7 @@ class PolicyUpdater:
 
 
 def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
-    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn, _ in by_turn(row)]
+    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn in by_turn(row)]
 
 
 class Reference:
