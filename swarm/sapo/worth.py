@@ -13,8 +13,9 @@ gradient of one group of an update, as sketched by `swarm/training/sketches.py`:
 AdamW and clipping normalise the gradient's scale, therefore progress is divided by its root mean square, and a round's
 products by the mean squared length of the own groups' gradients of about that time: gradients grow tenfold while a
 sparse policy learns, and the noise of the longest would hide all others. A round without a group takes no step and
-makes no progress. "Alone" is the same node with all its informative groups, at most I + J,
-at this moment. Unequal coordinates, momentum and the drift of the policy within the window are neglected.
+makes no progress, one of several steps makes that of each. "Alone" is the same node with all its informative groups,
+at most I + J, at this moment. Unequal coordinates, momentum and the drift of the policy within the window are
+neglected.
 
 Own groups are compared with those of the same round and of earlier ones, because a node in need of help has few of
 them. The interval is a bootstrap over blocks of consecutive rounds, whose comparisons share groups.
@@ -77,9 +78,9 @@ class Sums(NamedTuple, Generic[N]):
     others_pairs: N
     cross_pairs: N
     alone_steps: N
-    """Rounds with own groups."""
+    """Steps alone: none in a round without own groups."""
     alone_inverse: N
-    """1 / number of own groups, of these rounds."""
+    """1 / number of own groups of each of these steps."""
     compared: N
     """Rounds with the products below."""
     own: N
@@ -152,11 +153,13 @@ class Pace:
 class WorthEstimator:
     """Measured rounds of one node; pure apart from its sketcher."""
 
-    def __init__(self, sketcher: GradientSketcher, every_rounds: int, num_groups: int) -> None:
-        """Measure every Nth round; `num_groups` is I + J, the most groups of an update alone."""
+    def __init__(self, sketcher: GradientSketcher, every_rounds: int, num_groups: int, num_steps: int = 1) -> None:
+        """Measure every Nth round; `num_groups` is I + J, the most groups of an update alone, `num_steps` its most
+        optimizer steps."""
         self._sketcher = sketcher
         self._every_rounds = every_rounds
         self._num_groups = num_groups
+        self._num_steps = num_steps
         self.rounds: deque[MeasuredRound] = deque(maxlen=WINDOW_ROUNDS)
         """The measured rounds that count, oldest first."""
         self._past: deque[_Own] = deque()
@@ -244,7 +247,7 @@ class WorthEstimator:
         total: Sketches = sum((each.total for each in self._past), recent[-1].total) / length
         crosses = (others @ total / max(1, count)).astype(np.float64) if len(others) else np.zeros(0)
         products = _products(own, others, crosses, total, count)
-        parts = _parts(len(own), len(others), num_alone)
+        parts = _parts(len(own), len(others), num_alone, self._num_steps)
         per_sender: dict[str, tuple[int, float]] = {}
         for sender, cross in zip(senders, crosses, strict=True) if count else ():
             groups, product = per_sender.get(sender, (0, 0.0))
@@ -298,18 +301,27 @@ class WorthEstimator:
         return found
 
 
-def _parts(own: int, others: int, alone: int) -> tuple[float, ...]:
-    """The fields `rounds` to `alone_inverse` of a round with these numbers of groups."""
+def _parts(own: int, others: int, alone: int, most_steps: int) -> tuple[float, ...]:
+    """The fields `rounds` to `alone_inverse` of a round with these numbers of groups, dealt to at most `most_steps`
+    steps; parts, squares and pairs are sums over the steps."""
     groups = max(1, own + others)
-    pairs = (own, own * (own - 1), others, others * (others - 1), 2 * own * others)
+    steps, steps_alone = min(most_steps, own + others), min(most_steps, alone)
+    square = steps / groups  # weight of all groups' squares in a step's squared mean; the rest is that of their pairs
+    each_pair = (1 - square) / max(1, groups * (groups - 1))
+    pairs = (own * (own - 1), others * (others - 1), 2 * own * others)
+    of_own, of_others, of_both = (steps * each_pair * count for count in pairs)
     return (
         1.0,
-        float(own + others > 0),
-        own / groups,
-        others / groups,
-        *(each / groups**2 for each in pairs),
-        float(alone > 0),
-        1 / alone if alone else 0.0,
+        float(steps),
+        steps * own / groups,
+        steps * others / groups,
+        steps * square * own / groups,
+        of_own,
+        steps * square * others / groups,
+        of_others,
+        of_both,
+        float(steps_alone),
+        steps_alone**2 / alone if alone else 0.0,
     )
 
 
