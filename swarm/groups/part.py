@@ -40,7 +40,7 @@ def most_varied(graded: GradedGroup, count: int | None) -> GradedGroup:
     if count is None or len(graded.rewards) <= count:
         return graded
     order = _by_reward(graded)
-    chosen = max((_ends(order, low, count) for low in range(count + 1)), key=lambda ends: _variety(graded, ends))
+    chosen = max((_ends(order, low, count) for low in range(count, -1, -1)), key=lambda ends: _variety(graded, ends))
     return only(graded, [index in chosen for index in range(len(order))])
 
 

@@ -44,6 +44,8 @@ Sketches = npt.NDArray[np.float32]
 
 WINDOW_ROUNDS = 128
 """Measured rounds in an estimate."""
+MOST_ROUNDS = 1_024
+"""Measured rounds in an estimate where fewer say too little."""
 PAST_GROUPS = 32
 """Own groups of earlier measured rounds, at least, that are compared with a round's: few rounds where each has many."""
 MIN_GROUPS = 16
@@ -62,6 +64,8 @@ FOR_OTHERS = ("share", "receive", "mix")
 """Stages that a lone node does without."""
 MAX_UNUSABLE = 0.025
 """Fraction of draws without a positive own product above which the direction itself is not known."""
+Z_USABLE = 1.96
+"""Standard errors by which a mean is positive in all but that fraction of draws."""
 
 
 class Sums(NamedTuple, Generic[N]):
@@ -160,7 +164,7 @@ class WorthEstimator:
         self._every_rounds = every_rounds
         self._num_groups = num_groups
         self._num_steps = num_steps
-        self.rounds: deque[MeasuredRound] = deque(maxlen=WINDOW_ROUNDS)
+        self.rounds: deque[MeasuredRound] = deque(maxlen=MOST_ROUNDS)
         """The measured rounds that count, oldest first."""
         self._past: deque[_Own] = deque()
         """Own groups of earlier rounds."""
@@ -266,25 +270,43 @@ class WorthEstimator:
         return self._estimated
 
     def _estimate(self) -> SwarmWorth:
-        rounds = len(self.rounds)
-        compared = int(sum(each.sums.compared for each in self.rounds))
-        if compared < NEEDED_ROUNDS:
-            return SwarmWorth(rounds, compared=compared)
-        sums = Sums(*self._drawn([each.sums for each in self.rounds]).T)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            own = np.where(sums.own > 0, sums.own / sums.compared, np.nan)
-            each = _known(sums.cross / sums.compared / own)
-            found = _known(_progress_together(sums, own) / _progress_alone(sums, own), MAX_HELP_WIDTH)
-            return SwarmWorth(rounds, found, each, self._senders(own), compared)
+        """Of the last rounds, or of more of them while these say too little."""
+        window = WINDOW_ROUNDS
+        while (found := self._over(list(self.rounds)[-window:])).help is None and window < len(self.rounds):
+            window *= 2
+        return found
 
-    def _senders(self, own: Array) -> dict[str, Estimate]:
+    def _over(self, rounds: Sequence[MeasuredRound]) -> SwarmWorth:
+        compared = int(sum(each.sums.compared for each in rounds))
+        if compared < NEEDED_ROUNDS:
+            left = self._until(rounds, compared, NEEDED_ROUNDS)
+            return SwarmWorth(len(rounds), compared=compared, rounds_left=left)
+        sums = Sums(*self._drawn([each.sums for each in rounds]).T)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            products = sums.own / sums.compared
+            own = np.where(sums.own > 0, products, np.nan)
+            each = _known(sums.cross / sums.compared / own)
+            ratios = _progress_together(sums, own) / _progress_alone(sums, own)
+            found = _known(ratios, MAX_HELP_WIDTH)
+            left = None if found else self._until(rounds, compared, compared * _times_longer(products, ratios))
+            return SwarmWorth(len(rounds), found, each, self._senders(rounds, own), compared, left)
+
+    def _until(self, rounds: Sequence[MeasuredRound], compared: int, needed: float) -> int | None:
+        """Rounds until so many more are compared as `needed` says, of those with own and others' groups at the rate of
+        the last ones; None if they do not come, or are more than an estimate takes."""
+        if not compared or needed * len(rounds) > compared * MOST_ROUNDS:
+            return None
+        more = max(1, math.ceil((needed - compared) * len(rounds) / compared))
+        return more * self._every_rounds
+
+    def _senders(self, rounds: Sequence[MeasuredRound], own: Array) -> dict[str, Estimate]:
         groups = Counter[str]()
-        for measured in self.rounds:
+        for measured in rounds:
             groups.update({sender: count for sender, (count, _) in measured.senders.items()})
         known: dict[str, Estimate] = {}
         for sender, count in groups.items():
             if count >= MIN_GROUPS:
-                drawn = self._drawn([measured.senders.get(sender, (0, 0.0)) for measured in self.rounds])
+                drawn = self._drawn([measured.senders.get(sender, (0, 0.0)) for measured in rounds])
                 if (worth := _known(drawn[:, 1] / drawn[:, 0] / own)) is not None:
                     known[sender] = worth
         return known
@@ -378,3 +400,14 @@ def _known(draws: Array, max_width: float = MAX_WIDTH) -> Estimate | None:
         return None
     low, high = percentile_interval(usable[1:])
     return Estimate(float(draws[0]), low, high) if high - low < max_width or not low <= 1 <= high else None
+
+
+def _times_longer(products: Array, ratios: Array) -> float:
+    """How many times the rounds it takes until the own products are clearly positive and the interval of `help` narrow
+    enough: errors shrink with the square root of the rounds. Infinite where the products have no direction."""
+    mean, error = float(products[0]), float(products[1:].std())
+    if not mean > 0:
+        return math.inf
+    usable = ratios[np.isfinite(ratios)]
+    low, high = percentile_interval(usable[1:]) if len(usable) > 1 else (0.0, 0.0)
+    return max(Z_USABLE * error / mean, (high - low) / MAX_HELP_WIDTH, 1.0) ** 2
