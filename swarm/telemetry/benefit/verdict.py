@@ -51,7 +51,8 @@ def missing(worth: SwarmWorth, seconds_per_round: float | None = None) -> str:
     """When an estimate will be known, or what it takes."""
     if worth.rounds_left is not None:
         took = "" if seconds_per_round is None else f" ({duration(worth.rounds_left * seconds_per_round)})"
-        return f"known in about {worth.rounds_left:,} more round{'s' * (worth.rounds_left != 1)}{took} if they go on like this"
+        rounds = f"{worth.rounds_left:,} more round{'s' * (worth.rounds_left != 1)}"
+        return f"known in about {rounds}{took} if they go on like this"
     if worth.compared < NEEDED_ROUNDS:
         return f"{worth.compared} of {NEEDED_ROUNDS} measured rounds with own and others' groups"
     return (
