@@ -18,13 +18,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from swarm.central.follower import FollowSettings
-from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
+from swarm.following import FollowSettings, LearnerSettings
 from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id
@@ -224,6 +223,11 @@ class LoadedConfig:
     _own: Sequence[tuple[str, Values]]
     """The node's own layers: origin and values, lowest first."""
     _file: YamlFile | None
+    _manifest: Values
+
+    def above(self, values: Values, origin: str) -> LoadedConfig:
+        """The same above further defaults. Raises `ConfigError`."""
+        return _validated([(origin, values), *self._own], self._manifest, self._file)
 
     def in_run(self, manifest: Values, out: Path) -> LoadedConfig:
         """The same with the values that the run sets, in this directory. Raises `ConfigError`."""
@@ -270,7 +274,7 @@ def _validated(own: Sequence[tuple[str, Values]], manifest: Values, yaml_file: Y
             config = NodeConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_describe(error, merged, origins, yaml_file)) from error
-    return LoadedConfig(config, origins, own, yaml_file)
+    return LoadedConfig(config, origins, own, yaml_file, manifest)
 
 
 def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> bool:

@@ -13,6 +13,7 @@ from nodes import exits
 from nodes.cli import measuring, reference, running, watching
 from nodes.cli.options import Command, check_known, rewrite, wrong_use
 from nodes.console import literal_console, open_streams
+from nodes.interrupts import Ending, end, end_by_the_first
 from swarm import torchao
 from swarm.children import spare_loopback
 from swarm.distribution import own_version
@@ -56,16 +57,27 @@ def swarm(
 
 
 def main() -> None:
-    """Entry point: turns typed errors into one message and an exit code."""
+    """Entry point: turns typed errors, and Ctrl-C, into one message and an exit code."""
+    try:
+        try:
+            _run()
+        finally:
+            end_by_the_first()  # while the interpreter ends
+    except KeyboardInterrupt:
+        end()
+
+
+def _run() -> None:
     torchao.hide()  # before transformers is imported, which would import it
     open_streams()
     spare_loopback()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(CleanFormatter())
     try:
-        arguments, fields = rewrite(sys.argv[1:])
-        command = typer.main.get_command(app)
-        check_known(cast(Command, command), arguments)
+        with Ending():
+            arguments, fields = rewrite(sys.argv[1:])
+            command = typer.main.get_command(app)
+            check_known(cast(Command, command), arguments)
         sys.exit(command.main(arguments, "swarm", standalone_mode=False, obj=fields) or exits.DONE)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError" and error.ctx is not None:

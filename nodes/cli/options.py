@@ -72,7 +72,7 @@ RunsArgument = Annotated[
     typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
 ]
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
-EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
+EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers, vllm, or custom code.")]
 TargetArgument = Annotated[
     str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
 ]

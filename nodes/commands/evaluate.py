@@ -18,6 +18,7 @@ from rich.table import Table
 
 from nodes import exits
 from nodes.boot.directory import CHECKPOINTS
+from nodes.boot.resolve import fitted
 from nodes.commands.exported import exported_values, write_trained
 from nodes.console import literal_console
 from nodes.roles.suites import suite_run, suites_of
@@ -147,7 +148,8 @@ def _configured(asked: Asked, source: _Source) -> tuple[LoadedConfig, list[str]]
     saved, remarks = None if asked.file else source.saved, list[str]()
     if source.weights is not None and source.saved is None:
         saved, remarks = exported_values(source.weights, load_config(asked.file, None, os.environ, fields))
-    return load_config(asked.file, saved, os.environ, fields), remarks
+    loaded, _ = fitted(load_config(asked.file, saved, os.environ, fields))
+    return loaded, remarks
 
 
 def _how_asked(loaded: LoadedConfig) -> Iterator[str]:
