@@ -315,7 +315,7 @@ class GradientSketcher(Protocol):
     def take(self) -> npt.NDArray[np.float32] | None:
         """The sketches [groups, numbers] of the update since `begin`, local groups first; None without one.
 
-        Groups without a token have none. Their mean is the sketch of the gradient of the update's first step, before
+        Groups without a token have none. The mean over the groups of a step is the sketch of its gradient, before
         clipping. Inner products of sketches estimate those of gradients.
         """
         ...

@@ -21,7 +21,7 @@ from nodes.boot.directory import (
     write_addresses,
 )
 from nodes.boot.manifest import check_group_size, sharing_of_own_tools
-from nodes.boot.resolve import Notice, ResolvedNode, check_settings, resolve
+from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of
 from nodes.roles.runtime import RoleNode
@@ -133,9 +133,13 @@ def opened(
     """
     if warning := check_settings(loaded.config):
         warn(console, warning)
+    loaded, lines = fitted(loaded)
+    for line in lines:
+        say(console, line)
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
-    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, role.terms(loaded.config))
+    terms = role.terms(loaded.config)
+    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)

@@ -14,13 +14,17 @@ from swarm.environments.judge import lacking_judge, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
 from swarm.net.records.wire import SealedManifest
-from swarm.policy.config import SMOLLM2
+from swarm.policy.config import SMOLLM2, local_name
 from swarm.policy.media.processor import modalities_of
+from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks
 from swarm.policy.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
-from swarm.telemetry.alerts import HIGH_LEARNING_RATE
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE, USUAL_LEARNING_RATES, high_learning_rate
 from swarm.training.objective import check_own_code
 from swarm.types import RunManifest
+
+THINKING_TOKENS = 4_096
+"""Default of `generation.max_new_tokens` for a model that thinks, or half of its positions."""
 
 
 class Notice(NamedTuple):
@@ -71,10 +75,40 @@ def check_settings(config: NodeConfig) -> str | None:
     check_own_code(config.update, config.generation.group_size)
     if (rate := config.update.learning_rate) < HIGH_LEARNING_RATE:
         return None
-    return (
-        f"update.learning_rate {rate:g} is high: Adam moves every weight by about this much in each update, and a "
-        "trained policy seldom survives it; usual are 1e-6 to 1e-3"
-    )
+    return f"{high_learning_rate(rate)} {USUAL_LEARNING_RATES}"
+
+
+def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
+    """The configuration with defaults that fit its model, and what to say of the model, a line each.
+
+    Raises `PolicyError` for a model whose files cannot be read.
+    """
+    policy = loaded.config.policy
+    lines = []
+    if thinks(policy):
+        if "generation.max_new_tokens" not in loaded.origins:
+            longest = min(THINKING_TOKENS, (positions_of(policy) or 2 * THINKING_TOKENS) // 2)
+            loaded = loaded.above({"generation": {"max_new_tokens": longest}}, "default for a model that thinks")
+        ways = "generation.max_thinking_tokens limits its thoughts"
+        if switch := switch_of_thinking(policy):
+            ways += f", policy.chat_template_kwargs.{switch} changes whether or how it thinks"
+        lines.append(
+            f"{local_name(policy.model)} thinks before it answers: completions have up to "
+            f"{loaded.config.generation.max_new_tokens} tokens (generation.max_new_tokens); {ways}"
+        )
+    used = loaded.config.generation.model_dump(include={*SUGGESTED})
+    suggested = suggested_sampling(policy)
+    if other := {name: value for name, value in suggested.items() if value != used[name] and not _is_set(loaded, name)}:
+        listed = ", ".join(f"{name} {value:g}" for name, value in other.items())
+        lines.append(
+            f"the publisher of {local_name(policy.model)} suggests {listed}; nothing of it is used unless "
+            f"generation.{next(iter(other))} and the like are set"
+        )
+    return loaded, lines
+
+
+def _is_set(loaded: LoadedConfig, name: str) -> bool:
+    return f"generation.{name}" in loaded.origins
 
 
 def resolve(

@@ -30,6 +30,7 @@ from nodes.cli.options import (
     extra_fields,
     find_target,
     given_fields,
+    say_starting,
 )
 from nodes.console import make_console
 from nodes.roles import ROLES
@@ -102,6 +103,7 @@ def demo(
         raise ConfigError(f"--start must be sparse, dense or sees, got {start!r}")
     if start is not None and model is not None:
         raise ConfigError(f"--start chooses between embedded policies: leave it out with --model, got {model!r}")
+    say_starting("a swarm on this machine")
     # Fields of the environment stand for options that are not given.
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
@@ -157,6 +159,7 @@ def _start(
     supervised: SupervisedOption = False,
 ) -> None:
     """Start a node, unless something can be refused at once: the commands join, learn and work."""
+    say_starting(f"a {ROLES[command]}")
     options: Options = {
         "policy.model": model,
         "generation.engine": engine,

@@ -64,16 +64,17 @@ class PeerNode(RoleNode):
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
         """See `RoleNode`."""
         generation, mix, network = config.generation, config.mix, config.network
-        on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
-        questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
         # The run's founder may have set these limits.
         limits = (
-            f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
+            f"groups of at most {network.max_record_bytes / 1e6:g} MB, with completions of at most "
+            f"{network.max_completion_chars:,} characters"
         )
+        on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
+        questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
         return [
             ("per round", f"{questions} questions x {generation.group_size} completions"),
             ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
-            ("external groups", limits),
+            ("from others", limits),
             *([("trusted for their tools", ", ".join(config.trusted))] if config.trusted else []),
         ]
 
@@ -252,9 +253,10 @@ class PeerNode(RoleNode):
 
     def _make_node(self) -> SapoNode:
         config = self._config
+        num_questions = config.num_questions(self.policy.device.type)
         settings = SapoSettings(
             rollouts=RolloutPlan(
-                num_questions=config.num_questions(self.policy.device.type),
+                num_questions=num_questions,
                 group_size=config.generation.group_size,
                 max_staleness=config.generation.max_staleness,
                 limit_s=config.generation.round_s if self._num_ranks == 1 else math.inf,
@@ -272,6 +274,8 @@ class PeerNode(RoleNode):
                 max_group_size=self._runtime.max_group_size(),
                 max_pending_per_peer=self._runtime.max_pending_per_peer,
                 trusted=config.trusted,
+                num_questions=0 if config.generation.max_staleness else num_questions,
+                num_steps=config.update.minibatches,
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
             share=config.share,
@@ -294,7 +298,7 @@ class PeerNode(RoleNode):
         every, mix = self._config.telemetry.worth_every_rounds, self._config.mix
         if every == 0 or (mix.policy == "fixed" and mix.external == 0):
             return None
-        return WorthEstimator(self._ranks.sketcher, every, mix.local + mix.external)
+        return WorthEstimator(self._ranks.sketcher, every, mix.local + mix.external, self._config.update.minibatches)
 
     def _make_adoption(self) -> Adoption | None:
         """None for a peer that follows no learner."""

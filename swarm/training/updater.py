@@ -26,7 +26,7 @@ from swarm.training.forward import ForwardRunner
 from swarm.training.gradient import GradientAccumulator, Step, summarise
 from swarm.training.objective import Objective
 from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
-from swarm.training.rows import Row, RowReader, needs_receiver, resolve_old_logprobs
+from swarm.training.rows import Row, RowReader, Tokens, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher
 from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
@@ -60,6 +60,9 @@ class PolicyUpdater:
         )
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)
+        self._known: dict[Tokens, list[float]] = {}
+        """Log-probabilities of rows that were read since the weights changed last."""
+        self._known_at = policy.gate.changes
         self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
@@ -101,7 +104,7 @@ class PolicyUpdater:
         this policy's log-probabilities. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
         with self._runner.training():
-            found = iter(self._runner.logprobs([row for each in rows for row in each if row.completion]))
+            found = iter(self._logprobs([row for each in rows for row in each if row.completion]))
         return [[_turns(row, next(found)) if row.completion else [] for row in each] for each in rows]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -135,7 +138,7 @@ class PolicyUpdater:
         several_steps = self._settings.epochs * self._settings.minibatches > 1
         whole_groups = self._settings.loss.needs_group_expectation
         wanted = [needs_receiver(row, decoupled, several_steps, whole_groups) for row in rows]
-        known = iter(self._runner.logprobs(list(compress(rows, wanted))))
+        known = iter(self._logprobs(list(compress(rows, wanted))))
         receiver = [next(known) if needed else None for needed in wanted]
         if self._reference is not None:
             with self._reference.policy() as policy:
@@ -147,9 +150,20 @@ class PolicyUpdater:
             resolved.append(resolve_old_logprobs(rows[part], receiver[part], decoupled, whole_groups))
         return resolved
 
+    def _logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The policy's log-probabilities of each row's tokens; an update has them from the screen before it."""
+        if self._policy.media is not None or any(row.routing is not None for row in rows):
+            return self._runner.logprobs(rows)  # tokens alone do not determine them
+        if self._known_at != self._policy.gate.changes:
+            self._known, self._known_at = {}, self._policy.gate.changes
+        keys = [row.key for row in rows]
+        new = {key: row for key, row in zip(keys, rows, strict=True) if key not in self._known}
+        self._known.update(zip(new, self._runner.logprobs(list(new.values())), strict=True))
+        return [self._known[key] for key in keys]
+
     def _step(self, rows: Sequence[Row]) -> Step:
         """One optimizer step."""
-        with self.sketcher.reading():
+        with self.sketcher.reading(rows):
             self._gradient.add(rows)
         return self._take_step()
 
@@ -186,7 +200,7 @@ class PolicyUpdater:
 
 
 def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
-    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn, _ in by_turn(row)]
+    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn in by_turn(row)]
 
 
 class Reference:

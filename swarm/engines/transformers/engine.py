@@ -196,12 +196,13 @@ class TransformersEngine(PolicyEngine):
     def _completions(self, group: list[SequenceState]) -> tuple[Completion, ...]:
         return tuple(
             Completion(
-                text=self._policy.decode(sequence.ids),
+                text=self._policy.said(sequence.sampled, sequence.forced),
                 finish_reason=sequence.finish_reason or "length",
-                token_ids=tuple(sequence.ids),
+                token_ids=tuple(sequence.sampled),
                 logprobs=tuple(sequence.logprobs),
                 versions=sequence.spans(),
                 routing=b"".join(experts.tobytes() for experts in sequence.routing),
+                forced=sequence.forced,
             )
             for sequence in sorted(group, key=lambda sequence: sequence.completion)
         )

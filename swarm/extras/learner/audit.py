@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from swarm.errors import OutOfMemory
 from swarm.extras.learner.packing import read_snapshot
 from swarm.extras.learner.sampled import POWERS, SamplingTest
 from swarm.files import RandomAccessFile
-from swarm.policy.batching import Padded, by_turn
+from swarm.policy.batching import Insert, Padded
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Continuation, Scorer
 from swarm.policy.out_of_memory import TokenBudget, needing_memory
@@ -172,6 +173,9 @@ class _Turn:
 
     context: Sequence[int]
     tokens: Sequence[int]
+    """With those that an engine inserted."""
+    sampled: Sequence[int]
+    """Where in `tokens` the policy's own are."""
     begin: int
     """Tokens of the completion in earlier turns."""
     parts: dict[int, list[slice]]
@@ -185,17 +189,29 @@ class _Turn:
             return None
         if self.continuation is None:
             self.continuation = Continuation(policy, self.context, self.tokens, sampling.temperature, sampling, POWERS)
-        if self.begin + self.continuation.num_scored != part.start:
+        before = self.continuation.num_scored
+        if self.begin + bisect_left(self.sampled, before) != part.start:
             return None
-        return self.continuation.next(part.stop - part.start).double().cpu().numpy()
+        places = self.sampled[part.start - self.begin : part.stop - self.begin]
+        read = self.continuation.next(places[-1] + 1 - before).double().cpu().numpy()
+        return read[:, [place - before for place in places]]
 
 
 def _turns(row: Row, spans: Sequence[VersionSpan]) -> Iterator[_Turn]:
     context = list(row.prompt)
-    for turn, shown in by_turn(row):
-        tokens = row.completion[turn]
-        yield _Turn(list(context), tokens, turn.start, _parts(spans, turn.start, turn.stop))
-        context += [*tokens, *shown]
+    begin = start = 0
+    tokens: list[int] = []
+    sampled: list[int] = []
+    for insert in (*row.inserts, Insert(len(row.completion), ())):
+        sampled += range(len(tokens), len(tokens) + insert.after - start)
+        tokens += row.completion[start : insert.after]
+        start = insert.after
+        if insert.within:
+            tokens += insert.ids
+            continue
+        yield _Turn(list(context), tokens, sampled, begin, _parts(spans, begin, start))
+        context += [*tokens, *insert.ids]
+        begin, tokens, sampled = start, [], []
 
 
 def _parts(spans: Sequence[VersionSpan], begin: int, end: int) -> dict[int, list[slice]]:

@@ -7,7 +7,8 @@ heartbeats; each side says what differs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
@@ -43,9 +44,11 @@ def make_terms(
     processor: str = "",
     adapters: str = NO_ADAPTERS,
     base: str = "",
+    template_kwargs: Mapping[str, object] | None = None,
 ) -> Terms:
     """A node's terms. `model` is its public name; without a loaded model, `tokenizer_hash` is empty. `processor` is the
-    digest of what makes a model's inputs of images and sounds, `base` that of the weights beneath `adapters`."""
+    digest of what makes a model's inputs of images and sounds, `base` that of the weights beneath `adapters`;
+    `template_kwargs` are values of the chat template."""
     return Terms(
         model=model,
         temperature=sampling.temperature,
@@ -59,6 +62,7 @@ def make_terms(
         processor=processor,
         adapters=adapters,
         base=base,
+        template_kwargs=_as_json(template_kwargs or {}),
     )
 
 
@@ -84,7 +88,16 @@ def differences(worker: Terms, learner: Terms) -> Iterator[str]:
     if worker.system_prompt != learner.system_prompt:
         yield "the learner's system prompt is another: set the same policy.system_prompt"
     if worker.template and learner.template and worker.template != learner.template:
-        yield "the learner's chat template is another: get the same files of the model (policy.revision)"
+        yield (
+            "the learner's chat template is another: get the same files of the model (policy.revision), and the same "
+            "policy.chat_template"
+        )
+    if worker.template_kwargs and learner.template_kwargs and worker.template_kwargs != learner.template_kwargs:
+        own, wanted = (clean(each.template_kwargs, MAX_SHOWN_CHARS) for each in (worker, learner))
+        yield (
+            f"the learner's chat template has the values {wanted}, not {own}: set --policy.chat_template_kwargs "
+            f"'{wanted}'"
+        )
     if worker.processor and learner.processor and worker.processor != learner.processor:
         yield "the learner's processor reads pictures or sounds otherwise: get the same files of the model"
 
@@ -97,6 +110,12 @@ def _other_adapters(own: str, wanted: str) -> str:
         f"the learner's adapters are {wanted}, not {own}: set --policy.lora.rank, --policy.lora.alpha and "
         "--policy.lora.targets as it does"
     )
+
+
+def _as_json(values: Mapping[str, object]) -> str:
+    """The values if they are short, else a digest: what a manifest carries is bounded."""
+    text = json.dumps(values, sort_keys=True)
+    return text if len(text) <= MAX_SHOWN_CHARS else _digest(text)
 
 
 def _digest(text: str | None) -> str:
@@ -116,6 +135,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
         _adapters(config.policy.lora),
         policy.base if policy is not None else "",
+        config.policy.chat_template_kwargs,
     )
 
 
