@@ -128,3 +128,18 @@ def test_a_worker_that_thinks_otherwise_than_its_learner_is_told_at_the_start(tm
     check_terms(off, manifest)
     with pytest.raises(ConfigError, match=r"""has the values {"enable_thinking": false}, not {}: set --policy"""):
         check_terms(on, manifest)
+
+
+def test_the_example_runs_on_a_model_of_its_kind(
+    tmp_path: Path, run_here: Callable[..., tuple[int | str | None, str]]
+) -> None:
+    model = write_qwen3(tmp_path / "model", "qwen3 opened")
+    small = ["--generation.max_new_tokens=40", "--generation.max_thinking_tokens=16", "--generation.group_size=2"]
+    quick = ["--evaluation.num_questions=0", "--rounds=2", "--mix.local=1", "--generation.questions_per_round=1"]
+    example = str(Path(__file__).parents[2] / "examples" / "qwen3-thinking.yaml")
+    code, errors = run_here("join", example, f"--policy.model={model}", "--out", "peer", *small, *quick, *LOOPBACK)
+    assert code == 0, errors
+    sampled = (tmp_path / "peer" / "samples.jsonl").read_text()
+    assert (
+        '"role":"thought"' in sampled and "thoughts/forced_ratio" in (tmp_path / "peer" / "metrics.jsonl").read_text()
+    )
