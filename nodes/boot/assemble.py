@@ -20,11 +20,11 @@ from nodes.boot.directory import (
     remember,
     write_addresses,
 )
-from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools, terms_of
+from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools
 from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of
-from nodes.roles.runtime import Role, RoleNode
+from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
 from swarm.environments.judge import with_judge
@@ -61,7 +61,7 @@ class RunningNode:
         alone: str,
         failures: Callable[[], dict[str, str]],
     ) -> None:
-        """`alone`: see `Role`. `failures`: see `VerificationPool.take_texts`."""
+        """`alone`: see `RoleNode`. `failures`: see `VerificationPool.take_texts`."""
         self.config = config
         self.node = node
         self.transport = transport
@@ -82,7 +82,7 @@ class NetworkWatch:
     """Reports changes of the network's state as notes."""
 
     def __init__(self, node: RoleNode, doing_alone: str, manifest: RunManifest | None, group_size: int) -> None:
-        """`doing_alone`: see `Role.alone`; `group_size` is this node's."""
+        """`doing_alone`: see `RoleNode.alone`; `group_size` is this node's."""
         self._node = node
         self._doing_alone = doing_alone
         self._run_known = manifest is not None
@@ -124,7 +124,7 @@ def _without_numbers(detail: str) -> str:
 
 @contextlib.contextmanager
 def opened(
-    role: Role, loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks
+    role: type[RoleNode], loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks
 ) -> Iterator[RunningNode]:
     """A node of this role, ready to begin, until the block ends.
 
@@ -137,8 +137,8 @@ def opened(
         say(console, line)
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
-    terms = terms_of(loaded.config) if role.sets_terms else None
-    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms)
+    terms = role.terms(loaded.config)
+    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)
@@ -189,8 +189,9 @@ def _assemble(
     if config.policy.model not in MADE_HERE:
         where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
         say(console, f"loading {config.policy.model}{where}")
+    make: Callable[..., RoleNode] = role  # what the classes of roles are called with is in `RoleNode`
     with policy_progress(console, config.policy.model) as progress:
-        node = role.make(config, directory.identity, transport, verifier, stop, progress, ranks)
+        node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
     write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
@@ -293,12 +294,12 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     return table
 
 
-def profile_of(role: Role, config: NodeConfig) -> Profile:
+def profile_of(role: type[RoleNode], config: NodeConfig) -> Profile:
     """What members learn of this node."""
     return Profile(
         model=public_name(config.policy.model),
         tasks=tuple(task.name for task in config.tasks),
-        role=role.name,
+        role=role.role,
         version=own_version(),
         name=config.name if is_name(config.name, MAX_NAME_CHARS) else "",
     )

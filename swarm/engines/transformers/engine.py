@@ -108,6 +108,17 @@ class Requests:
         return self._starts[context]
 
 
+def open_engine(
+    policy: Policy,
+    settings: GenerationSettings,
+    trust_remote_code: bool,
+    device: torch.device | None,
+    cancelled: Callable[[], bool],
+) -> TransformersEngine:
+    """The engine on the policy's own device and code. Raises `EngineError`."""
+    return TransformersEngine(policy, settings, cancelled)
+
+
 class TransformersEngine(PolicyEngine):
     """Continuous batching: a prompt is prefilled once for all its completions, and a free slot is refilled at once."""
 
