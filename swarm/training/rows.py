@@ -22,7 +22,7 @@ from swarm.policy.batching import Insert, num_read
 from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
-from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, VersionSpan
+from swarm.types import Completion, FinishReason, GradedGroup, Observation, RolloutGroup, VersionSpan
 
 Encode = Callable[[Sequence[Completion]], list[list[int]]]
 """As `Policy.encode_completions`."""
@@ -228,7 +228,7 @@ class RememberedTokens:
     def __init__(self, encode: Encode) -> None:
         """Nothing is remembered yet."""
         self._encode = encode
-        self._known: dict[tuple[str, str, bool], list[int]] = {}
+        self._known: dict[tuple[str, FinishReason, bool], list[int]] = {}
         self._num_tokens = 0
 
     def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
