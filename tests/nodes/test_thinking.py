@@ -10,8 +10,13 @@ import pytest
 import yaml
 
 from nodes.boot.resolve import fitted
-from swarm.config import load_config
+from nodes.commands.exported import exported_values, write_trained
+from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import load_policy
+from swarm.policy.published import thinks
+from swarm.policy.thinking import Prompted
 from tests.nodes.processes import LOOPBACK, address_of, swarm, until
 from tests.thinking_models import write_qwen3
 
@@ -93,7 +98,7 @@ def test_embedded_policies_have_nothing_to_say() -> None:
         ({"policy.chat_template_kwargs.messages": "[]"}, "messages: the node itself sets it"),
         ({"policy.chat_template_kwargs.a-b": "1"}, "chat_template_kwargs"),
         ({"policy.thinking_marks": "[<a>]"}, "must be two different texts"),
-        ({"generation.max_thinking_tokens": "0"}, "must be at least 1"),
+        ({"generation.max_thinking_tokens": "-1"}, "must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, str], message: str) -> None:
@@ -129,3 +134,15 @@ def test_the_example_runs_on_a_model_of_its_kind(
     assert (
         '"role":"thought"' in sampled and "thoughts/forced_ratio" in (tmp_path / "peer" / "metrics.jsonl").read_text()
     )
+
+
+def test_an_exported_policy_is_asked_as_it_was_trained(tmp_path: Path) -> None:
+    model = write_qwen3(tmp_path / "model")
+    off = PolicySettings(model=str(model), chat_template_kwargs={"enable_thinking": False})
+    write_trained(model, None, NodeConfig(policy=off))
+    assert load_policy(PolicySettings(model=str(model))).thinking.prompted is Prompted.OFF
+    assert not thinks(PolicySettings(model=str(model)))
+    on = PolicySettings(model=str(model), chat_template_kwargs={"enable_thinking": True})
+    assert load_policy(on).thinking.prompted is Prompted.FREE and thinks(on)
+    values, _ = exported_values(model, load_config())
+    assert load_config(manifest=values).config.generation.max_thinking_tokens == 0
