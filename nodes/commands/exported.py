@@ -21,7 +21,7 @@ from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.specs import data_files, files_digest, from_specs, left_out, to_specs
 from swarm.errors import ConfigError, TaskError
 from swarm.files import at_home
-from swarm.policy.config import EXPORTED, read_exported, write_exported
+from swarm.policy.config import EXPORTED, read_exported, template_values, write_exported
 from swarm.types import Sampling, TaskSpec
 
 DATA = "data"
@@ -45,6 +45,7 @@ class Trained(Struct, frozen=True):
     sampling: Sampling
     tasks: tuple[TaskSpec, ...]
     suites: dict[str, ExportedSuite] = {}
+    chat_template_kwargs: dict[str, object] = {}
 
 
 def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> list[str]:
@@ -61,7 +62,7 @@ def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> li
         for name, suite in config.evaluation.suites.items()
     }
     tasks = tuple(spec for task in config.tasks for spec in _spec(task))
-    trained = Trained(config.generation.sampling(), tasks, suites)
+    trained = Trained(config.generation.sampling(), tasks, suites, {**template_values(config.policy)})
     write_exported(directory, prompt, msgspec.to_builtins(trained))
     return list(_copy_data(directory / DATA, config))
 
