@@ -21,7 +21,7 @@ from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.specs import data_files, files_digest, from_specs, left_out, to_specs
 from swarm.errors import ConfigError, TaskError
 from swarm.files import at_home
-from swarm.policy.config import EXPORTED, read_exported, write_exported
+from swarm.policy.config import EXPORTED, read_exported, template_values, write_exported
 from swarm.types import Sampling, TaskSpec
 
 DATA = "data"
@@ -64,9 +64,7 @@ def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> li
     }
     tasks = tuple(spec for task in config.tasks for spec in _spec(task))
     policy = config.policy
-    trained = Trained(
-        config.generation.sampling(), tasks, suites, dict(policy.chat_template_kwargs), policy.thinking_marks
-    )
+    trained = Trained(config.generation.sampling(), tasks, suites, {**template_values(policy)}, policy.thinking_marks)
     write_exported(directory, prompt, msgspec.to_builtins(trained))
     return list(_copy_data(directory / DATA, config))
 
