@@ -222,13 +222,17 @@ def text_rows(
     ]
 
 
+_Text = tuple[str, FinishReason, bool]
+"""A text, how it ended, and whether an engine ended its thought."""
+
+
 class RememberedTokens:
     """Tokenizes each text once from its arrival to its update; the oldest are forgotten."""
 
     def __init__(self, encode: Encode) -> None:
         """Nothing is remembered yet."""
         self._encode = encode
-        self._known: dict[tuple[str, FinishReason, bool], list[int]] = {}
+        self._known: dict[_Text, list[int]] = {}
         self._num_tokens = 0
 
     def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
