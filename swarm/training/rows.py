@@ -237,9 +237,7 @@ class RememberedTokens:
 
     def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
         """As `Policy.encode_completions`."""
-        keys: list[tuple[str, str, bool]] = [
-            (each.text, each.finish_reason, each.forced is not None) for each in completions
-        ]
+        keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None) for each in completions]
         missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
         found = dict(zip(missing, self._encode(list(missing.values())), strict=True))
         tokens = [found[key] if key in found else self._known[key] for key in keys]
