@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from swarm.central.follower import FollowSettings
 from swarm.central.learner import LearnerSettings
+from swarm.endpoint import EndpointSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
 from swarm.environments.judge import JudgeSettings
@@ -180,6 +181,7 @@ class NodeConfig(Settings):
     follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
+    endpoint: EndpointSettings = EndpointSettings()
     network: NetworkSettings = NetworkSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()

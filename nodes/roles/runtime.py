@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec.structs import replace
 
 from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
-from nodes.roles.ranks import RankGroup
-from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig
 from swarm.distribution import versions
 from swarm.environments.judge import unjudged
@@ -23,10 +21,9 @@ from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
+from swarm.net.services.usage import serve_usage
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
-from swarm.policy.loading import Policy
-from swarm.preflight.need import RoleName
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
@@ -51,8 +48,14 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
-from swarm.types import MemberSummary
+from swarm.types import Estimate, MemberSummary
+
+if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
+    from nodes.roles.ranks import RankGroup
+    from nodes.roles.suites import NodeSuites
+    from swarm.policy.loading import Policy
+    from swarm.preflight.need import RoleName
+    from swarm.training.checkpoint import CheckpointStore, TrainingState
 
 NEIGHBOURS_EVERY_S = 30.0
 EndReason = Literal["done", "interrupted", "error"]
@@ -99,6 +102,9 @@ class RoleRuntime:
             offer_life_s=config.network.backfill_s,
             clock=clock,
         )
+        serve_usage(transport, self.exchange.book, lambda peer_id: self.worth.get(peer_id))
+        self.worth: Mapping[str, Estimate] = {}
+        """Worth of others' groups to this node by author, as far as it is known."""
         self.peer_id = identity.peer_id
         self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self.config = config
@@ -159,6 +165,7 @@ class RoleRuntime:
     def record(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
         self.note_refusals(event.groups)
+        self.worth = event.worth.senders if event.worth else {}
         if self.config.share.summary:
             self._transport.summarize(self._summary(event))
         network = self._transport.status()
@@ -229,6 +236,8 @@ class RoleRuntime:
 
         `between` is called now and then while training waits for a suite. Raises `ConfigError`.
         """
+        from nodes.roles.suites import NodeSuites
+
         self._suites = NodeSuites(self.config, policy, self._write, cancelled, between)
         return self._suites
 
@@ -389,6 +398,8 @@ class Checkpoints:
         """Write a checkpoint of the finished rounds, unless it exists. The last four: see `TrainingState`."""
         if self._saved_round == round:
             return
+        from swarm.training.checkpoint import TrainingState
+
         state = TrainingState(
             peer_id=self._runtime.peer_id,
             model=self._ranks.policy.name,
@@ -501,10 +512,14 @@ class Role:
     """Whether those who join must share its terms."""
     keeps_terms: bool = False
     """Whether it must share those of the run's founder."""
+    has_policy: bool = True
+    """Whether it holds a model; otherwise nothing of torch is loaded."""
 
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:
     """Raises `CheckpointError` when the checkpoint's model is not the configured one."""
+    from swarm.training.checkpoint import is_of
+
     if is_of(state, settings):
         return
     name, revision = local_name(settings.model), f" at {settings.revision}" if settings.revision else ""
