@@ -34,6 +34,9 @@ ASK_EVERY_S = 10.0
 ASK_TIMEOUT_S = 5.0
 MAX_ASKED = 64
 """Peers asked at a time, of those that are connected."""
+ENOUGH, GENEROSITY = 32, 4
+"""Groups between two answers, and further ones for each that was used since: what nobody uses costs the endpoint's
+time all the same."""
 LAST_WORD_S = 6.0
 """At the end, for receivers to say once more what they used."""
 LOOK_EVERY_S = 0.2
@@ -90,7 +93,7 @@ class GiverNode(RoleNode):
         super().__init__(runtime, cancelled)
         self._transport = transport
         self._rounds = 0
-        self._idle = ""
+        self._noted: set[str] = set()
         self._problem = ""
         self._engine = extra("give.engine").EndpointEngine(
             config.endpoint,
@@ -146,16 +149,16 @@ class GiverNode(RoleNode):
         self._transport.drain()  # a giver learns from nobody
         self._runtime.exchange.judge()
         why = self._why_idle()
-        if why != self._idle:
-            self._idle = why
-            if why:
-                self.note(f"not asking: {why}")
+        if why and why not in self._noted:
+            self._noted.add(why)
+            self.note(f"not asking: {why}")
         if why:
             time.sleep(LOOK_EVERY_S)
             return
         self._runtime.samples.begin(self._rounds + 1)
         report = self._giver.run_round()
         self._rounds += 1
+        self._usage.look(self._num_shared)
         if report.problem and not self._problem:
             text = f"no question of round {self._rounds} has a group; {report.problem}"
             self.note(text, "warning", alert="no-groups")
@@ -176,7 +179,7 @@ class GiverNode(RoleNode):
 
     def end(self, reason: EndReason) -> None:
         """Ask once more what became of the groups, and write the end event."""
-        if self._giver.ledger.snapshot()["shared"] and self._transport.status().connected:
+        if self._num_shared and self._transport.status().connected:
             self._usage.ask(time.monotonic() + LAST_WORD_S)
         self._write_usage()
         self._runtime.end(self._rounds, reason, close=self.close)
@@ -195,25 +198,34 @@ class GiverNode(RoleNode):
             return "no member that learns is connected"
         if not self._transport.has_room():
             return "the outbox is full of groups that nobody takes"
+        if self._usage.allowed is not None and self._num_shared >= self._usage.allowed:
+            return "members use fewer groups than are given"
         if time.monotonic() < self._giver.waits_until:
             return "the swarm carries no more groups for now"
         return ""
 
+    @property
+    def _num_shared(self) -> int:
+        return int(self._giver.ledger.snapshot()["shared"])
+
     def _write_usage(self) -> None:
-        given = Given(self._giver.ledger.snapshot()["shared"], self._usage.known)
+        given = Given(self._num_shared, self._usage.known)
         replace_file(self._config.out / USAGE_FILE, msgspec.json.encode(given))
 
 
 class UsageWatch:
-    """Asks connected peers now and then, in a thread, what they did with this node's groups."""
+    """Asks connected peers now and then, in a thread, what they did with this node's groups: that is the demand."""
 
     def __init__(self, transport: Transport) -> None:
         """Begins at once."""
         self.known: dict[str, GroupUsage] = {}
         """Last answers by peer id; replaced as a whole."""
+        self.allowed: int | None = None
+        """Groups that it makes sense to have given by the next answers; None while nobody says."""
         self._transport = transport
         self._stopped = threading.Event()
         self._asking = threading.Lock()
+        self._num_shared = 0
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
         self._thread.start()
 
@@ -222,18 +234,26 @@ class UsageWatch:
         given = Given(peers=self.known)
         return {"used": given.used, "peers": given.num_users}
 
+    def look(self, num_shared: int) -> None:
+        """Note how many groups were given by now."""
+        self._num_shared = num_shared
+
     def ask(self, deadline: float) -> None:
         """Ask every connected peer once, until a time of `time.monotonic`."""
         with self._asking:
+            used, answered = Given(peers=self.known).used, False
             for peer_id in self._transport.status().connected[:MAX_ASKED]:
                 left = min(ASK_TIMEOUT_S, deadline - time.monotonic())
                 if left <= 0:
-                    return
+                    break
                 try:
                     found = ask_usage(self._transport, peer_id, left)
                 except PeerUnreachable:
                     continue  # gone, or of a version that does not say
                 self.known = {**self.known, peer_id: found}
+                answered = True
+            more = Given(peers=self.known).used - used
+            self.allowed = self._num_shared + ENOUGH + GENEROSITY * more if answered else None
 
     def close(self) -> None:
         """Ask no more."""
