@@ -34,7 +34,7 @@ ASK_EVERY_S = 10.0
 ASK_TIMEOUT_S = 5.0
 MAX_ASKED = 64
 """Peers asked at a time, of those that are connected."""
-ENOUGH, GENEROSITY = 32, 4
+ENOUGH, GENEROSITY = 16, 2
 """Groups between two answers, and further ones for each that was used since: what nobody uses costs the endpoint's
 time all the same."""
 LAST_WORD_S = 6.0

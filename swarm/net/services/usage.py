@@ -40,10 +40,8 @@ def serve_usage(
 
     def answer(remote: str, request: bytes) -> bytes:
         known = book.find(remote)
-        if known is None:
-            return msgspec.msgpack.encode(GroupUsage())
-        found = GroupUsage(known.received, known.used, dict(known.dropped), worth(remote))
-        return msgspec.msgpack.encode(found)
+        counts = (known.received, known.used, dict(known.dropped)) if known else (0, 0, {})
+        return msgspec.msgpack.encode(GroupUsage(*counts, worth(remote)))
 
     transport.serve(PROTOCOL, answer)
 
