@@ -12,6 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping
+from email.message import Message as EmailMessage
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any, TypeVar
 from urllib.error import HTTPError
@@ -181,7 +182,7 @@ class Endpoint:
             raise EndpointError(f"the endpoint's response is not {what}") from None
 
 
-def _retry_after_s(headers: HTTPMessage | None) -> float:
+def _retry_after_s(headers: EmailMessage[str, str] | None) -> float:
     """Seconds for which a busy server asks not to be asked; 0 if it does not say."""
     text = headers.get("Retry-After", "") if headers is not None else ""
     return min(float(text), MAX_RETRY_AFTER_S) if text.isascii() and text.isdigit() else 0.0

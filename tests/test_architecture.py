@@ -31,6 +31,7 @@ PURE = {
     "swarm.kernel",
     "swarm.machine",
     "swarm.torchao",
+    "swarm.endpoint",
 }
 LEDGER = {"swarm.telemetry.ledger"}
 NET = PURE | {f"swarm.net.{name}" for name in ("bandwidth", "config", "guard", "roster", "runtime")}
@@ -53,6 +54,7 @@ ALLOWED = {
     "swarm/children.py": set(),
     "swarm/machine.py": set(),
     "swarm/torchao.py": set(),
+    "swarm/endpoint.py": {"swarm.errors", "swarm.settings"},
     "swarm/protocols.py": {"swarm.reasons", "swarm.types", "swarm.files"},
     "swarm/evaluation.py": PURE | {"swarm.groups"},
     "swarm/suites": PURE
@@ -73,6 +75,7 @@ ALLOWED = {
     "swarm/extras/judging": PURE
     | {"swarm.extras.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
+    "swarm/extras/give": PURE | {"swarm.extras.give", "swarm.groups"} | LEDGER,
     "swarm/groups": PURE | {"swarm.groups"},
     "swarm/received": PURE | {"swarm.received", "swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
@@ -170,6 +173,7 @@ FORBIDDEN = {
     "swarm/schedule.py": {"torch"},
     "swarm/extras/schedule": {"torch"},
     "swarm/extras/judging": {"torch", "transformers"},
+    "swarm/extras/give": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }
 
@@ -288,6 +292,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
+        "import nodes.commands.give, nodes.roles.bootstrap, swarm.extras.give.giving",
         "import nodes.commands.watching",
         "import swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",

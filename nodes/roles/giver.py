@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from nodes.roles.runtime import EndReason, Role, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
-from swarm.errors import PeerUnreachable
+from swarm.errors import ConfigError, PeerUnreachable
 from swarm.figures import finite
 from swarm.files import replace_file
 from swarm.groups.building import Member
@@ -83,11 +83,17 @@ class GiverNode(RoleNode):
         verifier: Verifier,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises `ConfigError` without an endpoint or for a missing key, `PeerUnreachable` without a run."""
-        if transport.manifest() is None:
+        """Raises `ConfigError` without an endpoint, for a missing key and in a learner's run, `PeerUnreachable` without
+        a run."""
+        if (manifest := transport.manifest()) is None:
             raise PeerUnreachable(
                 "no member of the run has answered, and without one a giver does not know what to ask: check the "
                 "address, or try again"
+            )
+        if manifest.terms is not None:
+            raise ConfigError(
+                f"run {manifest.run_id} has a learner, which takes samples of its own snapshots only: givers give to "
+                "runs of peers"
             )
         runtime = RoleRuntime(config, identity, transport, verifier)
         super().__init__(runtime, cancelled)

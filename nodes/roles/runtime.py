@@ -21,7 +21,7 @@ from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
-from swarm.net.services.usage import serve_usage
+from swarm.net.services.usage import GroupUsage, serve_usage
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
 from swarm.protocols import RolloutEngine, Transport, Verifier
@@ -102,7 +102,7 @@ class RoleRuntime:
             offer_life_s=config.network.backfill_s,
             clock=clock,
         )
-        serve_usage(transport, self.exchange.book, lambda peer_id: self.worth.get(peer_id))
+        serve_usage(transport, self._usage_of)
         self.worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
         self.peer_id = identity.peer_id
@@ -281,6 +281,12 @@ class RoleRuntime:
                 samples=result.samples,
             )
         )
+
+    def _usage_of(self, peer_id: str) -> GroupUsage:
+        """What became of a peer's groups here, for that peer; on the network thread."""
+        known = self.exchange.book.find(peer_id)
+        counts = (known.received, known.used, dict(known.dropped)) if known else (0, 0, {})
+        return GroupUsage(*counts, self.worth.get(peer_id))
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""

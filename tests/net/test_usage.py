@@ -15,8 +15,6 @@ from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.reasons import Reason
 from swarm.types import Estimate
 
-WORTH = Estimate(0.5, 0.2, 0.9)
-
 
 @pytest.fixture
 def pair() -> Iterator[tuple[MemoryTransport, MemoryTransport]]:
@@ -31,17 +29,19 @@ def pair() -> Iterator[tuple[MemoryTransport, MemoryTransport]]:
 
 def test_each_author_hears_of_its_own_groups(pair: tuple[MemoryTransport, MemoryTransport]) -> None:
     receiver, author = pair
+    usage = {"author": GroupUsage(3, 1, {"improbable": 1}, Estimate(0.5, 0.2, 0.9)), "another": GroupUsage(9, 9)}
+    serve_usage(receiver, usage.__getitem__)
+    assert ask_usage(author, "receiver", 5.0) == usage["author"]
+
+
+def test_who_asks_gets_no_account_by_it() -> None:
     book = PeerBook(SafetySettings(), time.time)
-    serve_usage(receiver, book, {"author": WORTH}.get)
-    assert ask_usage(author, "receiver", 5.0) == GroupUsage(worth=WORTH), "unknown, as long as nothing has come"
-    assert book.find("author") is None, "whoever asks gets no account by it"
-    for sequence in range(3):
-        book.admit("author", sequence, 100)
-        book.admit("another", sequence, 100)
+    assert book.find("author") is None and book.stats() == {}
+    book.admit("author", 1, 100)
     book.report("author", "used")
     book.report("author", Reason.IMPROBABLE)
-    book.report("another", Reason.COPIED)
-    assert ask_usage(author, "receiver", 5.0) == GroupUsage(3, 1, {"improbable": 1}, WORTH)
+    known = book.find("author")
+    assert known is not None and (known.received, known.used, known.dropped) == (1, 1, {"improbable": 1})
 
 
 @pytest.mark.parametrize(

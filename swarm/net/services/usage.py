@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import PeerUnreachable
-from swarm.net.trust.accounts import PeerBook
 from swarm.protocols import RequestTransport
 from swarm.types import Count, Estimate, Name, complete
 
@@ -33,17 +32,9 @@ class GroupUsage(Struct, frozen=True):
     """Of one of them, in own groups of the node; None while unknown."""
 
 
-def serve_usage(
-    transport: RequestTransport, book: PeerBook, worth: Callable[[str], Estimate | None] = lambda peer_id: None
-) -> None:
-    """Answer authors from the accounts in `book`; `worth` is called on the network thread."""
-
-    def answer(remote: str, request: bytes) -> bytes:
-        known = book.find(remote)
-        counts = (known.received, known.used, dict(known.dropped)) if known else (0, 0, {})
-        return msgspec.msgpack.encode(GroupUsage(*counts, worth(remote)))
-
-    transport.serve(PROTOCOL, answer)
+def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:
+    """Answer authors by `usage_of` their peer id, which is called on the network thread."""
+    transport.serve(PROTOCOL, lambda remote, request: msgspec.msgpack.encode(usage_of(remote)))
 
 
 def ask_usage(transport: RequestTransport, peer_id: str, timeout_s: float) -> GroupUsage:
