@@ -17,19 +17,19 @@ from rich.console import Console
 from benchmarks.common.running import scratch
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
-from nodes.roles.learner import LearnerNode
-from nodes.roles.worker import WorkerNode
-from swarm.central.learner import Learner
 from swarm.config import NodeConfig
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
+from swarm.extras.learner.learner import Learner
+from swarm.extras.learner.roles.learner import LearnerNode
+from swarm.extras.learner.roles.worker import WorkerNode
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm
 from tests.attacks.attackers import WorkerAttack
-from tests.attacks.marking import mark
 from tests.attacks.poisoned_swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
+from tests.extras.learner.marking import mark
 
 ROLLOUTS = 64
 

@@ -21,11 +21,11 @@ from nodes.boot.directory import (
     remember,
     write_addresses,
 )
-from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools, terms_of
-from nodes.boot.resolve import Notice, ResolvedNode, check_settings, resolve
+from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools
+from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of
-from nodes.roles.runtime import Role, RoleNode
+from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
 from swarm.environments.judge import with_judge
@@ -64,7 +64,7 @@ class RunningNode:
         alone: str,
         failures: Callable[[], dict[str, str]],
     ) -> None:
-        """`alone`: see `Role`. `failures`: see `VerificationPool.take_texts`."""
+        """`alone`: see `RoleNode`. `failures`: see `VerificationPool.take_texts`."""
         self.config = config
         self.node = node
         self.transport = transport
@@ -85,7 +85,7 @@ class NetworkWatch:
     """Reports changes of the network's state as notes."""
 
     def __init__(self, node: RoleNode, doing_alone: str, manifest: RunManifest | None, group_size: int) -> None:
-        """`doing_alone`: see `Role.alone`; `group_size` is this node's."""
+        """`doing_alone`: see `RoleNode.alone`; `group_size` is this node's."""
         self._node = node
         self._doing_alone = doing_alone
         self._run_known = manifest is not None
@@ -127,7 +127,7 @@ def _without_numbers(detail: str) -> str:
 
 @contextlib.contextmanager
 def opened(
-    role: Role, loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks | None
+    role: type[RoleNode], loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks | None
 ) -> Iterator[RunningNode]:
     """A node of this role, ready to begin, until the block ends.
 
@@ -136,10 +136,14 @@ def opened(
     """
     if role.has_policy and (warning := check_settings(loaded.config)):
         warn(console, warning)
+    if role.has_policy:
+        loaded, lines = fitted(loaded)
+        for line in lines:
+            say(console, line)
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
-    terms = terms_of(loaded.config) if role.sets_terms else None
-    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms)
+    terms = role.terms(loaded.config)
+    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)
@@ -188,14 +192,15 @@ def _assemble(
     ):
         if shown is not None:
             say(console, shown)
+    make: Callable[..., RoleNode] = role  # what the classes of roles are called with is in `RoleNode`
     if not role.has_policy:
-        node = role.make(config, directory.identity, transport, verifier, stop)
+        node = make(config, directory.identity, transport, verifier, stop)
     else:
         if config.policy.model not in MADE_HERE:
             where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
             say(console, f"loading {config.policy.model}{where}")
         with policy_progress(console, config.policy.model) as progress:
-            node = role.make(config, directory.identity, transport, verifier, stop, progress, ranks)
+            node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
     write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
@@ -299,12 +304,12 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     return table
 
 
-def profile_of(role: Role, config: NodeConfig) -> Profile:
+def profile_of(role: type[RoleNode], config: NodeConfig) -> Profile:
     """What members learn of this node."""
     return Profile(
         model=public_name(config.policy.model) if role.has_policy else config.endpoint.public_model,
         tasks=tuple(task.name for task in config.tasks),
-        role=role.name,
+        role=role.role,
         version=own_version(),
         name=config.name if is_name(config.name, MAX_NAME_CHARS) else "",
     )

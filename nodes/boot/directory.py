@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import psutil
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from nodes.boot.manifest import SealedManifest, found_run, left_run
 from swarm.config import LoadedConfig, NodeConfig
@@ -72,21 +72,33 @@ def claim_directory(
     asked: SealedManifest | None = None,
     terms: Terms | None = None,
     founds: bool = False,
+    role: str = "",
 ) -> RunDirectory:
     """Claim a directory for a node of the run `asked`, or of the stored run; `terms` are for one that it founds.
 
     `config.out` if it was set. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that belongs to
-    the same run and model: the same command in several terminals starts several peers, and each resumes when restarted.
+    the same run and model, or, where none is joined, to the same experiment of this `role`: the same command in several
+    terminals starts several peers, and each resumes when restarted.
     A run that the directory leaves another for is not stored: the caller does it once the node is sure to start.
     `founds`: in its own run always. Raises `ConfigError` or `IdentityInUse` when the chosen directory is not free.
     """
     chosen = out_was_given or config.network.identity is not None
+    joins = asked is not None or bool(config.network.bootstrap)
+    passed: list[str] = []
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
         if not chosen and _has_another_model(config, out):
             continue
+        if role and not (chosen or joins):
+            try:
+                resumed(config.model_copy(update={"out": out}), role, False)
+            except ConfigError as error:
+                passed.append(str(error).partition(". ")[0])
+                continue
         try:
-            return _claim(config, out, asked, terms, founds)
+            claimed = _claim(config, out, asked, terms, founds)
+            moved = tuple(f"{reason}; this one is in {out}" for reason in passed[:1])
+            return structs.replace(claimed, warnings=(*claimed.warnings, *moved))
         except (IdentityInUse, DirectoryOfAnotherRun):
             if chosen:
                 raise

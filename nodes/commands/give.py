@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
 from nodes.boot.directory import check_gives
 from nodes.boot.loop import launch
 from nodes.console import say, warn
-from nodes.roles.giver import GIVER, Given, read_given
+from nodes.roles import ROLES
 from swarm.config import LoadedConfig
 from swarm.kinds import extra
 from swarm.sanitize import clean
@@ -30,14 +32,16 @@ def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool
             f"the endpoint calls its model {clean(reported, MAX_SHOWN_CHARS)}, not {settings.model}: groups are shared "
             f"under the name {settings.public_model}; give --model the right one if that is another",
         )
-    code = launch(GIVER, loaded, console, live=live, report=False, supervised=supervised)
-    show_given(read_given(loaded.config.out), console)
+    code = launch(ROLES["give"], loaded, console, live=live, report=False, supervised=supervised)
+    _show_given(loaded.config.out, console)
     return code
 
 
-def show_given(given: Given, console: Console) -> None:
+def _show_given(out: Path, console: Console) -> None:
     """What became of a giver's groups, as its peers say."""
-    say(console, given_in_words(given))
+    usage_file = extra("give.usage")
+    given = usage_file.read_given(out)
+    say(console, usage_file.given_in_words(given))
     if not given.peers:
         return
     table = Table("peer", "received", "used", "not used", "worth", box=None, pad_edge=False)
@@ -47,13 +51,3 @@ def show_given(given: Given, console: Console) -> None:
         dropped = ", ".join(f"{clean(reason)} {count}" for reason, count in reasons)
         table.add_row(peer_id[-8:], str(usage.received), str(usage.used), dropped, worth)
     console.print(table)
-
-
-def given_in_words(given: Given) -> str:
-    """One line: "812 given, 530 used by 6 peers; worth 0.4 of their own each"."""
-    if not given.peers:
-        return f"{given.shared} groups given; no peer has said what it used"
-    known = [usage.worth.value for usage in given.peers.values() if usage.worth]
-    worth = f"; worth {sum(known) / len(known):.2f} of their own each" if known else "; their worth is not known yet"
-    peers = f"{given.num_users} peer{'s' * (given.num_users != 1)}"
-    return f"{given.shared} groups given, {given.used} uses by {peers}, as they say{worth if given.used else ''}"

@@ -6,15 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from msgspec.structs import replace
 
 from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
-from swarm.config import NodeConfig
+from swarm.config import NodeConfig, Values
 from swarm.distribution import versions
 from swarm.environments.judge import unjudged
 from swarm.errors import CheckpointError, Interrupted, SwarmError
@@ -48,7 +47,7 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.types import Estimate, MemberSummary
+from swarm.types import Estimate, MemberSummary, RunManifest, Terms
 
 if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
     from nodes.roles.ranks import RankGroup
@@ -445,7 +444,40 @@ class Checkpoints:
 
 
 class RoleNode(ABC):
-    """What the nodes of all roles share: steps between pauses, notes, and closing what they opened."""
+    """A node of one role, which its class is: what the role asks of a run, and steps between pauses.
+
+    A class is found in `nodes.roles.ROLES` and called with config, identity, transport, verifier, cancelled, progress
+    and ranks. Raises `SwarmError`.
+    """
+
+    role: ClassVar[RoleName]
+    alone: ClassVar[str]
+    """Its activity while no peer is connected, for messages."""
+    invites: ClassVar[str] = "join"
+    """The subcommand with which others join it."""
+    has_policy: ClassVar[bool] = True
+    """Whether it holds a model; otherwise nothing of torch is loaded, and it is called without progress and ranks."""
+    founds: ClassVar[bool] = False
+    """Whether a node of this role without an address founds a run as a matter of course."""
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
+        """Lines that describe its plan: names and values."""
+
+    @classmethod
+    def terms(cls, config: NodeConfig) -> Terms | None:
+        """What members of a run that it founds must share with it, as far as the configuration says."""
+        return None
+
+    @classmethod
+    def values_of(cls, manifest: RunManifest) -> Values:
+        """What the run sets for this role only, as a layer of the configuration."""
+        return {}
+
+    @classmethod  # noqa: B027  # most fit any run
+    def check(cls, config: NodeConfig, manifest: RunManifest, peer_id: str) -> None:
+        """Raises `ConfigError` for a run in which this node cannot have the role."""
 
     def __init__(self, runtime: RoleRuntime, cancelled: Callable[[], bool]) -> None:
         """Raises `ConfigError` for a schedule that cannot be kept here."""
@@ -499,27 +531,6 @@ class RoleNode(ABC):
 
     def on_resume(self) -> None:  # noqa: B027
         """A pause is over."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """The role of a node in a swarm."""
-
-    name: RoleName
-    make: Callable[..., RoleNode]
-    """Makes the node of: config, identity, transport, verifier, cancelled, progress, ranks. Raises `SwarmError`."""
-    plan: Callable[[NodeConfig], list[tuple[str, str]]]
-    """Lines that describe its plan."""
-    alone: str
-    """Its activity while no peer is connected, for messages."""
-    invites: str = "join"
-    """The subcommand with which others join it."""
-    sets_terms: bool = False
-    """Whether those who join must share its terms."""
-    keeps_terms: bool = False
-    """Whether it must share those of the run's founder."""
-    has_policy: bool = True
-    """Whether it holds a model; otherwise nothing of torch is loaded."""
 
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:

@@ -43,8 +43,11 @@ SALT = np.uint64(secrets.randbits(64))
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
-ERRORS = 2.5
-"""Standard errors of each mean by which an author's push must exceed own push."""
+ERRORS = 1.0
+"""Standard errors by which an author's push on a token must exceed own push. Few: a bias of the answers is spread over
+many tokens, and an excess that was chance costs an honest author little."""
+ALARMING_ERRORS = 3.5
+"""The same for an alarm, which costs much."""
 MAX_WEIGHT = 1e100
 UNSEEN = 2.0
 """A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
@@ -55,9 +58,6 @@ MAX_AUTHORS = 64
 MAX_TASKS = 64
 REMEMBERED_PULLS = 256
 ENOUGH_PULLS = 16
-
-
-WITHHELD_RATE = 1 / 32
 RATE_GROUPS = 256
 """Own groups in a rate."""
 PAST_RATES = 16
@@ -202,11 +202,6 @@ class Corroboration:
         ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
         return tuple(tuple(map(float, part)) for part in np.split(found, ends))
 
-    def withheld(self, author: str) -> float:
-        """Fraction of its raised tokens' advantages that own groups do not bear out, a running mean in [0, 1]."""
-        known = self._authors.get(author)
-        return known.withheld if known else 0.0
-
     def drift(self) -> Drift | None:
         """A habit that own completions take up from an author and that does not raise the reward; reported once. Later
         rates are compared with those from then on."""
@@ -223,16 +218,15 @@ class Corroboration:
         # From here on, a positive push is one that agrees with the advantage of the token at hand.
         own_push = own_push * signs
         along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
-        doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
+        allowed = UNSEEN / author.num + UNSEEN / num_own + self._settings.tolerance
         wanted = np.maximum(own_push, 0.0)
-        excessive = along - against - wanted > doubt + self._settings.tolerance
+        excess, spread = along - against - wanted - allowed, np.sqrt(their_error + own_error)
+        excessive = excess > ERRORS * spread
         # What remains after the factor is the push that is wanted.
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
         found = np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
-        raised = np.maximum(_flat(group.advantages), 0.0)
-        if raised.any():
-            author.withheld += WITHHELD_RATE * (1 - float(found @ raised / raised.sum()) - author.withheld)
-        unneeded = excessive & (own_push < ERRORS * np.sqrt(own_error) + self._settings.tolerance)
+        unneeded = excess > ALARMING_ERRORS * spread
+        unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
         rising = (unneeded.all(axis=1) & (self._rates.rise(group.buckets) > DRIFT)).any(axis=0) & (signs > 0)
         if rising.any():
             tokens = [token for each in group.ids for token in each]
@@ -271,7 +265,6 @@ class _Evidence:
         """Groups; the older, the less one counts."""
         self.tasks: dict[str, float] = {}
         """The same by task."""
-        self.withheld = 0.0
         self._sums = np.zeros((3, ROWS * NUM_BUCKETS))
         """Of pushes up, down, and the squares of both together, times `_weight`: it grows, and they do not fade."""
         self._weight = 1.0

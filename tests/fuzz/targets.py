@@ -46,6 +46,16 @@ from swarm.errors import (
 )
 from swarm.extras.direct.client import DirectClient
 from swarm.extras.direct.tickets import Ticket
+from swarm.extras.learner.heartbeats import serve_heartbeats
+from swarm.extras.learner.packing import read_snapshot
+from swarm.extras.learner.snapshots.messages import (
+    ChunksRequest,
+    SnapshotAnnouncement,
+    StatusReply,
+    StatusRequest,
+    request_status,
+)
+from swarm.extras.learner.snapshots.plan import Slot
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -62,14 +72,12 @@ from swarm.net.records.stores import RecordStore, record_id
 from swarm.net.records.wire import open_peer_record
 from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.net.services.diagnosis import DialBacks
-from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers, serve_heartbeats
-from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
-from swarm.net.snapshots.plan import Slot
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
 from swarm.policy.tiny import tiny_config
 from swarm.policy.turns import RENDERER
-from swarm.policy.weights import check_weights, read_snapshot
+from swarm.policy.weights import check_weights
 from swarm.sanitize import clean, clean_lines
 from swarm.telemetry.nodes import NodeReader, kinds, leaders
 from swarm.telemetry.records import NoteEvent
@@ -80,8 +88,8 @@ from swarm.telemetry.samples import encode as encode_sample
 from swarm.telemetry.samples import read as read_samples
 from swarm.types import Heartbeat, Orders
 from tests.environments.bombs import COMPRESSED, ROWS, parquet
+from tests.extras.learner.snapshot_files import applied, delta_of, held, packed
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors
-from tests.snapshot_files import applied, delta_of, held, packed
 
 Run = Callable[[bytes], object]
 Refusals = tuple[type[Exception], ...]

@@ -116,7 +116,7 @@ def test_a_file_is_checked_alone(tmp_path: Path, run: Callable[..., tuple[object
     (tmp_path / "my.yaml").write_text("name: me\nmix:\n  lokal: 3\n  external: -1\n")
     code, _, errors = run("config", "check", "my.yaml")
     assert code == 2 and errors.splitlines() == [
-        "error: mix.external (from my.yaml, line 4): Input should be greater than or equal to 0, got -1",
+        "error: mix.external (from my.yaml, line 4): must be at least 0, got -1",
         "mix.lokal (from my.yaml, line 3): there is no such field; did you mean mix.local?",
     ]
     (tmp_path / "my.yaml").write_text("name: me\nmix: {local: 3}\n")

@@ -50,6 +50,7 @@ from swarm.types import (
     VerifiedGroup,
     complete,
 )
+from swarm.types.thoughts import CLOSE
 
 
 class Announcement(Struct, frozen=True):
@@ -398,6 +399,7 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
         if completion.turns:
             yield from _turn_problems(completion)
+        yield from _forced_problems(completion)
         spans = [span.num_tokens for span in completion.versions]
         if spans and sum(spans) != num_tokens:
             yield f"{num_tokens} token ids but version spans of {sum(spans)} tokens"
@@ -413,6 +415,16 @@ def _turn_problems(completion: Completion) -> Iterator[str]:
     ):
         if stated != actual:
             yield f"{actual} {what} but turns of {stated}"
+
+
+def _forced_problems(completion: Completion) -> Iterator[str]:
+    """An end of a thought is in the text, and within the tokens of its turn."""
+    if completion.turns and completion.forced is not None:
+        yield "a completion of several turns must say of each whether the end of its thought was inserted"
+        return
+    for turn in completion.by_turn():
+        if turn.forced is not None and (turn.forced > len(turn.token_ids) or CLOSE not in turn.text):
+            yield f"an inserted end of a thought must be within its turn, got {turn.forced} of {len(turn.token_ids)}"
 
 
 def _manifest_problems(manifest: RunManifest) -> Iterator[str]:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from nodes.commands.control import pause_nodes, resume_nodes
-from nodes.commands.give import given_in_words
 from nodes.console import literal_console
-from nodes.roles.giver import Given, read_given
+from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
 from swarm.types import Estimate
 from tests.extras.give.server import MODEL, ModelServer, completions, model_server, solver
@@ -25,7 +24,7 @@ TRAINER = [*LOOPBACK, "--evaluation.num_questions=0", "--mix.local=4", "--mix.ex
 MAX_MB = 300
 PROBE = """
 import resource, sys, nodes.cli, nodes.commands.give
-import swarm.extras.give.engine, swarm.extras.give.giving, swarm.net.hivemind.transport
+import swarm.extras.give.roles.giver, swarm.net.hivemind.transport
 print([name for name in ("torch", "transformers", "hivemind", "datasets") if name in sys.modules])
 """
 

@@ -1,0 +1,230 @@
+"""`auto`: questions, own and others' groups of a round, chosen together for the most progress a second.
+
+The progress of an update on n groups, dealt to s optimizer steps, of mean worth w in own groups, where noise dominates
+the gradient:
+
+    P(n, w) = w sqrt(n s),  s = min(update.minibatches, n)    (progress in swarm/sapo/worth.py, with its noise alone)
+
+and its seconds, from the stages of the last rounds:
+
+    T = asked x seconds a question + n x seconds a trained group + external x seconds a received group + the rest
+
+At the mix the questions are asked: others' groups are added, those of most worth first, as long as P / T rises. Before
+the next round the number of questions is chosen as if all others would choose alike, so that others' groups come in
+proportion to it: if each counted on the others instead, nobody would ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pvariance
+from typing import ClassVar
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+from pydantic import Field
+
+from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixPolicy, MixRound
+from swarm.sapo.mixing.policies import learnability, mean_magnitude, worth_weight
+
+OWN = UNKNOWN = 1.0
+"""Worth of an own group, and of a group whose sender's worth is unknown."""
+LEAST_ROUNDS = 8
+"""Timed rounds before their seconds decide; until then an update's progress does."""
+EXPLORE_ROUNDS = 16
+"""In one of so many rounds a group of others is used although it promises nothing: its worth may have changed."""
+CLEARLY = 1.03
+"""A change of the number of questions must promise so much more progress a second."""
+ASK_RANGE = (0.25, 2.0)
+"""Least and most questions, in those configured."""
+
+
+class Costs(Struct, frozen=True):
+    """Seconds of a round by what they pay for."""
+
+    question: float
+    """Drawn, answered and graded."""
+    received: float
+    """A group of others in the update: received, regraded and screened."""
+    trained: float
+    """A group in the update."""
+    rest: float
+    """Whatever is done once a round."""
+
+    @classmethod
+    def of(cls, rounds: Sequence[MixRound]) -> Costs | None:
+        """Those of the timed rounds; None while there are too few."""
+        rounds = [each for each in rounds if each.seconds and each.num_questions]
+        external = sum(each.num_external for each in rounds)
+        trained = external + sum(each.num_local for each in rounds)
+        if len(rounds) < LEAST_ROUNDS or not trained:
+            return None
+        spent = {stage: sum(each.seconds.get(stage, 0.0) for each in rounds) for stage in rounds[0].seconds}
+        asking, others, update = (spent.pop(stage, 0.0) for stage in ("asking", "others", "update"))
+        return cls(
+            question=asking / sum(each.num_questions for each in rounds),
+            received=others / external if external else 0.0,
+            trained=update / trained,
+            rest=(sum(spent.values()) + (0.0 if external else others)) / len(rounds),
+        )
+
+    def seconds(self, asked: float, trained: float, external: float) -> float:
+        """Of a round."""
+        return self.rest + asked * self.question + trained * self.trained + external * self.received
+
+
+class Auto(MixPolicy):
+    """The questions of a round, and others' groups beside own ones in an update of at most I + J, for the most progress
+    a second.
+
+    A group of unknown worth counts as an own one. Groups of more worth than own ones come before them, up to `most` of
+    the slots. A candidate's weight is the product of those of `advantage`, `edge` and `worth`. The number of questions
+    stays between a quarter and twice of those configured.
+
+    Others' part halves when the mean own reward has fallen clearly below its best while external groups were used; only
+    later rounds count for the next best. Otherwise it rises back to all.
+    """
+
+    needs_advantages: ClassVar[bool] = True
+    window_rounds: int = Field(20, ge=2, le=MAX_ROUNDS)
+    """Rounds over which own rewards, own success, signal and seconds are measured."""
+    most: float = Field(0.75, ge=0, le=1)
+    """Fraction of the slots that others' groups may take although own ones have signal."""
+    drop: float = Field(0.15, gt=0, le=1)
+    """Fraction of the best mean reward whose loss is a drawdown."""
+    sigmas: float = Field(5.0, ge=0)
+    """Standard errors by which the two means must differ."""
+    recover_rounds: int = Field(50, ge=1)
+    """Rounds in which the factor rises from 0 to 1."""
+
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        """See `MixPolicy`."""
+        difficulties = learnability(history, candidates, self.window_rounds, own=0.5)
+        worths = [worth_weight(candidate, unknown=UNKNOWN, floor=0.0) for candidate in candidates]
+        weights = [
+            difficulty * mean_magnitude(candidate) * worth
+            for candidate, difficulty, worth in zip(candidates, difficulties, worths, strict=True)
+        ]
+        caution = self._caution(history)
+        usable = [worth for worth, weight in zip(worths, weights, strict=True) if weight > 0]
+        *before, this = history.rounds[-self.window_rounds :]
+        own = this.num_informative
+        rounds = [*before, replace(this, num_candidates=len(usable))]
+        costs = Costs.of(rounds)
+        external = self._external(history, usable, costs)
+        if not external and usable and this.round % EXPLORE_ROUNDS == 0 and own < history.total:
+            external = 1
+        reason = f"{own} own groups with signal, {external} of {len(candidates)} others' wanted"
+        if caution.factor < 1:
+            external = math.floor(caution.factor * external + 0.5)
+            reason += f"; {caution.factor:.0%} of them after a drawdown"
+        asks, why = self._questions(history, rounds, fmean(usable) if usable else 0.0, costs)
+        return Decision(
+            history.total - external, external, weights, reason + why, to_builtins(caution), num_questions=asks
+        )
+
+    def _external(self, history: History, worths: Sequence[float], costs: Costs | None) -> int:
+        """J for candidates of these worths, after this round's own groups."""
+        slots, this = history.total, history.rounds[-1]
+        own = this.num_informative
+
+        def rate(kept: int, total: float, external: int) -> float:
+            progress = _progress(kept + external, kept + total, history.num_steps)
+            return progress / (costs.seconds(this.num_questions, kept + external, external) if costs else 1.0)
+
+        best, highest = 0, rate(min(own, slots), 0.0, 0)
+        total = 0.0
+        for external, worth in enumerate(sorted(worths, reverse=True)[:slots], 1):
+            total += worth
+            kept = min(own, slots - external)
+            if kept < own and (worth <= OWN or external > self.most * slots):
+                break
+            if (found := rate(kept, total, external)) > highest:
+                best, highest = external, found
+        return best
+
+    def _questions(
+        self, history: History, rounds: Sequence[MixRound], worth: float, costs: Costs | None
+    ) -> tuple[int | None, str]:
+        """Questions of the next round, and why they are not those configured; None where they are not to be chosen."""
+        usual = history.num_questions
+        rounds = [each for each in rounds if each.num_questions]
+        if not usual or costs is None or not any(each.num_informative for each in rounds):
+            return None, ""
+        asked = sum(each.num_questions for each in rounds)
+        signal = sum(each.num_informative for each in rounds) / asked
+        supply = _arrived(rounds) / asked
+
+        def rate(questions: int) -> float:
+            own = min(questions * signal, history.total)
+            others = min(questions * supply, history.total - own)
+            return max(
+                _progress(own + external, own + worth * external, history.num_steps)
+                / costs.seconds(questions, own + external, external)
+                for external in (0.0, others)
+            )
+
+        now = rounds[-1].num_questions
+        lowest, highest = (max(1, round(part * usual)) for part in ASK_RANGE)
+        best = max(range(lowest, highest + 1), key=rate)
+        if rate(best) < CLEARLY * rate(now):
+            best = now
+        step = max(1, now // 4)
+        best = min(max(best, now - step), now + step)
+        if best == usual:
+            return best, ""
+        if best > usual:
+            return best, f"; asks {best} instead of {usual}: groups with signal are rare"
+        others = "others supply what they would have given" if supply else "its groups fill the update"
+        return best, f"; asks {best} instead of {usual}: {others}"
+
+    def _caution(self, history: History) -> _Caution:
+        """The factor for this round."""
+        before = _Caution.load(history.state)
+        rewards = history.rewards(self.window_rounds)
+        num_rounds = before.num_rounds + 1
+        if min(num_rounds, len(rewards)) < self.window_rounds:
+            return replace(before, num_rounds=num_rounds)
+        mean, variance = fmean(rewards), pvariance(rewards)
+        best, best_variance = max((before.best, before.best_variance), (mean, variance))
+        error = math.sqrt((best_variance + variance) / len(rewards))
+        others = any(each.num_external for each in history.rounds[-self.window_rounds :])
+        if others and best - mean > max(self.drop * best, self.sigmas * error):
+            return _Caution(before.factor / 2)
+        return _Caution(min(1.0, before.factor + 1 / self.recover_rounds), best, best_variance, num_rounds)
+
+
+class _Caution(Struct, frozen=True):
+    """How far others' groups are held back."""
+
+    factor: float = 1.0
+    """Of J."""
+    best: float = 0.0
+    """Best mean reward since the last drawdown."""
+    best_variance: float = 0.0
+    """Variance of the rewards in it: the latest window's alone would be too small if that is low by chance."""
+    num_rounds: int = 0
+    """Rounds since then."""
+
+    @classmethod
+    def load(cls, state: Mapping[str, float]) -> _Caution:
+        return cls(
+            state.get("factor", 1.0),
+            state.get("best", 0.0),
+            state.get("best_variance", 0.0),
+            int(state.get("num_rounds", 0)),
+        )
+
+
+def _progress(groups: float, worth: float, most_steps: int) -> float:
+    """Of an update on `groups` whose worths sum to `worth`."""
+    return worth * math.sqrt(min(most_steps, groups) / groups) if groups else 0.0
+
+
+def _arrived(rounds: Sequence[MixRound]) -> float:
+    """Others' usable groups that came in these rounds, the first one's left out of one more."""
+    first, last = rounds[0], rounds[-1]
+    used = sum(each.num_external for each in rounds[:-1])
+    came = last.num_candidates - first.num_candidates + used
+    return max(0.0, came * len(rounds) / max(1, len(rounds) - 1))
