@@ -102,8 +102,9 @@ class UsageWatch:
                     found = ask_usage(self._transport, peer_id, left)
                 except PeerUnreachable:
                     continue  # gone, or of a version that does not say
-                self.known = {**self.known, peer_id: found}
-                answered = True
+                if found.received:  # other givers take none
+                    self.known = {**self.known, peer_id: found}
+                    answered = True
             more = Given(peers=self.known).used - used
             self.allowed = self._num_shared + ENOUGH + GENEROSITY * more if answered else None
 

@@ -55,7 +55,7 @@ class GiverNode(RoleNode):
         """Raises `ConfigError` for a run with a learner."""
         if manifest.terms is not None:
             raise ConfigError(
-                f"run {manifest.run_id} has a learner, which takes samples of its own snapshots only: givers give to "
+                f"run {manifest.run_id} has a learner, which takes samples of its snapshots only: givers give to "
                 "runs of peers"
             )
 
