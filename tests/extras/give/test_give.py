@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
 from swarm.types import Estimate
 from tests.extras.give.server import MODEL, ModelServer, completions, model_server, solver
-from tests.nodes.processes import LOOPBACK, Swarm, address_of, swarm, until
+from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm, until
 
 TRAINER = [*LOOPBACK, "--evaluation.num_questions=0", "--mix.local=4", "--mix.external=4"]
 MAX_MB = 300
@@ -34,6 +35,32 @@ def giver(out: Path, address: str, server: ModelServer, *options: str) -> Iterat
     command = ["give", address, "--endpoint", server.url, "--model", MODEL, "--out", str(out), "--no-live"]
     with swarm(out, *command, *LOOPBACK, *options) as running:
         yield running
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+def test_a_giver_is_light_from_nothing_to_its_first_used_group(tmp_path: Path) -> None:
+    with (
+        swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
+        model_server(solver(0.5, 0.05)) as server,
+    ):
+        command = ["give", address_of(peer), "--endpoint", server.url, "--model", MODEL, *LOOPBACK, "--no-live"]
+        # Not forked from a process that has imported torch, as others are.
+        out = tmp_path / "give"
+        alone = subprocess.Popen([sys.executable, "-m", "nodes.cli", *command, f"--out={out}"])
+        try:
+            until(lambda: read_given(out).used > 0 or alone.poll() is not None, peer, "a group that is used")
+            assert alone.poll() is None
+            proc = Path(f"/proc/{alone.pid}")
+            assert "libtorch" not in (proc / "maps").read_text()
+            peak = re.search(r"VmHWM:\s+(\d+)", (proc / "status").read_text())
+            assert peak is not None and int(peak[1]) < MAX_MB * 1024
+            alone.send_signal(signal.SIGINT)
+            assert alone.wait(DEADLINE_S) == 130
+        finally:
+            alone.kill()
+            alone.wait()
 
 
 def test_nothing_heavy_is_loaded() -> None:
@@ -55,11 +82,6 @@ def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None
         ):
             for each in (one, two):
                 until(lambda each=each: read_given(each.out).used > 4, each, "uses of its groups")  # type: ignore[misc]
-                maps = [Path(f"/proc/{each.process.pid}/maps")]
-                if maps[0].exists():
-                    assert "libtorch" not in maps[0].read_text(), "torch is loaded"
-                    peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{each.process.pid}/status").read_text())
-                    assert peak is not None and int(peak[1]) < MAX_MB * 1024
             assert one.stop() == 130
             assert re.search(r"\d+ groups given, \d+ uses by 1 peer, as they say", one.text()), one.text()
             groups = peer.history().latest.groups
