@@ -119,4 +119,4 @@ def test_folders_of_one_name_are_called_with_those_around_them(tmp_path: Path) -
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / METRICS_FILE).touch()
     found = find_nodes([tmp_path / "a", tmp_path / "b"])
-    assert [each.name for each in found] == ["a/peer", "other", "b/peer"]
+    assert [each.name for each in found] == ["a/peer", "b/peer", "other"]
