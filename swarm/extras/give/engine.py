@@ -338,7 +338,7 @@ class EndpointEngine:
             self._away_since = now
             self._note(f"{error}; asking again until it answers: {self._url}", "warning")
         elif self._patience_s is not None and now - self._away_since > self._patience_s:
-            raise EndpointError(f"{error}, for {self._patience_s:g} s now: {self._url}")
+            raise EndpointError(f"{error}, for {self._patience_s:g} s now: {self._url}", busy=True)
 
     def _replied(self, request: _Request, sent: _Sent, reply: ChatCompletion, sampling: Sampling) -> Rejection | None:
         """Keep the completions of a reply."""

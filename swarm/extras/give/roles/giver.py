@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from nodes.roles.runtime import EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, PeerUnreachable
+from swarm.errors import ConfigError, EndpointError, PeerUnreachable
 from swarm.extras.give.engine import EndpointEngine
 from swarm.extras.give.giving import Giver, GivingPlan
 from swarm.extras.give.usage import Given, UsageWatch, write_given
@@ -26,6 +26,8 @@ from swarm.types.questions import stream_seed
 
 LAST_WORD_S = 6.0
 """At the end, for receivers to say once more what they used."""
+PATIENCE_S = 2.0
+"""With an endpoint that is away, within one step."""
 LOOK_EVERY_S = 0.2
 QUESTIONS_PER_S = 256
 """A process begins in its stream where no earlier one can be, as a worker's does."""
@@ -85,6 +87,7 @@ class GiverNode(RoleNode):
             if (prompt := config.policy.system_prompt) is not None
             else default_prompt(BEHIND_ENDPOINT),
             max_chars=config.network.max_completion_chars,
+            patience_s=PATIENCE_S,
             cancelled=cancelled,
             note=lambda text, level: runtime.note(text, level),
         )
@@ -139,7 +142,12 @@ class GiverNode(RoleNode):
             time.sleep(LOOK_EVERY_S)
             return
         self._runtime.samples.begin(self._rounds + 1)
-        report = self._giver.run_round()
+        try:
+            report = self._giver.run_round()
+        except EndpointError as error:
+            if not error.busy:
+                raise
+            return  # it is away, as was said: pauses and stops are obeyed between two attempts
         self._rounds += 1
         self._usage.look(self._num_shared)
         if report.problem and not self._problem:
