@@ -232,7 +232,7 @@ class RememberedTokens:
 
     def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
         """As `Policy.encode_completions`."""
-        keys = [(completion.text, completion.finish_reason) for completion in completions]
+        keys = [(completion.text, str(completion.finish_reason)) for completion in completions]
         missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
         found = dict(zip(missing, self._encode(list(missing.values())), strict=True))
         tokens = [found[key] if key in found else self._known[key] for key in keys]
