@@ -23,6 +23,7 @@ import asyncio
 import math
 import os
 import re
+import secrets
 import selectors
 import signal
 import socket
@@ -37,6 +38,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO
+
+import psutil
 
 GROUPS: dict[str, re.Pattern[str]] = {
     "base": re.compile(r"PATH|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|(DY)?LD_(FALLBACK_)?LIBRARY_PATH|PYTHONHOME"),
@@ -59,11 +62,16 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 MAX_BYTES = 2**30
 """Longest message by default."""
+MARK = "SWARM_CHILD"
+"""Variable of a child, random, by which processes that left its session are found."""
+PROCESSES = Path("/proc")
 _LENGTH = struct.Struct("!I")
 _PIECE_BYTES = 2**18
 _LAST_WORDS_BYTES = 2_000
 _EXIT_S = 1.0
 """From the end of a connection to that of its process."""
+_SWEEPS = 16
+"""Searches for processes of a child that was killed: more may start until all are."""
 _WAKE_UPS = 4_096
 """Bytes consumed at once; further ones end the next `wait`."""
 
@@ -127,6 +135,7 @@ class Child:
         """
         # not multiprocessing: a plain child neither imports the parent's __main__ nor inherits its memory
         self.socket, theirs = socket.socketpair()
+        self._mark = secrets.token_hex(16)
         with theirs, ExitStack() as undone:
             undone.enter_context(self.socket)
             errors = undone.enter_context(log.open("w+b")) if log else None
@@ -138,7 +147,7 @@ class Child:
                 stdout=errors or subprocess.DEVNULL,
                 stderr=errors or subprocess.PIPE,
                 cwd=directory,
-                env=environment,
+                env={**environment, MARK: self._mark},
                 start_new_session=True,
             )
             undone.pop_all()
@@ -160,11 +169,18 @@ class Child:
         return None
 
     def kill(self) -> str:
-        """Kill the process with its own children; returns `ending`."""
+        """Kill the process with all that it started, on Linux also outside its session; returns `ending`."""
+        started = self._started()
         with suppress(ProcessLookupError, PermissionError):  # the session has ended
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
+        for _ in range(_SWEEPS):
+            for process in started:
+                with suppress(psutil.Error):
+                    process.kill()
+            if not (started := self._marked()):
+                break
         self.hang_up()
         self.socket.close()
         self._last_words = self.last_words()
@@ -172,6 +188,22 @@ class Child:
             if self._log is not None:
                 self._log.close()
         return self.ending()
+
+    def _started(self) -> list[psutil.Process]:
+        """Processes with its mark, and those that descend from it with another environment."""
+        try:
+            return [*psutil.Process(self.pid).children(recursive=True), *self._marked()]
+        except psutil.Error:
+            return self._marked()
+
+    def _marked(self) -> list[psutil.Process]:
+        """Processes with its mark, but itself."""
+        found = []
+        for folder in PROCESSES.glob("[0-9]*"):
+            with suppress(OSError, psutil.Error):
+                if self._mark.encode() in (folder / "environ").read_bytes() and int(folder.name) != self.pid:
+                    found.append(psutil.Process(int(folder.name)))
+        return found
 
     def hang_up(self) -> None:
         """Close the connection: the process ends, and threads that read see its end."""

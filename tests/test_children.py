@@ -423,6 +423,32 @@ def test_a_child_is_killed_with_its_children_even_if_it_died_before(dead: bool, 
         time.sleep(0.01)
 
 
+LEFT = """
+import os, subprocess, sys
+from swarm.children import serve
+sleep = "import os, time; os.setsid(); {fork}print(os.getpid(), flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", sleep], stdout=subprocess.PIPE, **{options})
+pid = child.stdout.readline()
+serve(lambda node: (node.send_bytes(pid), node.recv_bytes(), node.recv_bytes()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("fork", "options"),
+    [("", "dict()"), ("os.fork() and os._exit(0); ", "dict()"), ("", "dict(env={})")],
+    ids=["another session", "an orphan of another session", "another session and environment"],
+)
+def test_what_a_child_started_in_another_session_is_killed_too(fork: str, options: str, tmp_path: Path) -> None:
+    child = run(LEFT.format(fork=fork, options=options), tmp_path)
+    grandchild = psutil.Process(int(answer(Channel(child.socket))))
+    child.kill()
+    end = time.monotonic() + LONG_S
+    while grandchild.is_running() and grandchild.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_child_that_cannot_be_started_leaves_nothing_open() -> None:
     before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
     for python in (Path("/nowhere/python"), Path("/")):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from swarm.policy.batching import Insert, num_read
 from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
-from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, VersionSpan
+from swarm.types import Completion, FinishReason, GradedGroup, Observation, RolloutGroup, VersionSpan
 
 Encode = Callable[[Sequence[Completion]], list[list[int]]]
 """As `Policy.encode_completions`."""
@@ -197,7 +198,7 @@ class RowReader:
             len(turn.token_ids) > 0
             and len(turn.logprobs) == len(turn.token_ids)
             and not self._policy.hides(turn.token_ids)
-            and self._policy.decode(list(turn.token_ids)) == turn.text
+            and self._policy.said(turn.token_ids, turn.forced) == turn.text
             for turn in completion.by_turn()
         )
 
@@ -205,7 +206,7 @@ class RowReader:
 def sampled_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index: int) -> Row:
     """Completion `index` in the tokens that it was sampled as, with the sampler's log-probabilities; no advantage."""
     completion = group.group.completions[index]
-    turns = [turn.token_ids for turn in completion.by_turn()]
+    turns = [_Turn(turn.token_ids, turn.forced) for turn in completion.by_turn()]
     return replace(_row(policy, prompt, turns, group.observed(index)), behaviour=completion.logprobs)
 
 
@@ -216,9 +217,13 @@ def text_rows(
     turns = [group.group.completions[index].by_turn() for index in indices]
     encoded = iter((encode or policy.encode_completions)(list(chain.from_iterable(turns))))
     return [
-        _row(policy, prompt, [next(encoded) for _ in each], group.observed(index))
+        _row(policy, prompt, [_Turn(next(encoded), policy.forced_at(turn)) for turn in each], group.observed(index))
         for index, each in zip(indices, turns, strict=True)
     ]
+
+
+_Text = tuple[str, FinishReason, bool]
+"""A text, how it ended, and whether an engine ended its thought."""
 
 
 class RememberedTokens:
@@ -227,12 +232,12 @@ class RememberedTokens:
     def __init__(self, encode: Encode) -> None:
         """Nothing is remembered yet."""
         self._encode = encode
-        self._known: dict[tuple[str, str], list[int]] = {}
+        self._known: dict[_Text, list[int]] = {}
         self._num_tokens = 0
 
     def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
         """As `Policy.encode_completions`."""
-        keys = [(completion.text, str(completion.finish_reason)) for completion in completions]
+        keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None) for each in completions]
         missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
         found = dict(zip(missing, self._encode(list(missing.values())), strict=True))
         tokens = [found[key] if key in found else self._known[key] for key in keys]
@@ -243,15 +248,23 @@ class RememberedTokens:
         return tokens
 
 
-def _row(
-    policy: Policy, prompt: Sequence[int], turns: Sequence[Sequence[int]], observations: Sequence[Observation]
-) -> Row:
-    """The policy's turns, with the observations between them as inserts."""
+class _Turn(NamedTuple):
+    ids: Sequence[int]
+    """The policy's own."""
+    forced: int | None
+    """As in `Completion`."""
+
+
+def _row(policy: Policy, prompt: Sequence[int], turns: Sequence[_Turn], observations: Sequence[Observation]) -> Row:
+    """The policy's turns, with the observations between them and inserted ends of thoughts as inserts."""
     inserts, num_tokens = [], 0
-    for turn, observation in zip(turns, observations, strict=False):  # none follows the last turn
-        num_tokens += len(turn)
-        inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn)))
-    return Row(prompt, list(chain.from_iterable(turns)), 0.0, None, inserts=inserts)
+    for turn, observation in zip_longest(turns, observations[: len(turns) - 1]):
+        if turn.forced is not None:
+            inserts.append(Insert(num_tokens + turn.forced, policy.end_of_thought, within=True))
+        num_tokens += len(turn.ids)
+        if observation is not None:  # none follows the last turn
+            inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn.ids)))
+    return Row(prompt, list(chain.from_iterable(turn.ids for turn in turns)), 0.0, None, inserts=inserts)
 
 
 def _log_expectation(group: RolloutGroup) -> float:

@@ -138,7 +138,6 @@ def solved_boxnet(state: dict[str, list[str]]) -> str:
 SOLUTIONS = {
     "boxnet": lambda metadata: solved_boxnet(metadata["initial_state"]),
     "graph_color": lambda metadata: json.dumps(metadata["possible_answer"]),
-    "propositional_logic": lambda metadata: " ∧ ".join(f"({premise})" for premise in metadata["premises"]),
     "rubiks_cube": lambda metadata: metadata["example_correct_answer"],
     "rush_hour": lambda metadata: solved_rush_hour(metadata["board_config"]),
 }

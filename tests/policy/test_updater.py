@@ -15,8 +15,8 @@ from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
 from swarm.training import rows
 from swarm.training.config import UpdateSettings
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
-from swarm.types import Completion, GradedGroup, PolicyId, Sampling
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, PolicyId
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
@@ -272,8 +272,7 @@ def test_a_text_that_no_tokens_could_cover_is_counted_and_not_read(
     assert updater.fits(GradedGroup(rollout_group(texts=("short",)), PROMPT, (1.0,))) and read == ["short"]
 
 
-@pytest.mark.parametrize("role", ["peer", "worker"])
-def test_a_claim_of_certainty_weighs_no_more_than_one_of_ten_times_the_probability(policy: Policy, role: str) -> None:
+def test_a_claim_of_certainty_weighs_no_more_than_one_of_ten_times_the_probability(policy: Policy) -> None:
     group = _group(policy)
     settings = UpdateSettings(learning_rate=1e-3, behaviour_kl=0.1)
 
@@ -284,12 +283,8 @@ def test_a_claim_of_certainty_weighs_no_more_than_one_of_ten_times_the_probabili
             for each in group.group.completions
         )
         claimed = replace(group, group=replace(group.group, completions=completions))
-        if role == "peer":
-            mix = MixSettings(external_old_logprobs="behaviour")
-            return PolicyUpdater(copy.deepcopy(policy), settings, mix, 1.0).update([], [claimed]).figures["grad_norm"]
-        learner = StreamedUpdater(copy.deepcopy(policy), settings, MixSettings(), Sampling())
-        learner.accumulate([claimed])
-        return learner.apply().figures["grad_norm"]
+        mix = MixSettings(external_old_logprobs="behaviour")
+        return PolicyUpdater(copy.deepcopy(policy), settings, mix, 1.0).update([], [claimed]).figures["grad_norm"]
 
     assert gradient(50.0) == pytest.approx(gradient(math.log(10)), rel=1e-3)
     assert gradient(math.log(10)) > gradient(1.0)

@@ -25,8 +25,6 @@ _LONG_NUMBER = re.compile(r"[0-9]{400}")
 MAX_ANSWER = 4096
 """Characters of an answer, in addition to twice those of the library's own."""
 MAX_MOVES = 1000
-MAX_LOGIC = 500
-MAX_LOGIC_DEPTH = 30
 MAX_NUMBER = 1e12
 """Largest option value; a worker's limits end whatever is still too large or too slow."""
 MAX_WORD = 64
@@ -35,7 +33,8 @@ MAX_OPTION_DEPTH = 3
 _SEPARATORS = re.compile(r"[\s,_]")  # some scorers remove these from numbers
 _EXPONENT = re.compile(r"[\d.]e[-+]?\d{3}")
 _TWO_DIGITS = re.compile(r"\d\d")
-_FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
+_ASSIGNED = re.compile(r"\b(?!(?:is|an?|and)\b)\w+", re.IGNORECASE)
+"""Names and roles in an answer of `knights_knaves`."""
 _OPTION = re.compile(r"[^()\[\]{}'\"`\\/]*|//?")  # `/` alone is an operator; within a word it is a path
 
 
@@ -83,8 +82,6 @@ class Reach(StrEnum):
     """`JSON` in which texts become numbers."""
     MOVES = "moves"
     """Digits in it repeat a move: passed on if below ten, up to a length."""
-    LOGIC = "logic"
-    """It is a formula, checked for all values of its variables: passed on if it uses only the question's alphabet."""
     OWN = "own"
     """The library's scorer must not see it: scored by `scorers.py`."""
 
@@ -106,14 +103,15 @@ def admitted(dataset: str, answer: str, oracle: str) -> str | None:
             return _same_json(answer.replace("'", '"')) if _has_sane_numbers(answer) else None
         case Reach.MOVES:
             return answer if len(answer) <= MAX_MOVES and _TWO_DIGITS.search(answer) is None else None
-        case Reach.LOGIC:
-            return answer if _is_formula(answer) else None
 
 
 def _is_mistaken_for_right(dataset: str, answer: str, oracle: str) -> bool:
     """Whether the scorer would reward a wrong answer because of a peculiar reference answer."""
     if dataset == "calendar_arithmetic" and oracle.startswith("-"):
         return answer.strip() != oracle  # the error is relative to the oracle: a negative oracle raises the score
+    if dataset == "knights_knaves":
+        # A sentence of the question has the right pairs in it, too: "if Zoey is a sage then Riley is a sinner".
+        return len(_ASSIGNED.findall(answer)) != len(_ASSIGNED.findall(oracle))
     if dataset == "polynomial_equations" and not oracle:
         return answer.strip("\"' ") != ""  # no solution; the scorer treats any non-number as none
     return False
@@ -127,17 +125,6 @@ def _has_sane_numbers(answer: str) -> bool:
 def _same_json(answer: str) -> str | None:
     value = read_json(answer)
     return None if value is None else json.dumps(value)
-
-
-def _is_formula(answer: str) -> bool:
-    if len(answer) > MAX_LOGIC or _FORMULA.fullmatch(answer) is None:
-        return False
-    depth = 0
-    for character in answer:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if not 0 <= depth <= MAX_LOGIC_DEPTH:
-            return False
-    return depth == 0
 
 
 def is_safe_option(value: JsonValue, depth: int = MAX_OPTION_DEPTH) -> bool:
@@ -185,10 +172,9 @@ def _reach() -> Mapping[str, Reach]:
         Reach.JSON: "boxnet game_of_life graph_color group_anagrams jugs knight_swap palindrome_partitioning",
         Reach.JSON_NUMBERS: "number_sorting",
         Reach.MOVES: "rubiks_cube rush_hour",
-        Reach.LOGIC: "propositional_logic",
         Reach.OWN: """
             binary_matrix codeio coin_flip countdown game_of_life_halting intermediate_integration n_queens
-            polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion""",
+            polynomial_multiplication propositional_logic puzzle24 simple_integration spiral_matrix string_insertion""",
     }
     return {name: reach for reach, names in by_reach.items() for name in names.split()}
 

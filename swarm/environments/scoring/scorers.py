@@ -23,6 +23,7 @@ from pydantic import JsonValue
 from swarm.environments.digests import draw
 from swarm.environments.scoring.answer_guard import read_json
 from swarm.environments.scoring.expressions import FUNCTIONS, Number, Rationals, Step, Unreadable, evaluate, parse
+from swarm.environments.scoring.logic import propositional_logic
 
 MAX_DEGREE = 10_000
 
@@ -308,6 +309,7 @@ OWN_SCORERS: dict[str, Callable[[str, Entry], float]] = {
     "intermediate_integration": integration,
     "n_queens": n_queens,
     "polynomial_multiplication": polynomial_multiplication,
+    "propositional_logic": propositional_logic,
     "puzzle24": puzzle24,
     "simple_integration": integration,
     "spiral_matrix": spiral_matrix,

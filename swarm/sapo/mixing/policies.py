@@ -148,7 +148,7 @@ class MixSettings(Settings):
     settings: SerializeAsAny[MixPolicy] = Field({}, validate_default=True)
     """Settings of the policy."""
     fill: Literal["none", "local"] = "none"
-    """What reslots missing external groups: nothing (the shortfall is reported), or more local groups."""
+    """What replaces missing external groups: nothing (the shortfall is reported), or more local groups."""
     external_old_logprobs: Literal["receiver", "behaviour", "none"] = "receiver"
     """Old log-probabilities of external groups: this node's own when the batch is built (`receiver`, as in the paper),
     the sender's (`behaviour`; only with the same tokenizer, else `receiver`), or `none`: the ratio is 1."""
