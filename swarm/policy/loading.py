@@ -35,7 +35,7 @@ from swarm.policy.experts import Routers, cast_experts
 from swarm.policy.media.features import freeze_encoder, joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.ranks import Ranks
-from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
+from swarm.policy.reading import foreign_files, has_encoder, outline, read_model, try_tokenizer
 from swarm.policy.scoring import give_float32_logits
 from swarm.policy.smollm import ensure_smollm2
 from swarm.policy.tiny import ensure_tiny
@@ -272,7 +272,8 @@ class Policy:
         if not completions:
             return []
         texts = [completion.text for completion in completions]
-        encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        with foreign_files(self.name, "tokenizer"):  # which may panic over a text
+            encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [
             [*ids, self._conversations.end] if completion.finish_reason == "stop" else list(ids)
             for ids, completion in zip(encoded, completions, strict=True)
@@ -473,6 +474,8 @@ def _read(
     made = settings.model in MADE_HERE
     source = str(weights) if weights is not None else find_source(settings.model, progress)
     revision = None if made or weights is not None else settings.revision
+    if not made and weights is None:
+        try_tokenizer(source, revision)
     dtype = find_dtype(
         settings.dtype, device, lambda: outline(source, revision, settings.trust_remote_code).num_parameters()
     )
