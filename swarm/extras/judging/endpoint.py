@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.client import HTTPException, HTTPMessage
-from typing import IO
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +29,8 @@ RETRY_AFTER_S = (0.2, 1.0)
 """Pauses before another attempt where the server is busy or fails."""
 BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 CHARS_PER_TOKEN = 4
+MAX_TOKENS = 2**32
+"""Of one request; a larger count is not believed."""
 
 
 class _Message(Struct, frozen=True):
@@ -62,6 +67,62 @@ class _NoRedirects(HTTPRedirectHandler):
         """None: the response counts as an error."""
 
 
+class _Ends:
+    """Connections that end at a deadline, whatever the server does: a socket's time limit is one for each byte."""
+
+    def __init__(self) -> None:
+        self._of = threading.local()
+
+    def arm(self, seconds: float) -> threading.Timer:
+        """For this thread's next connections; the timer is to be cancelled."""
+        self._of.sockets = sockets = list[socket.socket]()
+        timer = threading.Timer(seconds, _hang_up, (sockets,))
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def close(self) -> None:
+        """Forget them."""
+        for each in self._of.sockets:
+            each.close()
+
+    def held(self, connection: Any) -> Any:
+        """The connection, which ends with the others."""
+        connect = connection._create_connection
+
+        def connected(*args: object) -> socket.socket:
+            made: socket.socket = connect(*args)
+            self._of.sockets.append(made.dup())  # TLS takes the first one over
+            return made
+
+        connection._create_connection = connected
+        return connection
+
+
+def _hang_up(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(HTTPHandler):
+    def __init__(self, ends: _Ends) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(lambda host, **given: self._ends.held(http_class(host, **given)), req, **options)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, ends: _Ends) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(lambda host, **given: self._ends.held(http_class(host, **given)), req, **options)
+
+
 class EndpointJudge:
     """Asks a server, several requests at once."""
 
@@ -72,7 +133,8 @@ class EndpointJudge:
         self._model = settings.model
         self._time_limit_s = settings.time_limit_s
         direct = [ProxyHandler({})] if is_here(urlsplit(settings.endpoint).hostname or "") else []
-        self._opener = build_opener(_NoRedirects, *direct)
+        self._ends = _Ends()
+        self._opener = build_opener(_NoRedirects, _Http(self._ends), _Https(self._ends), *direct)
         self._headers = {"Content-Type": "application/json", **_authorization(settings, environment)}
         self._threads = ThreadPoolExecutor(settings.requests_at_once, "judge")
 
@@ -95,7 +157,7 @@ class EndpointJudge:
             return Ratings((None,), unanswered=1, error=str(error))
         text = response.choices[0].message.content or "" if response.choices else ""
         counted = response.usage.total_tokens if response.usage else 0
-        tokens = counted if counted > 0 else (len(query.prompt) + len(text)) // CHARS_PER_TOKEN
+        tokens = counted if 0 < counted <= MAX_TOKENS else (len(query.prompt) + len(text)) // CHARS_PER_TOKEN
         number = number_in(text, query)
         return Ratings((number,), tokens, error="" if number is not None else "a reply did not end with its number")
 
@@ -120,6 +182,7 @@ class EndpointJudge:
         left = deadline - time.monotonic()
         if left <= 0:
             raise _Unanswered("the endpoint took too long")
+        timer = self._ends.arm(left)
         try:
             with self._opener.open(request, timeout=left) as response:
                 return msgspec.json.decode(_bounded(response, deadline), type=_Response)
@@ -130,9 +193,14 @@ class EndpointJudge:
         except TimeoutError:
             raise _Unanswered("the endpoint took too long") from None
         except (OSError, HTTPException) as error:  # `URLError` is an OSError
+            if time.monotonic() >= deadline:
+                raise _Unanswered("the endpoint took too long") from None
             raise _Busy(f"the endpoint cannot be reached: {_in_words(error)}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise _Unanswered("the endpoint's response is not a chat completion") from None
+        finally:
+            timer.cancel()
+            self._ends.close()
 
 
 def _in_words(error: Exception) -> str:
