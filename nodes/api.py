@@ -9,15 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 
 from nodes.boot.assemble import opened
 from nodes.boot.directory import best_address, refuse_at_once
 from nodes.console import literal_console
-from nodes.roles.peer import PEER, PeerNode
+from nodes.roles.peer import PeerNode
 from nodes.roles.ranks import CustomParts
 from nodes.roles.runtime import EndReason
 from swarm.config import NodeConfig, load_config
@@ -70,10 +68,13 @@ class Node:
         """When `run` returned last."""
         self._reason: EndReason | None = "interrupted"
         """How it ends; None after a failure that may have left a round half done."""
-        role = replace(PEER, make=partial(PeerNode, custom=CustomParts(engine, updater)))
+
+        class Peer(PeerNode):
+            custom = CustomParts(engine, updater)
+
         self._open = contextlib.ExitStack()
         console = literal_console(quiet=quiet)
-        self._running = self._open.enter_context(opened(role, loaded, console, lambda: self._asked, Ranks()))
+        self._running = self._open.enter_context(opened(Peer, loaded, console, lambda: self._asked, Ranks()))
         assert isinstance(self._running.node, PeerNode)  # as the role makes it
         self._peer = self._running.node
         self.policy = self._peer.policy

@@ -47,7 +47,7 @@ def policy_progress(console: Console, model: str) -> Iterator[Callable[[int, int
 
     what = CONVERTING if model == SMOLLM2 else f"making the policy {model}"
     columns = (TextColumn(f"{what} (once)", markup=False), BarColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task: list[TaskID] = []
 
         def advance(done: int, total: int) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -17,13 +18,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from swarm.central.follower import FollowSettings
-from swarm.central.learner import LearnerSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
+from swarm.following import FollowSettings, LearnerSettings
 from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id
@@ -44,7 +44,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.schedule import ScheduleSettings
-from swarm.settings import Settings, field_paths, nearest
+from swarm.settings import Settings, field_paths, in_words, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import UpdateSettings
@@ -148,8 +148,9 @@ class NodeConfig(Settings):
     version: int = CONFIG_VERSION
     """Version of the configuration's format; a file without it is of the current one."""
     name: str = ""
-    """Name of this node in views and reports, and for the run's members. Default, not shown to members: the last
-    part of `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
+    """Name of this node in views and reports, and for the run's members; nodes in folders of one name need one to be
+    told apart everywhere. Default, not shown to members: the last part of `out` with the end of the peer id, such as
+    `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")
@@ -222,6 +223,11 @@ class LoadedConfig:
     _own: Sequence[tuple[str, Values]]
     """The node's own layers: origin and values, lowest first."""
     _file: YamlFile | None
+    _manifest: Values
+
+    def above(self, values: Values, origin: str) -> LoadedConfig:
+        """The same above further defaults. Raises `ConfigError`."""
+        return _validated([(origin, values), *self._own], self._manifest, self._file)
 
     def in_run(self, manifest: Values, out: Path) -> LoadedConfig:
         """The same with the values that the run sets, in this directory. Raises `ConfigError`."""
@@ -267,8 +273,8 @@ def _validated(own: Sequence[tuple[str, Values]], manifest: Values, yaml_file: Y
                 raise
             config = NodeConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_describe(error, origins, yaml_file)) from error
-    return LoadedConfig(config, origins, own, yaml_file)
+        raise ConfigError(_describe(error, merged, origins, yaml_file)) from error
+    return LoadedConfig(config, origins, own, yaml_file, manifest)
 
 
 def _write_out(merged: Values, error: ValidationError, yaml_file: YamlFile) -> bool:
@@ -322,6 +328,17 @@ def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
         text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...").strip()
         rows.append((path, text, _origin(path, loaded.origins) or "default"))
     return rows
+
+
+def describe_tasks(config: NodeConfig) -> str:
+    """The tasks as YAML, one a line, without what is at its default."""
+    found = [
+        {"kind": task.kind, "name": task.name, **task.model_dump(mode="json", exclude_defaults=True)}
+        for task in config.tasks
+    ]
+    return "\n".join(
+        yaml.safe_dump(task, default_flow_style=True, sort_keys=False, width=10**6).strip() for task in found
+    )
 
 
 def _preset(model: str) -> tuple[str, Values]:
@@ -490,7 +507,7 @@ def _origin(path: str, origins: Mapping[str, str]) -> str | None:
     return None
 
 
-def _describe(error: ValidationError, origins: Mapping[str, str], yaml_file: YamlFile | None) -> str:
+def _describe(error: ValidationError, values: Values, origins: Mapping[str, str], yaml_file: YamlFile | None) -> str:
     lines = []
     for item in _causes(error.errors()):
         path = ".".join(str(part) for part in item["loc"])
@@ -498,8 +515,25 @@ def _describe(error: ValidationError, origins: Mapping[str, str], yaml_file: Yam
         if yaml_file is not None and origin == str(yaml_file.path) and (number := yaml_file.line(item["loc"])):
             origin = f"{origin}, line {number}"
         where = f" (from {origin})" if origin else ""
-        lines.append(f"{path}{where}: {_problem(item)}" if path else _problem(item))
+        lines.append(f"{_place(item['loc'], values)}{where}: {_problem(item)}" if path else _problem(item))
     return "\n".join(lines)
+
+
+def _place(path: Sequence[str | int], values: JsonValue) -> str:
+    """A path for people: a task by its name, without its kind, which is no part of what a file says."""
+    place = ""
+    for before, part in pairwise(("", *path)):
+        if isinstance(before, int) and isinstance(values, dict) and part == values.get("kind", "reasoning_gym"):
+            continue
+        if isinstance(values, list) and isinstance(part, int):
+            values = values[part] if part < len(values) else None
+        else:
+            values = values.get(str(part)) if isinstance(values, dict) else None
+        if before == "tasks" and isinstance(values, dict) and isinstance(name := values.get("name"), str):
+            place = f"{place.removesuffix('tasks').removesuffix('.')} task {name[:MOST_SHOWN]}:".lstrip()
+        else:
+            place += f"{'' if not place else ' ' if place.endswith(':') else '.'}{part}"
+    return place.removesuffix(":")
 
 
 def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
@@ -514,21 +548,13 @@ def _problem(item: ErrorDetails) -> str:
     if item["type"] == "extra_forbidden":
         return f"there is no such field{_nested(item) or _did_you_mean(item['loc'])}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
-    return f"{IN_WORDS.get(item['type'], item['msg'].removeprefix('Value error, '))}{seen}"
-
-
-IN_WORDS = {
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "bool_parsing": "must be true or false",
-}
+    return f"{in_words(item['msg'])}{seen}"
 
 
 def _nested(item: ErrorDetails) -> str:
     """How to write a dotted name in a file."""
     above, (*groups, field) = item["loc"][:-1], str(item["loc"][-1]).split(".")
-    if not groups or _did_you_mean((*above, groups[0])) != f"; did you mean {'.'.join(map(str, (*above, groups[0])))}?":
+    if not groups or _did_you_mean((*above, groups[0])) != f"; did you mean {_joined((*above, groups[0]))}?":
         return ""
     return f"; in a file it is written {': {'.join((*groups, field))}: ...{'}' * len(groups)}"
 
@@ -543,9 +569,14 @@ def _did_you_mean(path: Sequence[str | int]) -> str:
         elif named:  # and otherwise an index or a key
             models = {model for field in named for model in _models_in(field.annotation)}
     here = nearest(str(path[-1]), [name for model in models for name in model.model_fields])
-    near = [] if here is None else [".".join(map(str, [*path[:-1], here]))]
+    near = [] if here is None else [_joined((*path[:-1], here))]
     found = near if here == path[-1] else named_fields(str(path[-1])) or near or similar_fields(str(path[-1]))
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _joined(path: Sequence[str | int]) -> str:
+    """A dotted path; within an item of a list only the field, since nobody writes the number of an item."""
+    return str(path[-1]) if any(isinstance(part, int) for part in path) else ".".join(map(str, path))
 
 
 def named_fields(name: str) -> list[str]:

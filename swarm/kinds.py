@@ -91,7 +91,7 @@ class Kinds(Mapping[str, T]):
         found: T
         if (target := self._built_in.get(name)) is not None:
             if not _is_installed(target):
-                extra = target.partition(":")[0].rpartition(".")[0]
+                extra = ".".join(target.split(".")[:3])
                 raise ValueError(f"{self._what} {name} needs {extra}, which this installation of swarm lacks")
             found = _attribute(target)
             return found

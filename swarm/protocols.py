@@ -34,13 +34,10 @@ from swarm.types import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
-    from swarm.files import RandomAccessFile
 
 RequestHandler = Callable[[str, bytes], bytes]
 """(remote peer id, request) -> response. Called on the network thread: must not block."""
@@ -318,46 +315,9 @@ class GradientSketcher(Protocol):
     def take(self) -> npt.NDArray[np.float32] | None:
         """The sketches [groups, numbers] of the update since `begin`, local groups first; None without one.
 
-        Groups without a token have none. Their mean is the sketch of the gradient of the update's first step, before
+        Groups without a token have none. The mean over the groups of a step is the sketch of its gradient, before
         clipping. Inner products of sketches estimate those of gradients.
         """
-        ...
-
-
-class StreamingUpdater(Updater, Protocol):
-    """Also accumulates an update's groups as they arrive, sampled by other nodes with snapshots of this policy."""
-
-    def refusal(self, group: GradedGroup) -> Reason | None:
-        """Why this policy cannot have sampled the group as claimed; None when it can."""
-        ...
-
-    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add groups to the open update; the policy does not change."""
-        ...
-
-    def apply(self) -> UpdateReport:
-        """Apply the update of all accumulated groups; it equals the update of one batch of them."""
-        ...
-
-    def abandon(self) -> None:
-        """Discard the open update."""
-        ...
-
-    def snapshot(self, path: Path) -> None:
-        """Write the current policy to a file, packed. Raises `OSError`; nothing stays then."""
-        ...
-
-
-class Auditor(Protocol):
-    """Checks groups against the snapshots that they name."""
-
-    def keep(self, version: int, snapshot: RandomAccessFile) -> None:
-        """Remember a published snapshot, and forget those that no admissible group can still name."""
-        ...
-
-    def verdict(self, group: GradedGroup) -> Reason | None:
-        """`wrong_logprobs` when the group's log-probabilities are not those of the snapshots it names, `wrong_version`
-        when there are no such snapshots, `unlike_samples` when its worker's completions cannot be samples of them."""
         ...
 
 
@@ -574,38 +534,4 @@ class GroupExchange(Protocol):
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""
-        ...
-
-
-class SnapshotPublisher(Protocol):
-    """Takes a learner's weights and distributes them."""
-
-    def publish(self, version: int, snapshot: RandomAccessFile) -> None:
-        """Announce a snapshot (whole, packed weights) to the run and serve it; returns at once.
-
-        The file is moved to where it is served, or deleted: one that is superseded before it was announced may be left
-        out.
-
-        Raises `SnapshotError` unless the version is above every earlier one, those before a restart included, and its
-        size can be published.
-        """
-        ...
-
-    def check(self) -> None:
-        """Raises `SnapshotError` if no snapshot will be published any more: no worker could continue."""
-        ...
-
-
-class SnapshotFeed(Protocol):
-    """Gives a worker its learner's weights."""
-
-    def newest(self) -> tuple[int, RandomAccessFile] | None:
-        """Version and file of the newest complete, verified snapshot, only to be read; never blocks.
-
-        None when none is newer than the last one returned.
-        """
-        ...
-
-    def announced(self) -> int | None:
-        """The newest version that the learner has signed, complete here or not."""
         ...

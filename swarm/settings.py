@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from inspect import isabstract
 
 from pydantic import BaseModel, ConfigDict
+
+_WORDS = (
+    (r"^Value error, ", ""),
+    (r"^Input should be a valid integer\b.*", "must be a whole number"),
+    (r"^Input should be a valid (number|boolean|string|list|tuple|dictionary)\b.*", r"must be a \1"),
+    (r"^(Input|Number|String|List|Tuple|Dictionary|Value) should ", "must "),
+    (r"^must be greater than or equal to ", "must be at least "),
+    (r"^must be less than or equal to ", "must be at most "),
+    (r"^must be greater than ", "must be more than "),
+    (r"^must be a boolean", "must be true or false"),
+    (r"^must be a string", "must be text"),
+    (r"^must be a (list|tuple)", "must be a list"),
+    (r"^must be a dictionary", "must be a mapping"),
+    (r" after validation, not \d+$", ""),
+    (r"^Field required$", "is missing"),
+)
+"""Of pydantic's sentences, in this order."""
 
 
 class Settings(BaseModel):
     """Frozen; refuses unknown fields; the string below a field documents it, as `nodes.commands.reference` reads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def in_words(problem: str) -> str:
+    """What pydantic says of a value, as the end of a sentence about its field."""
+    for pattern, words in _WORDS:
+        problem = re.sub(pattern, words, problem)
+    return problem
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

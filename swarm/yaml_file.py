@@ -107,6 +107,8 @@ def _holds_itself(root: object) -> bool:
 
 
 def _in_words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "its lists or mappings are nested too deep"
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return str(error)

@@ -31,12 +31,14 @@ PURE = {
     "swarm.kernel",
     "swarm.machine",
     "swarm.torchao",
+    "swarm.following",
 }
 LEDGER = {"swarm.telemetry.ledger"}
 NET = PURE | {f"swarm.net.{name}" for name in ("bandwidth", "config", "guard", "roster", "runtime")}
 RECORDS, ADDRESSES, TRUST = {"swarm.net.records"}, {"swarm.net.addresses"}, {"swarm.net.trust"}
-SNAPSHOTS, SERVICES, MEMBERSHIP = {"swarm.net.snapshots"}, {"swarm.net.services"}, {"swarm.net.membership"}
-BACKEND = NET | RECORDS | ADDRESSES | TRUST | SNAPSHOTS | SERVICES | MEMBERSHIP
+SERVICES, MEMBERSHIP = {"swarm.net.services"}, {"swarm.net.membership"}
+LEARNER = PURE | {"swarm.extras.learner", "swarm.groups", "swarm.received"}
+BACKEND = NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP
 ALLOWED = {
     "swarm/reasons.py": set(),
     "swarm/types": {"swarm.types", "swarm.reasons"},
@@ -67,6 +69,7 @@ ALLOWED = {
     "swarm/algorithms": {"swarm.algorithms", "swarm.figures", "swarm.settings", "swarm.kinds", "swarm.errors"},
     "swarm/documents.py": {"swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry", "swarm.net.roster"},
+    "swarm/extras/trackers": PURE | {"swarm.extras.trackers", "swarm.distribution", "swarm.telemetry"},
     "swarm/schedule.py": PURE,
     "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/environments": PURE | {"swarm.environments"},
@@ -77,12 +80,21 @@ ALLOWED = {
     "swarm/received": PURE | {"swarm.received", "swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups", "swarm.received"} | LEDGER,
-    "swarm/central/capacity.py": PURE,
-    "swarm/central": PURE | {"swarm.central", "swarm.groups", "swarm.received", "swarm.sapo.watch"} | LEDGER,
+    "swarm/following.py": {"swarm.settings"},
+    # Its `roles/` are of the layer of `nodes/`; the folders below it know less than the whole.
+    "swarm/extras/learner": {"swarm", "nodes.boot", "nodes.roles", "nodes.stop"},
+    "swarm/extras/learner/capacity.py": PURE,
+    "swarm/extras/learner/learner.py": LEARNER | LEDGER | {"swarm.sapo.watch"},
+    "swarm/extras/learner/follower.py": LEARNER | LEDGER,
+    "swarm/extras/learner/workforce.py": PURE | {"swarm.extras.learner"},
+    "swarm/extras/learner/snapshots": NET
+    | RECORDS
+    | ADDRESSES
+    | {"swarm.net.services", "swarm.extras.learner.snapshots"},
     "swarm/policy": PURE | {"swarm.policy", "swarm.environments.tiny"},
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
-    | {"swarm.groups.credit", "swarm.groups.expectation", "swarm.groups.sampled"}
+    | {"swarm.groups.credit", "swarm.groups.expectation"}
     | {"swarm.received.corroboration", "swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/extras/preflight": PURE
@@ -114,8 +126,7 @@ ALLOWED = {
     "swarm/net/records": PURE | RECORDS,
     "swarm/net/addresses": NET | RECORDS | ADDRESSES,
     "swarm/net/trust": NET | RECORDS | ADDRESSES | TRUST,
-    "swarm/net/snapshots": NET | RECORDS | ADDRESSES | SNAPSHOTS,
-    "swarm/net/services": NET | RECORDS | ADDRESSES | SNAPSHOTS | SERVICES,
+    "swarm/net/services": NET | RECORDS | ADDRESSES | SERVICES,
     "swarm/net/membership": NET | RECORDS | ADDRESSES | TRUST | SERVICES | MEMBERSHIP,
     "swarm/net/hivemind": BACKEND | {"swarm.net.hivemind"},
     "swarm/extras/libp2p": BACKEND | {"swarm.extras.libp2p"},
@@ -158,6 +169,7 @@ ALLOWED = {
 FORBIDDEN = {
     "swarm/net": {"torch", "transformers"},
     "swarm/extras/direct": {"torch", "transformers"},
+    "swarm/extras/learner/snapshots": {"torch", "transformers"},
     "swarm/extras/libp2p": {"torch", "transformers"},
     "swarm/engines": {"swarm.net", "swarm.training"},
     "swarm/policy": {"swarm.net", "swarm.training"},
@@ -179,6 +191,9 @@ ENTRY = ROOT / "swarm" / "__main__.py"
 
 PUBLIC = ROOT / "swarm" / "__init__.py"
 """`import swarm`, which names what users import, `nodes.api` included, and loads nothing by itself."""
+
+ROLES = ROOT / "swarm" / "extras" / "learner" / "roles"
+"""The nodes of an extra, which stand on `nodes/`."""
 
 
 def _modules(part: str) -> list[Path]:
@@ -231,7 +246,7 @@ def test_a_part_imports_only_what_it_may(part: str) -> None:
 
 @pytest.mark.parametrize("part", FORBIDDEN)
 def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
-    for path in [path for path in _modules(part) if path != PUBLIC]:
+    for path in [path for path in _modules(part) if path != PUBLIC and (part != "swarm" or ROLES not in path.parents)]:
         bad = {module for module in _imports(path) if _under(module, FORBIDDEN[part])}
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 

@@ -103,13 +103,12 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mix: {local: -1}", "mix.local (from {file}, line 1): Input should be greater than or equal to 0, got -1"),
+        ("mix: {local: -1}", "mix.local (from {file}, line 1): must be at least 0, got -1"),
         ("mix: {lokal: 1}", "mix.lokal (from {file}, line 1): there is no such field; did you mean mix.local?"),
         ("name: me\n\nmx:\n  local: 3\n", "mx (from {file}, line 3): there is no such field; did you mean mix?"),
         (
             "tasks:\n- {kind: reasoning_gym, name: gcd}\n- kind: dataset\n  name: a\n  path: a/b\n  answer_patern: x\n",
-            "tasks.1.dataset.answer_patern (from {file}, line 6): there is no such field; did you mean "
-            "tasks.1.dataset.answer_pattern?",
+            "task a: answer_patern (from {file}, line 6): there is no such field; did you mean answer_pattern?",
         ),
         ("evaluation:\n  suites:\n    mine:\n      question: 3\n", "line 4): there is no such field; did you mean"),
         ("name: a\nmix: {local: 1}\nname: b\n", "configuration {file}, line 3: name is given twice"),
@@ -126,7 +125,12 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
         ("update: {betas: [0.9, 1.5]}", "betas must be in [0, 1)"),
         ("tasks: []", "tasks (from {file}, line 1)"),
         ("tasks: [{kind: reasoning_gym, name: gcd}, {kind: reasoning_gym, name: gcd}]", "gcd more than once"),
-        ("tasks: [{kind: quiz, name: gcd}]", "tasks.0"),
+        ("tasks: [{kind: quiz, name: gcd}]", "task gcd (from {file}, line 1): must be one of"),
+        ("tasks: [{kind: dataset, path: a/b}]", "tasks.0.name (from {file}, line 1): is missing"),
+        (
+            f"mix: {'[' * 5_000}{']' * 5_000}",
+            "is not valid YAML: its lists or mappings are nested too deep",
+        ),
         ("- a list", "must be a mapping"),
         ("mix: {local: [", "not valid YAML"),
     ],
@@ -143,7 +147,7 @@ def test_a_wrong_task_is_not_also_a_list_that_is_too_short(tmp_path: Path) -> No
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"tasks.0.reasoning_gym.find (from {file}, line 2): ")
+    assert line.startswith(f"task gcd: find (from {file}, line 2): ")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,7 @@ def test_text_is_what_is_written_where_yaml_makes_something_else_of_it(tmp_path:
     assert isinstance(task, DatasetTask) and (task.name, task.choices) == ("on", ("yes", "no"))
     assert task.choice_labels == ("on", "off") and task.answer == "y"
     file.write_text("network: {relay: no}\n")
-    with pytest.raises(ConfigError, match="Input should be 'auto', 'always' or 'off', got 'no'"):
+    with pytest.raises(ConfigError, match="must be 'auto', 'always' or 'off', got 'no'"):
         load_config(file)
 
 

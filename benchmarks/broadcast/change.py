@@ -15,11 +15,11 @@ from typing import get_args
 
 from benchmarks.common.children import emit
 from benchmarks.updater.workload import MODEL, Workload, read_batch, write
+from swarm.extras.learner.packing import Precision, pack
+from swarm.extras.learner.snapshots.store import BLOCK_BYTES, apply_delta, delta
 from swarm.files import RandomAccessFile
-from swarm.net.snapshots.store import BLOCK_BYTES, apply_delta, delta
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.policy.snapshot import Precision, pack
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater

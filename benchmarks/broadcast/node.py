@@ -21,18 +21,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import swarm.net.snapshots.plan as placement_module
+import swarm.extras.learner.snapshots.plan as placement_module
 from benchmarks.common.children import Json, commands, emit
 from benchmarks.common.groups import benchmark_manifest
+from swarm.extras.learner.snapshots.plan import LinkLimits, RelayPlan, Slot
+from swarm.extras.learner.snapshots.publish import Publisher
+from swarm.extras.learner.snapshots.store import cut
+from swarm.extras.learner.snapshots.subscribe import Subscriber
 from swarm.files import RandomAccessFile
 from swarm.net.config import NetworkSettings, SnapshotSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
-from swarm.net.snapshots.plan import LinkLimits, RelayPlan, Slot
-from swarm.net.snapshots.publish import Publisher
-from swarm.net.snapshots.store import cut
-from swarm.net.snapshots.subscribe import Subscriber
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.005, 0.05
 """The latter with limited links: frequent polling by many nodes would use up the processor."""

@@ -20,6 +20,8 @@ from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
 from swarm.errors import PeerUnreachable, TransportError
+from swarm.extras.learner.snapshots.messages import CHUNKS_PROTOCOL, ChunksRequest, StatusRequest
+from swarm.extras.learner.snapshots.plan import LinkLimits
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.dht import key_of
 from swarm.net.hivemind.dht_entries import PARTS
@@ -28,9 +30,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.repair import GIVE_PROTOCOL, HAVE_PROTOCOL, GiveRequest, HaveRequest
 from swarm.net.records.stores import RECORD_ID_BYTES, Held, record_id
 from swarm.net.records.wire import seal, seal_peer_record
-from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
-from swarm.net.snapshots.messages import ASK_PROTOCOL, CHUNKS_PROTOCOL, ChunksRequest, StatusRequest
-from swarm.net.snapshots.plan import LinkLimits
+from swarm.net.services.requests import ASK_PROTOCOL, HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.types import (
     MAX_MULTIADDRS,
     Completion,

@@ -19,16 +19,16 @@ from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import Result, conclude, measure, option_parser, wide_console
 from benchmarks.overlap.following import inflight
 from benchmarks.overlap.virtual import Plan, Virtual, bubble
-from swarm.central.capacity import (
+from swarm.extras.learner.capacity import (
     Demand,
     Worker,
     bubble_ratio,
     cheapest,
     cost_per_step,
     pool_rate,
-    publish_every,
     required_rate,
 )
+from swarm.following import publish_every
 
 NUM_WORKERS = 16
 ROLLOUTS = 512

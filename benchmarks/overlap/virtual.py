@@ -15,9 +15,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from swarm.central.capacity import Demand
-from swarm.central.learner import Learner, LearnerObserver, LearnerParts, LearnerSettings, LearnerTerms, StepReport
+from swarm.extras.learner.capacity import Demand
+from swarm.extras.learner.learner import Learner, LearnerObserver, LearnerParts, LearnerTerms, StepReport
 from swarm.files import RandomAccessFile
+from swarm.following import LearnerSettings
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Actions,

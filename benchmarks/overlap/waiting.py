@@ -7,13 +7,11 @@ It samples only what is needed, truncates nothing, and sends nothing before the 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import nodes.roles.worker
+import swarm.extras.learner.roles.worker
 from benchmarks.overlap.following import NUM_WORKERS
 from nodes.cli import main
-from nodes.roles.worker import WORKER, WorkerNode
-from swarm.central.follower import BatchReport, Follower
+from swarm.extras.learner.follower import BatchReport, Follower
+from swarm.extras.learner.roles.worker import WorkerNode
 
 
 class WholeBatches(Follower):
@@ -59,6 +57,5 @@ class StopAndWait(WorkerNode):
 
 
 if __name__ == "__main__":
-    vars(nodes.roles.worker)["Follower"] = WholeBatches
-    nodes.roles.worker.WORKER = replace(WORKER, make=StopAndWait)
+    vars(swarm.extras.learner.roles.worker).update(Follower=WholeBatches, WorkerNode=StopAndWait)
     main()

@@ -17,19 +17,19 @@ from rich.console import Console
 from benchmarks.common.running import scratch
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
-from nodes.roles.learner import LearnerNode
-from nodes.roles.worker import WorkerNode
-from swarm.central.learner import Learner
 from swarm.config import NodeConfig
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
+from swarm.extras.learner.learner import Learner
+from swarm.extras.learner.roles.learner import LearnerNode
+from swarm.extras.learner.roles.worker import WorkerNode
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm
 from tests.attacks.attackers import WorkerAttack
-from tests.attacks.marking import mark
 from tests.attacks.poisoned_swarm import TOLD_EVERY, Listening, Outcome, Plan, counting, last, reputation
+from tests.extras.learner.marking import mark
 
 ROLLOUTS = 64
 
@@ -64,7 +64,7 @@ class Run:
         self._hub = MemoryHub()
         config = self._config("learner", 0)
         self._identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = found_run(config, self._identity).sealed
+        self._run = found_run(config, self._identity)
         self.peer_ids: list[str] = []
         """Of the workers."""
 
@@ -93,7 +93,7 @@ class Run:
         return config
 
     def _transport(self, peer_id: str) -> MemoryTransport:
-        transport = MemoryTransport(self._hub, peer_id, self._sealed)
+        transport = MemoryTransport(self._hub, peer_id, self._run)
         transport.start()
         return transport
 

@@ -1,4 +1,5 @@
-"""How attackers slow down real nodes: rounds of peers under decompression bombs, steps of a learner under attack.
+"""How attackers slow down real nodes: rounds of peers under decompression bombs, steps of a learner under attack, and
+others' groups that a peer uses while strangers offer groups that do not exist.
 
     python -m benchmarks.resilience [--quick] [--out FILE] [--only NAME ...] [--repeats N]
 
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,22 @@ from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
 from benchmarks.network.flood import Memory, Scale, Times
 from nodes.simulation.cell import CpuShares, missing
+from swarm.net.roster import read_roster
+from swarm.net.trust.accounts import OFFENCES
+from swarm.reasons import Reason
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
+from tests.attacks.offering import Promising
+from tests.attacks.stranger import Stranger
 
 BOMBS_PER_S = (1, 2, 4)
 NUM_STRANGERS = (3, 10)
 VICTIM_CORES, WORKER_CORES, OTHER_CORES = 1.0, 0.5, 0.25
 """The victim has as much as the smallest machine; strangers have at least half a core of two."""
+NUM_PROMISING, NUM_NEW, NEW_EVERY_S = 3, 2, 40.0
+"""Strangers that promise groups from the beginning of an attack on, and those that join them now and then."""
+NUM_GUESTS = 2
+"""With these, offers are cheaper than groups for everybody."""
 KEEPS = 0.9
 """Fraction of the rounds or steps per minute."""
 FLAT_PERCENT = 5.0
@@ -53,6 +65,11 @@ class Plan:
     def attack_s(self) -> float:
         """Length of each attack: memory is compared between its quarters."""
         return 8.0 if self.quick else 60.0
+
+    @property
+    def promises_s(self) -> float:
+        """Length of each attack by promises, and of each period without."""
+        return 20.0 if self.quick else 120.0
 
     @contextmanager
     def nodes(self) -> Iterator[Nodes]:
@@ -130,6 +147,88 @@ def learner(plan: Plan) -> Result:
     return rows, [_told("assaults", outcomes)]
 
 
+@dataclass(frozen=True)
+class Used:
+    """Others' groups that a node used in a period."""
+
+    groups: int
+    rounds: int
+    seconds: float
+
+    def over(self, before: Used, after: Used) -> tuple[float, float]:
+        """Ratio of its groups in a round, and in a second, to the means of two other periods."""
+        rounds = self.groups / self.rounds, before.groups / before.rounds, after.groups / after.rounds
+        seconds = self.groups / self.seconds, before.groups / before.seconds, after.groups / after.seconds
+        return 2 * rounds[0] / (rounds[1] + rounds[2]), 2 * seconds[0] / (seconds[1] + seconds[2])
+
+
+def promises(plan: Plan) -> Result:
+    """Others' groups that a peer uses while strangers offer groups that do not exist, and answer no request."""
+    ratios: list[tuple[float, float]] = []
+    with plan.nodes() as nodes, ExitStack() as guests:
+        address = nodes.start("bootstrap", "examples/tiny.yaml", cores=OTHER_CORES)
+        author, victim = (nodes.start("join", address, cores=cores) for cores in (OTHER_CORES, WORKER_CORES))
+        run_id = find_run_id(plan.folder, address)
+        for _ in range(NUM_GUESTS):
+            _stranger(plan, guests, run_id, author, victim)
+        nodes.warm_up(2)
+        calm = _used(nodes, lambda: time.sleep(plan.promises_s))
+        for _ in range(plan.repeats):
+            with ExitStack() as strangers:
+
+                def promise(strangers: ExitStack = strangers) -> None:
+                    _promise(plan, strangers, run_id, author, victim)
+
+                attacked = _used(nodes, promise)
+            after = _used(nodes, lambda: time.sleep(plan.promises_s))
+            ratios.append(attacked.over(calm, after))
+            calm = after
+        charges = sum(_charges(nodes, *pair) for pair in ((2, author), (1, victim)))
+    by_round, by_second = zip(*ratios, strict=True)
+    who = f"{NUM_PROMISING} strangers that promise groups, and {NUM_NEW} new ones every {NEW_EVERY_S:.0f} s"
+    return [
+        row(f"{who}: groups of others in a round, of those before and after", by_round, "", target=KEEPS),
+        row("the same in a minute", by_second, "", target=KEEPS),
+        row("charges against honest authors", [charges], "", target=0, better="lower"),
+    ], []
+
+
+def _stranger(plan: Plan, stack: ExitStack, run_id: str, *addresses: str) -> Stranger:
+    """A new one in the run, connected with nodes; it leaves with the stack."""
+    stranger = Stranger(plan.folder, f"promising-{time.monotonic_ns()}")
+    stack.callback(stranger.close)
+    stranger.connect(*addresses)
+    stranger.follow(run_id)
+    return stranger
+
+
+def _promise(plan: Plan, stack: ExitStack, run_id: str, *addresses: str) -> None:
+    """One attack."""
+    ends, count = time.monotonic() + plan.promises_s, NUM_PROMISING
+    while (left := ends - time.monotonic()) > 0:
+        for _ in range(count):
+            Promising(_stranger(plan, stack, run_id, *addresses), run_id)
+        time.sleep(min(NEW_EVERY_S, left))
+        count = NUM_NEW
+
+
+def _used(nodes: Nodes, meanwhile: Callable[[], None]) -> Used:
+    """What the last node uses meanwhile."""
+    file = nodes.out(len(nodes.children) - 1) / METRICS_FILE
+    began, before = time.monotonic(), PeerHistory.read(file)
+    meanwhile()
+    after = PeerHistory.read(file)
+    used = after.groups["used_external"] - before.groups["used_external"]
+    return Used(used, len(after.rounds) - len(before.rounds), time.monotonic() - began)
+
+
+def _charges(nodes: Nodes, index: int, address: str) -> int:
+    """Offences of the node at an address in another's book, except texts that the other finds improbable."""
+    peer_id = address.rsplit("/", 1)[1]
+    dropped = next((each.dropped for each in read_roster(nodes.out(index)).peers if each.peer_id == peer_id), {})
+    return sum(count for reason, count in dropped.items() if reason in set(OFFENCES) - {Reason.IMPROBABLE})
+
+
 def _attacked(plan: Plan, nodes: Nodes, index: int, attackers: Attackers, before: float) -> tuple[Attacked, float]:
     """The effect of an attack on a node with a pace of `before`, and its pace after the attack."""
     scale, began = Scale([nodes.children[index]]), time.time()
@@ -150,7 +249,7 @@ def _told(what: str, outcomes: dict[int, list[Attacked]]) -> str:
     return f"{what}, in all: {'; '.join(parts)}."
 
 
-MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {"bombs": bombs, "learner": learner}
+MEASUREMENTS: dict[str, Callable[[Plan], Result]] = {"bombs": bombs, "learner": learner, "promises": promises}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -43,6 +43,7 @@ QUICK = Size(
     each_policy=False,
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=8, every=1, groups=2),
     timed=Scale(nodes=2, rounds=12, seeds=1, evaluation=36, every=4),
+    clock=Scale(nodes=2, rounds=12, seeds=1, evaluation=36, every=4),
     sampled=Scale(nodes=6, rounds=8, seeds=1, evaluation=0),
 )
 DEFAULT = Size(
@@ -59,6 +60,7 @@ DEFAULT = Size(
     each_policy=False,
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
+    clock=Scale(nodes=8, rounds=60, seeds=5, evaluation=90, every=10),
     sampled=Scale(nodes=32, rounds=24, seeds=2, evaluation=0),
 )
 FULL = replace(
@@ -133,7 +135,9 @@ def changed(
     name = size.name + (f"-{nodes}-nodes" if nodes else "") + (f"-{rounds}-rounds" if rounds else "")
     without = size.without if without is None else tuple(without)
     size = replace(scale(size), name=name, hostile=tuple(hostile or size.hostile), without=without)
-    return replace(size, real=scale(size.real), timed=scale(size.timed), sampled=scale(size.sampled))
+    return replace(
+        size, real=scale(size.real), timed=scale(size.timed), clock=scale(size.clock), sampled=scale(size.sampled)
+    )
 
 
 def take_table(name: str, size: Size, folder: Path, jobs: int, report: Report, console: Console) -> int:

@@ -20,7 +20,7 @@ from swarm.telemetry.benefit.comparison import (
     ratio_by_seed,
 )
 
-UNITS: dict[Cost, str] = {"tokens": "tokens", "seconds": "s"}
+UNITS: dict[Cost, str] = {"tokens": "tokens", "seconds": "s", "processor_s": "processor seconds"}
 Figures = Mapping[str, Mapping[int, float]]
 """One figure, by row and seed."""
 
@@ -54,20 +54,23 @@ def at_equal_cost(title: str, outcomes: Outcomes) -> list[Row]:
     return rows
 
 
-def time_to_reach(title: str, outcomes: Outcomes, accuracies: Sequence[float]) -> list[Row]:
-    """Seconds to each accuracy; none where a swarm did not reach it, as a mean of the others would flatter."""
+def time_to_reach(
+    title: str, outcomes: Outcomes, accuracies: Sequence[float], kind: Cost = "seconds", of: str = "time"
+) -> list[Row]:
+    """The cost of this kind of each accuracy; none where a swarm did not reach it, as a mean of the others would
+    flatter."""
     curves = _curves(outcomes)
     rows = []
     for accuracy in accuracies:
-        what = f"time to a held-out accuracy of {accuracy:.0%}"
-        times = {}
+        what = f"{of} to a held-out accuracy of {accuracy:.0%}"
+        costs = {}
         for name, by_seed in curves.items():
-            found = {seed: cost_to_reach(curve, "seconds", accuracy) for seed, curve in by_seed.items()}
-            reached = {seed: seconds for seed, seconds in found.items() if seconds is not None}
-            times[name] = reached if len(reached) == len(found) else {}
+            found = {seed: cost_to_reach(curve, kind, accuracy) for seed, curve in by_seed.items()}
+            reached = {seed: cost for seed, cost in found.items() if cost is not None}
+            costs[name] = reached if len(reached) == len(found) else {}
             if len(reached) < len(found):
                 rows.append(Row(f"{title}, {name}: {what}, reached by {len(reached)} of {len(found)}", None, "s"))
-        rows += _against_the_first(title, what, "s", times)
+        rows += _against_the_first(title, what, "s", costs)
     return rows
 
 

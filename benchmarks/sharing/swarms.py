@@ -71,6 +71,7 @@ class Size(Scale):
     """Also with each other mixing policy, and with hardly any own groups."""
     real: RealScale
     timed: Scale
+    clock: Scale
     sampled: Scale
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.common.larger import LARGER, ensure_larger
 from benchmarks.common.report import Row
-from benchmarks.sharing import real_model, sampled, timed
+from benchmarks.sharing import clock, real_model, sampled, timed
 from benchmarks.sharing.swarms import (
     ALONE,
     AUTO,
@@ -225,6 +225,7 @@ TABLES = {
         scale=attrgetter("timed"),
         jobs=timed.time_jobs,
     ),
+    "clock": Table(clock.by_clock, clock.clock_findings, (clock.NOTE,), scale=attrgetter("clock")),
     "sampled": Table(sampled.of_samples, sampled.sample_findings, (sampled.NOTE,), scale=attrgetter("sampled")),
 }
 

@@ -20,11 +20,11 @@ from nodes.boot.directory import (
     remember,
     write_addresses,
 )
-from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools, terms_of
-from nodes.boot.resolve import Notice, ResolvedNode, check_settings, resolve
+from nodes.boot.manifest import check_group_size, sharing_of_own_tools
+from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of
-from nodes.roles.runtime import Role, RoleNode
+from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
 from swarm.environments.judge import with_judge
@@ -39,6 +39,7 @@ from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
+from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import MADE_HERE, public_name
 from swarm.policy.ranks import Ranks
@@ -61,7 +62,7 @@ class RunningNode:
         alone: str,
         failures: Callable[[], dict[str, str]],
     ) -> None:
-        """`alone`: see `Role`. `failures`: see `VerificationPool.take_texts`."""
+        """`alone`: see `RoleNode`. `failures`: see `VerificationPool.take_texts`."""
         self.config = config
         self.node = node
         self.transport = transport
@@ -82,7 +83,7 @@ class NetworkWatch:
     """Reports changes of the network's state as notes."""
 
     def __init__(self, node: RoleNode, doing_alone: str, manifest: RunManifest | None, group_size: int) -> None:
-        """`doing_alone`: see `Role.alone`; `group_size` is this node's."""
+        """`doing_alone`: see `RoleNode.alone`; `group_size` is this node's."""
         self._node = node
         self._doing_alone = doing_alone
         self._run_known = manifest is not None
@@ -124,7 +125,7 @@ def _without_numbers(detail: str) -> str:
 
 @contextlib.contextmanager
 def opened(
-    role: Role, loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks
+    role: type[RoleNode], loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks
 ) -> Iterator[RunningNode]:
     """A node of this role, ready to begin, until the block ends.
 
@@ -132,10 +133,13 @@ def opened(
     """
     if warning := check_settings(loaded.config):
         warn(console, warning)
+    loaded, lines = fitted(loaded)
+    for line in lines:
+        say(console, line)
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
-    terms = terms_of(loaded.config) if role.sets_terms else None
-    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms)
+    terms = role.terms(loaded.config)
+    directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)
@@ -186,8 +190,9 @@ def _assemble(
     if config.policy.model not in MADE_HERE:
         where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
         say(console, f"loading {config.policy.model}{where}")
+    make: Callable[..., RoleNode] = role  # what the classes of roles are called with is in `RoleNode`
     with policy_progress(console, config.policy.model) as progress:
-        node = role.make(config, directory.identity, transport, verifier, stop, progress, ranks)
+        node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
     write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
@@ -208,8 +213,7 @@ def open_network(
     for line in lost:
         warn(console, line)
     network = network.model_copy(update={"listen": listen})
-    sealed = directory.run.sealed if directory.run else None
-    return open_transport(network, directory.identity, profile=profile, manifest=sealed), network
+    return open_transport(network, directory.identity, directory.run, profile), network
 
 
 def ask_bootstraps(settings: NetworkSettings, console: Console) -> SealedManifest | None:
@@ -227,15 +231,12 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> SealedManifes
     asked = "a member" if len(multiaddrs) == 1 else f"{len(multiaddrs)} members"
     console.print(f"asking {asked} for the run, at most {ASK_TIMEOUT_S:g} s", highlight=False)
     try:
-        manifest, sealed = fetch_manifest(
-            multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport
-        )
+        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)
     except OtherRun as error:
         raise ConfigError(f"network.run_id is {settings.run_id}, but {error}") from error
     except PeerUnreachable as error:
         warn(console, f"{error}; training alone until one answers")
         return None
-    return SealedManifest(sealed, manifest)
 
 
 def check_no_twin(settings: NetworkSettings, peer_id: str, kept: Path) -> None:
@@ -290,12 +291,12 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     return table
 
 
-def profile_of(role: Role, config: NodeConfig) -> Profile:
+def profile_of(role: type[RoleNode], config: NodeConfig) -> Profile:
     """What members learn of this node."""
     return Profile(
         model=public_name(config.policy.model),
         tasks=tuple(task.name for task in config.tasks),
-        role=role.name,
+        role=role.role,
         version=own_version(),
         name=config.name if is_name(config.name, MAX_NAME_CHARS) else "",
     )

@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 
 import psutil
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from nodes.boot.manifest import SealedManifest, found_run, left_run
+from nodes.boot.manifest import found_run, left_run
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.errors import ConfigError, DirectoryOfAnotherRun, IdentityInUse, Refusal
 from swarm.files import private_directory, replace_file
@@ -24,7 +24,7 @@ from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.listening import check_free
 from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.records.identity import Identity, check_unused
-from swarm.net.records.wire import is_outdated
+from swarm.net.records.wire import SealedManifest, is_outdated
 from swarm.policy.config import check_model_path, check_peft
 from swarm.sanitize import clean
 from swarm.types import Terms
@@ -72,23 +72,35 @@ def claim_directory(
     asked: SealedManifest | None = None,
     terms: Terms | None = None,
     founds: bool = False,
+    role: str = "",
 ) -> RunDirectory:
     """Claim a directory for a node of the run `asked`, or of the stored run; `terms` are for one that it founds.
 
     `config.out` if it was set. Otherwise the first of `OUT`, `OUT-2`, ... that no running peer uses and that belongs to
-    the same run and model: the same command in several terminals starts several peers, and each resumes when restarted.
+    the same run and model, or, where none is joined, to the same experiment of this `role`: the same command in several
+    terminals starts several peers, and each resumes when restarted.
     A run that the directory leaves another for is not stored: the caller does it once the node is sure to start.
     `founds`: in its own run always. Raises `ConfigError` or `IdentityInUse` when the chosen directory is not free.
     """
     from swarm.training.checkpoint import CheckpointStore
 
     chosen = out_was_given or config.network.identity is not None
+    joins = asked is not None or bool(config.network.bootstrap)
+    passed: list[str] = []
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
         if not chosen and CheckpointStore(out / CHECKPOINTS).has_another_model(config.policy):
             continue
+        if role and not (chosen or joins):
+            try:
+                resumed(config.model_copy(update={"out": out}), role, False)
+            except ConfigError as error:
+                passed.append(str(error).partition(". ")[0])
+                continue
         try:
-            return _claim(config, out, asked, terms, founds)
+            claimed = _claim(config, out, asked, terms, founds)
+            moved = tuple(f"{reason}; this one is in {out}" for reason in passed[:1])
+            return structs.replace(claimed, warnings=(*claimed.warnings, *moved))
         except (IdentityInUse, DirectoryOfAnotherRun):
             if chosen:
                 raise

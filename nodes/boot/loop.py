@@ -10,7 +10,7 @@ from rich.text import Text
 from nodes import exits
 from nodes.boot.assemble import RunningNode, opened
 from nodes.roles.ranks import follow, leading
-from nodes.roles.runtime import EndReason, Role
+from nodes.roles.runtime import EndReason, RoleNode
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import versions
@@ -35,7 +35,9 @@ REPORTED_IN_DETAIL = 4_096
 """Most rounds whose figures the report at the end reads: a node may have run for weeks."""
 
 
-def launch(role: Role, loaded: LoadedConfig, console: Console, *, live: bool, report: bool, supervised: bool) -> int:
+def launch(
+    role: type[RoleNode], loaded: LoadedConfig, console: Console, *, live: bool, report: bool, supervised: bool
+) -> int:
     """Run a node of this role until it is done or asked to stop.
 
     Returns the process's exit code. Among torchrun's processes, rank 0 is the node. Raises `SwarmError` for errors
@@ -49,7 +51,13 @@ def launch(role: Role, loaded: LoadedConfig, console: Console, *, live: bool, re
 
 
 def _launch(
-    role: Role, loaded: LoadedConfig, console: Console, live: bool, report: bool, stop: StopRequest, ranks: Ranks
+    role: type[RoleNode],
+    loaded: LoadedConfig,
+    console: Console,
+    live: bool,
+    report: bool,
+    stop: StopRequest,
+    ranks: Ranks,
 ) -> int:
     with opened(role, loaded, console, stop, ranks) as running:
         config = running.config

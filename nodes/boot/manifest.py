@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from pydantic import JsonValue
 
-from swarm.central.workforce import NO_ADAPTERS, SAMPLED, differences, make_terms
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.sources.dataset import DatasetTask
@@ -34,33 +30,15 @@ from swarm.environments.specs import (
 from swarm.environments.tools.base import TRUSTED_TOOL
 from swarm.errors import ConfigError, Refusal, TaskError
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
-from swarm.policy.config import LoraSettings, public_name
+from swarm.net.records.wire import SealedManifest, is_outdated, make_run_id, open_manifest, seal_manifest
 from swarm.sanitize import clean
 from swarm.types import RunManifest, TaskSpec, Terms
 from swarm.types.media import Modality
 
-if TYPE_CHECKING:
-    from swarm.policy.loading import Policy
-
 MEMBER_FIELDS = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, "scorer", "target"})
 """Settings of a task in which members may differ, or which are compared otherwise."""
 MAX_SHOWN_CHARS = 60
-MAX_TARGETS_CHARS = 128
-"""Longer lists of adapted layers are compared by a digest: what a manifest carries is bounded."""
 NO_TASKS = "it lists none: its founder's use tools of its own, and it trusts nobody"
-
-
-class SealedManifest(Struct, frozen=True):
-    """A manifest whose signature has been checked, with the bytes that its founder sealed."""
-
-    sealed: bytes
-    manifest: RunManifest
-
-    @classmethod
-    def reopen(cls, sealed: bytes) -> SealedManifest:
-        """Check stored bytes, whatever the time is: their date was checked on arrival. Raises `Refusal`."""
-        return cls(sealed, open_manifest(sealed, now=math.inf))
 
 
 def found_run(
@@ -103,48 +81,6 @@ def left_run(earlier: RunManifest | None, now: RunManifest) -> str | None:
     )
 
 
-def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
-    """What a learner and its workers must share; without a loaded policy, as far as the configuration says."""
-    return make_terms(
-        public_name(config.policy.model),
-        config.generation.sampling(),
-        config.policy.system_prompt,
-        policy.tokenizer_hash if policy is not None else "",
-        policy.tokenizer.chat_template if policy is not None else None,
-        config.policy.lora.quantized,
-        policy.media.reader.digest if policy is not None and policy.media is not None else "",
-        _adapters(config.policy.lora),
-        policy.base if policy is not None else "",
-    )
-
-
-def _adapters(lora: LoraSettings) -> str:
-    """What makes adapters of the same weights the same policy."""
-    if not lora.rank:
-        return NO_ADAPTERS
-    targets = " ".join(sorted(set(lora.targets))) or "all"
-    if len(targets) > MAX_TARGETS_CHARS:
-        targets = hashlib.blake2b(targets.encode(), digest_size=8).hexdigest()
-    return f"rank {lora.rank}, alpha {lora.alpha}, targets {targets}"
-
-
-def check_terms(config: NodeConfig, manifest: RunManifest) -> None:
-    """Raises `ConfigError` when a worker differs from the learner that founded the run in what both must share."""
-    if manifest.terms is None or config.follow.learner not in (None, manifest.founder):
-        return
-    if lines := list(differences(terms_of(config), manifest.terms)):
-        raise ConfigError(f"run {manifest.run_id} cannot use this worker: {'; '.join(lines)}")
-
-
-def check_only_learner(peer_id: str, manifest: RunManifest) -> None:
-    """Raises `ConfigError` for a learner `peer_id` in a run that another one founded: workers sample for that one."""
-    if manifest.terms is not None and manifest.founder != peer_id:
-        raise ConfigError(
-            f"run {manifest.run_id} has a learner already, its founder {manifest.founder}: found a run of your own, "
-            "without --bootstrap and with another --out, or work for it with swarm work"
-        )
-
-
 def check_group_size(group_size: int, manifest: RunManifest | None) -> None:
     """Raises `ConfigError` when members of the run would refuse all groups of this size."""
     if manifest is not None and group_size > manifest.group_size:
@@ -154,8 +90,8 @@ def check_group_size(group_size: int, manifest: RunManifest | None) -> None:
         )
 
 
-def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, follows: bool = False) -> Values:
-    """The run's settings as a layer of its members' configuration, with the learner's sampling if it `follows` it.
+def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None) -> Values:
+    """The run's settings as a layer of its members' configuration.
 
     `own` is the member's configuration without this layer: tasks that it lists replace the run's, it may have copies of
     the founder's local files and code, and what it can hold or wants to ask bounds what the run sets. Raises
@@ -163,9 +99,8 @@ def manifest_values(manifest: RunManifest, own: LoadedConfig | None = None, foll
     """
     own_config = own.config if own is not None else NodeConfig()
     network, questions = own_config.network, own_config.generation.questions_per_round
-    sampling = {name: asdict(manifest.terms)[name] for name in SAMPLED} if follows and manifest.terms else {}
     values: Values = {
-        "generation": {"group_size": manifest.group_size, **sampling},
+        "generation": {"group_size": manifest.group_size},
         "mix": {"local": min(manifest.local, questions or manifest.local), "external": manifest.external},
         "network": {
             "max_record_bytes": min(manifest.max_record_bytes, network.inbox_bytes, network.shelf_bytes),

@@ -7,26 +7,24 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodes.boot.directory import RunDirectory, resumed
-from nodes.boot.manifest import (
-    SealedManifest,
-    check_only_learner,
-    check_terms,
-    manifest_values,
-    other_files,
-    other_options,
-)
-from nodes.roles.runtime import Role
-from swarm.config import LoadedConfig, NodeConfig
+from nodes.boot.manifest import manifest_values, other_files, other_options
+from nodes.roles.runtime import RoleNode
+from swarm.config import LoadedConfig, NodeConfig, overlay
 from swarm.environments.judge import lacking_judge, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
-from swarm.policy.config import SMOLLM2
+from swarm.net.records.wire import SealedManifest
+from swarm.policy.config import SMOLLM2, local_name
 from swarm.policy.media.processor import modalities_of
+from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks
 from swarm.policy.smollm import check_smollm2
 from swarm.preflight.check import check_policy, check_start
-from swarm.telemetry.alerts import HIGH_LEARNING_RATE
+from swarm.telemetry.alerts import HIGH_LEARNING_RATE, USUAL_LEARNING_RATES, high_learning_rate
 from swarm.training.objective import check_own_code
 from swarm.types import RunManifest
+
+THINKING_TOKENS = 4_096
+"""Default of `generation.max_new_tokens` for a model that thinks, or half of its positions."""
 
 
 class Notice(NamedTuple):
@@ -40,7 +38,7 @@ class Notice(NamedTuple):
 class ResolvedNode:
     """What a node is to be; its parts are not open yet."""
 
-    role: Role
+    role: type[RoleNode]
     config: NodeConfig
     """The run's values included, without the run's tasks that this node cannot have."""
     directory: RunDirectory
@@ -77,14 +75,44 @@ def check_settings(config: NodeConfig) -> str | None:
     check_own_code(config.update, config.generation.group_size)
     if (rate := config.update.learning_rate) < HIGH_LEARNING_RATE:
         return None
-    return (
-        f"update.learning_rate {rate:g} is high: Adam moves every weight by about this much in each update, and a "
-        "trained policy seldom survives it; usual are 1e-6 to 1e-3"
-    )
+    return f"{high_learning_rate(rate)} {USUAL_LEARNING_RATES}"
+
+
+def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
+    """The configuration with defaults that fit its model, and what to say of the model, a line each.
+
+    Raises `PolicyError` for a model whose files cannot be read.
+    """
+    policy = loaded.config.policy
+    lines = []
+    if thinks(policy):
+        if "generation.max_new_tokens" not in loaded.origins:
+            longest = min(THINKING_TOKENS, (positions_of(policy) or 2 * THINKING_TOKENS) // 2)
+            loaded = loaded.above({"generation": {"max_new_tokens": longest}}, "default for a model that thinks")
+        ways = "generation.max_thinking_tokens limits its thoughts"
+        if switch := switch_of_thinking(policy):
+            ways += f", policy.chat_template_kwargs.{switch} changes whether or how it thinks"
+        lines.append(
+            f"{local_name(policy.model)} thinks before it answers: completions have up to "
+            f"{loaded.config.generation.max_new_tokens} tokens (generation.max_new_tokens); {ways}"
+        )
+    used = loaded.config.generation.model_dump(include={*SUGGESTED})
+    suggested = suggested_sampling(policy)
+    if other := {name: value for name, value in suggested.items() if value != used[name] and not _is_set(loaded, name)}:
+        listed = ", ".join(f"{name} {value:g}" for name, value in other.items())
+        lines.append(
+            f"the publisher of {local_name(policy.model)} suggests {listed}; nothing of it is used unless "
+            f"generation.{next(iter(other))} and the like are set"
+        )
+    return loaded, lines
+
+
+def _is_set(loaded: LoadedConfig, name: str) -> bool:
+    return f"generation.{name}" in loaded.origins
 
 
 def resolve(
-    role: Role,
+    role: type[RoleNode],
     loaded: LoadedConfig,
     directory: RunDirectory,
     asked: SealedManifest | None,
@@ -99,20 +127,18 @@ def resolve(
     peer_id = directory.identity.peer_id
     if asked and asked != directory.run:
         notices.append(Notice("the bootstrap sent an older manifest of this run; keeping the stored one"))
-    if manifest and not (loaded.config.network.bootstrap or role.sets_terms):
+    if manifest and not (loaded.config.network.bootstrap or role.founds):
         notices.append(Notice(_whose_run(role, manifest, peer_id), is_warning=False))
-    if manifest and role.sets_terms:
-        check_only_learner(peer_id, manifest)
-    values = manifest_values(manifest, loaded, role.keeps_terms) if manifest else {}
+    values = overlay(manifest_values(manifest, loaded), role.values_of(manifest)) if manifest else {}
     loaded = loaded.in_run(values, directory.out)
     tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
-    if manifest and role.keeps_terms:
-        check_terms(loaded.config, manifest)
+    if manifest:
+        role.check(loaded.config, manifest, peer_id)
     config = possible(loaded.config, tasks_of_the_run, notices)
-    if (resuming := resumed(config, role.name, tasks_of_the_run)) is not None:
+    if (resuming := resumed(config, role.role, tasks_of_the_run)) is not None:
         notices.append(Notice(resuming))
     notices += map(Notice, directory.warnings)
-    if short := check_start(config, role.name, num_processes):
+    if short := check_start(config, role.role, num_processes):
         notices.append(Notice(short))
     return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)
 
@@ -155,7 +181,7 @@ def _omitted(name: str, reason: str) -> str:
     return f"omitting the run's task {name}: {reason}"
 
 
-def _whose_run(role: Role, manifest: RunManifest, peer_id: str) -> str:
+def _whose_run(role: type[RoleNode], manifest: RunManifest, peer_id: str) -> str:
     """Whose run a node is in that was given no address."""
     if manifest.founder == peer_id:
         return (

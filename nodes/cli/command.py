@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated, cast
 
@@ -10,7 +11,7 @@ import typer
 
 from nodes import exits
 from nodes.cli import measuring, reference, running, watching
-from nodes.cli.options import Command, check_known, rewrite
+from nodes.cli.options import Command, check_known, rewrite, wrong_use
 from nodes.console import literal_console, open_streams
 from nodes.interrupts import Ending, end, end_by_the_first
 from swarm import torchao
@@ -19,6 +20,8 @@ from swarm.distribution import own_version
 from swarm.errors import ConfigError, IdentityError, SwarmError, TaskError, TransportError
 from swarm.sanitize import CleanFormatter, clean_lines
 from swarm.types import SCHEMA_VERSION
+
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # what it extends, which typer does not export
 
 app = typer.Typer(
     name="swarm",
@@ -75,7 +78,18 @@ def _run() -> None:
             arguments, fields = rewrite(sys.argv[1:])
             command = typer.main.get_command(app)
             check_known(cast(Command, command), arguments)
-        command(args=arguments, obj=fields)
+        sys.exit(command.main(arguments, "swarm", standalone_mode=False, obj=fields) or exits.DONE)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError" and error.ctx is not None:
+            print(error.ctx.get_help(), file=sys.stderr)
+            sys.exit(exits.USAGE)
+        path = "swarm" if error.ctx is None else error.ctx.command_path
+        _fail(f"{wrong_use(error.format_message(), arguments)}; see {path} --help", exits.USAGE)
+    except typer.Abort:
+        _fail("the input has ended", exits.USAGE)
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered is not an error, either
+        sys.exit(exits.FAILED)
     except (ConfigError, TaskError, IdentityError) as error:
         _fail(error, exits.USAGE)
     except TransportError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from nodes import exits
 from nodes.cli.options import (
     BootstrapOption,
     EngineOption,
@@ -20,6 +21,7 @@ from nodes.cli.options import (
 )
 from nodes.console import make_console
 from swarm.errors import ConfigError
+from swarm.kinds import extra
 
 if TYPE_CHECKING:
     from swarm.preflight.need import RoleName
@@ -115,13 +117,13 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    from nodes.commands.plan import NEEDED, CapacityPlan, demand_of, parse_workers, show_plan
-
+    planning = extra("learner.planning")
     if rollouts is None or train_s is None or broadcast_s is None or not worker:
-        raise ConfigError(NEEDED)
-    demand = demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
-    chosen = CapacityPlan(demand, headroom, learner_price, parse_workers(worker), max_staleness)
-    raise typer.Exit(show_plan(chosen, as_json, make_console()))
+        raise ConfigError(planning.NEEDED)
+    demand = planning.demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
+    chosen = planning.CapacityPlan(demand, headroom, learner_price, planning.parse_workers(worker), max_staleness)
+    planning.show_plan(chosen, as_json, make_console())
+    raise typer.Exit(exits.DONE if chosen.feasible else exits.FAILED)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -10,13 +10,13 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from swarm.errors import ConfigError
-from swarm.settings import nearest
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
@@ -72,7 +72,7 @@ RunsArgument = Annotated[
     typer.Argument(help="Directories of nodes, or of a demo; default: every node running on this machine."),
 ]
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
-EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers or vllm.")]
+EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers, vllm, or custom code.")]
 TargetArgument = Annotated[
     str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
 ]
@@ -166,20 +166,41 @@ def check_known(command: Command, arguments: Sequence[str]) -> None:
             raise ConfigError(_no_option(" ".join(words), name, known))
 
 
+def wrong_use(problem: str, arguments: Sequence[str]) -> str:
+    """What the parser says of these arguments, in this program's words."""
+    from swarm.settings import in_words
+
+    found = re.fullmatch(r"Invalid value for '?(\S+?)'?: (.*)", problem, re.DOTALL)
+    if found is None:
+        return f"{problem[:1].lower()}{problem[1:].removesuffix('.')}"
+    name, said = found.groups()
+    words = in_words(said)
+    separate = [part for each in arguments for part in each.split("=", 1)]
+    given = [value for option, value in pairwise(separate) if option == name]
+    got = f", got {given[-1]!r}" if given else ""
+    return f"{name} {words}{got}" if words.startswith("must ") else f"{name}: {words.removesuffix('.')}{got}"
+
+
 def _no_command(words: Sequence[str], commands: Iterable[str]) -> str:
     *parents, word = words
     whole = " ".join(("swarm", *parents))
     if not parents and word in OTHER_COMMANDS:
         return f"there is no command {word!r}: {OTHER_COMMANDS[word]}"
+    from swarm.settings import nearest
+
     near = nearest(word, commands)
     return f"there is no command {word!r}{f', did you mean `{whole} {near}`' if near else ''}; see {whole} --help"
 
 
 def _no_option(command: str, name: str, known: Sequence[str]) -> str:
-    from swarm.config import named_fields, similar_fields
+    from swarm.config import ENVIRONMENT_PREFIX, named_fields, similar_fields
+    from swarm.settings import nearest
 
     takes_fields = command in FIELD_COMMANDS
     fields = named_fields(name[2:]) if takes_fields else []
+    if fields == [name[2:]]:
+        where = f"in a file, or as {ENVIRONMENT_PREFIX}{name[2:].upper()}"
+        return f"`swarm {command}` has no option {name}: set {name[2:]} {where}; see swarm {command} --help"
     near = [] if fields or (own := nearest(name, known)) is None else [own]
     found = [f"--{path}" for path in fields] or near
     if not found and takes_fields:
@@ -240,6 +261,7 @@ def no_address(text: str) -> str | None:
 
 def _may_be_model(text: str) -> bool:
     from swarm.policy.config import HUB_ID, MADE_HERE
+    from swarm.settings import nearest
 
     return text in MADE_HERE or nearest(text, MADE_HERE) is not None or ("/" in text and bool(HUB_ID.fullmatch(text)))
 
@@ -258,6 +280,12 @@ def check_node(file: Path | None, pairs: Sequence[tuple[str, str]]) -> LoadedCon
     loaded = check_config(file, pairs)
     refuse_at_once(loaded)
     return loaded
+
+
+def say_starting(what: str) -> None:
+    """Print a first line before anything slow is imported; of torchrun's processes the first does."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"starting {what} ...", flush=True)
 
 
 def find_target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[Path | None, Fields]:

@@ -61,15 +61,17 @@ def config_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the effective configuration and the origin of each value."""
-    from swarm.config import describe_config
+    from swarm.config import describe_config, describe_tasks
 
-    rows = describe_config(check_config(config, extra_fields(context)))
+    loaded = check_config(config, extra_fields(context))
+    rows = describe_config(loaded)
     if as_json:
         print(json.dumps([{"field": path, "value": value, "origin": origin} for path, value, origin in rows], indent=1))
         return
     table = Table("field", "value", "from", box=None, pad_edge=False)
     for path, value, origin in rows:
-        table.add_row(Text(path), Text(value), Text(origin), style="" if origin != "default" else "dim")
+        shown = describe_tasks(loaded.config) if path == "tasks" else value
+        table.add_row(Text(path), Text(shown), Text(origin), style="" if origin != "default" else "dim")
     make_console().print(table)
 
 

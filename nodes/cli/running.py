@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -31,9 +30,12 @@ from nodes.cli.options import (
     extra_fields,
     find_target,
     given_fields,
+    say_starting,
 )
 from nodes.console import make_console
+from nodes.roles import ROLES
 from swarm.errors import ConfigError
+from swarm.kinds import extra
 
 if TYPE_CHECKING:
     from swarm.config import LoadedConfig
@@ -47,7 +49,6 @@ identity_app = typer.Typer(help="Show, back up and restore a node's key.", no_ar
 app.add_typer(service_app, name="service")
 app.add_typer(identity_app, name="identity")
 
-ROLES = {"join": "peer", "learn": "learner", "work": "worker"}
 HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
 PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 
@@ -96,10 +97,13 @@ def demo(
         raise ConfigError(f"--mode must be swarm or learner, got {mode!r}")
     if mode == "learner" and (transport == "memory" or peers < 2):
         raise ConfigError("--mode learner needs --peers of at least 2 and --transport hivemind")
+    if mode == "learner":
+        extra("learner")
     if start not in (None, "sparse", "dense", "sees"):
         raise ConfigError(f"--start must be sparse, dense or sees, got {start!r}")
     if start is not None and model is not None:
         raise ConfigError(f"--start chooses between embedded policies: leave it out with --model, got {model!r}")
+    say_starting("a swarm on this machine")
     # Fields of the environment stand for options that are not given.
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
@@ -155,6 +159,7 @@ def _start(
     supervised: SupervisedOption = False,
 ) -> None:
     """Start a node, unless something can be refused at once: the commands join, learn and work."""
+    say_starting(f"`swarm {command}`")
     options: Options = {
         "policy.model": model,
         "generation.engine": engine,
@@ -172,17 +177,19 @@ def _start(
     loaded = check_node(file, pairs)
     if command == "join" and file is None and run_name is None and not supervised and (asked := _asked(loaded)):
         loaded = check_config(file, [*pairs, *asked])
+    if command not in ROLES or loaded.config.follow.learner is not None:
+        extra("learner")
     if command == "work":
         from nodes.boot.directory import check_joins
 
         check_joins(loaded)
     from nodes.boot.loop import launch
 
-    role = getattr(import_module(f"nodes.roles.{ROLES[command]}"), ROLES[command].upper())
+    role = ROLES[command]
     raise typer.Exit(launch(role, loaded, make_console(), live=live, report=report, supervised=supervised))
 
 
-def _node_command(command: str, summary: str, rounds: str, without: Sequence[str] = ()) -> None:
+def _node_command(command: str, role: str, summary: str, rounds: str, without: Sequence[str] = ()) -> None:
     """Add a command that starts a node, with the options of `_start` but some."""
 
     def run(**given: Any) -> None:
@@ -191,7 +198,7 @@ def _node_command(command: str, summary: str, rounds: str, without: Sequence[str
     parameters = list(inspect.signature(_start, eval_str=True).parameters.values())[1:]
     for parameter in parameters:
         for info in getattr(parameter.annotation, "__metadata__", ()):
-            info.help = info.help.replace("{role}", ROLES[command]).replace("{rounds}", rounds)
+            info.help = info.help.replace("{role}", role).replace("{rounds}", rounds)
     kept = [parameter for parameter in parameters if parameter.name not in without]
     run.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]  # the parser reads it
     run.__doc__ = (
@@ -201,10 +208,14 @@ def _node_command(command: str, summary: str, rounds: str, without: Sequence[str
     app.command(command)(run)
 
 
-_node_command("join", "Train as one peer of a swarm.", "rounds")
-_node_command("learn", "Train one policy on its workers' rollouts.", "steps", ("engine", "seed", "follow"))
+_node_command("join", "peer", "Train as one peer of a swarm.", "rounds")
+_node_command("learn", "learner", "Train one policy on its workers' rollouts.", "steps", ("engine", "seed", "follow"))
 _node_command(
-    "work", "Sample rollouts for a learner with its snapshots.", "batches of questions", ("run_name", "follow")
+    "work",
+    "worker",
+    "Sample rollouts for a learner with its snapshots.",
+    "batches of questions",
+    ("run_name", "follow"),
 )
 
 

@@ -1,8 +1,4 @@
-"""`swarm evaluate` and `swarm export`: measures a policy on held-out questions, and writes one with how it was trained.
-
-Exported tasks are in the form of a run's manifest, without paths and custom code: who downloads a model trusts it no
-more than a run's founder.
-"""
+"""`swarm evaluate` and `swarm export`: measures a policy on held-out questions, and writes one as a whole model."""
 
 from __future__ import annotations
 
@@ -15,36 +11,35 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, structs
-from pydantic import JsonValue
+from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from nodes import exits
 from nodes.boot.directory import CHECKPOINTS
+from nodes.boot.resolve import fitted
+from nodes.commands.exported import exported_values, write_trained
 from nodes.console import literal_console
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig, Values, load_config
 from swarm.engines.choice import choose_engine, open_engine
-from swarm.environments.config import TaskConfig
 from swarm.environments.sources.dataset import is_hub_id
-from swarm.environments.specs import from_specs, left_out, to_specs
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
-from swarm.errors import CheckpointError, ConfigError, Interrupted, TaskError
+from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
 from swarm.policy.adapters import is_adapter_directory
-from swarm.policy.config import EXPORTED, MADE_HERE, check_model_path, default_prompt, read_exported, write_exported
+from swarm.policy.config import MADE_HERE, check_model_path, default_prompt
 from swarm.policy.loading import load_policy
 from swarm.protocols import StreamingEngine
 from swarm.suites.config import Suite
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import SuiteScores
 from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify, written
-from swarm.types import Sampling, TaskSpec
+from swarm.types import Sampling
 
 EVERY_SUITE = "all"
 NUM_QUESTIONS = 900
@@ -53,56 +48,8 @@ FILTERS = ("top_p", "top_k", "min_p")
 SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
 
 
-class Trained(Struct, frozen=True):
-    """How a policy was trained."""
-
-    sampling: Sampling
-    tasks: tuple[TaskSpec, ...]
-
-
-def trained_as(config: NodeConfig) -> dict[str, object]:
-    """What to keep of a run's configuration, as JSON values; tasks that no manifest could name are left out."""
-    tasks = [spec for task in config.tasks for spec in _spec(task)]
-    found: dict[str, object] = msgspec.to_builtins(Trained(config.generation.sampling(), tuple(tasks)))
-    return found
-
-
-def _spec(task: TaskConfig) -> tuple[TaskSpec, ...]:
-    try:
-        return to_specs([task])
-    except TaskError:
-        return ()
-
-
-def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
-    """The layer of configuration that a model directory brings, and a line for each of its tasks that is left out.
-
-    `own` is the configuration without it, whose tasks replace the exported ones. Empty for a model that `swarm export`
-    did not write, or that it wrote before it kept these. Raises `ConfigError`, and `TaskError` if no task is left.
-    """
-    known = read_exported(str(model)) or {}
-    if "tasks" not in known:
-        return {}, []
-    try:
-        trained = msgspec.convert(known, Trained)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
-    values: Values = {"generation": structs.asdict(trained.sampling)}  # all of it: the defaults here are others
-    if "tasks" in own.origins:
-        return values, []
-    files, code = own.config.files, own.config.code
-    left = left_out(trained.tasks, files, code)
-    tasks = from_specs((spec for spec in trained.tasks if spec.name not in left), files, code)
-    lines = [f"task {name} is left out: {reason}" for name, reason in left.items()]
-    if not tasks:
-        why = "; ".join(lines) or "no task could be exported"
-        raise TaskError(f"{model} cannot be asked what it was trained on ({why}); name tasks by --config FILE")
-    listed: list[JsonValue] = [task.model_dump(mode="json") for task in tasks]
-    return {"tasks": listed, **values}, lines
-
-
 def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
-    """Write a checkpoint's policy as a complete model, with adapters merged.
+    """Write a checkpoint's policy as a complete model, with adapters merged, and its suites with their local data.
 
     Raises `CheckpointError`, or `ConfigError` when `directory` exists.
     """
@@ -119,8 +66,9 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
             policy.save(staging)
         else:
             shutil.copytree(checkpoint / MODEL, staging)
-        write_exported(staging, prompt, trained_as(config))
-    console.print(f"wrote the policy of {checkpoint} to {directory}", highlight=False, soft_wrap=True)
+        lines = write_trained(staging, prompt, config)
+    for line in (f"wrote the policy of {checkpoint} to {directory}", *lines):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -166,8 +114,10 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     loading a policy and generating raise.
     """
     source = _find(asked.model)
-    config, remarks = _configured(asked, source)
+    loaded, remarks = _configured(asked, source)
+    config = loaded.config
     _check_names(asked.suites, config)
+    remarks += _suites_asked(loaded, asked.suites) if asked.suites else _how_asked(loaded)
     check_model_path(config.policy)
     stop = StopRequest()
     policy = load_policy(config.policy, source.weights)
@@ -192,27 +142,45 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     return exits.INTERRUPTED if stop() else exits.DONE
 
 
-def _configured(asked: Asked, source: _Source) -> tuple[NodeConfig, list[str]]:
-    """The configuration, and what to say of it. Raises `ConfigError` and `TaskError`."""
+def _configured(asked: Asked, source: _Source) -> tuple[LoadedConfig, list[str]]:
+    """The configuration, and what to say of what is left out. Raises `ConfigError` and `TaskError`."""
     fields = [*source.fields, *asked.overrides]
     saved, remarks = None if asked.file else source.saved, list[str]()
     if source.weights is not None and source.saved is None:
         saved, remarks = exported_values(source.weights, load_config(asked.file, None, os.environ, fields))
-    loaded = load_config(asked.file, saved, os.environ, fields)
-    return loaded.config, remarks if asked.suites else [*remarks, *_how_asked(loaded)]
+    loaded, _ = fitted(load_config(asked.file, saved, os.environ, fields))
+    return loaded, remarks
 
 
 def _how_asked(loaded: LoadedConfig) -> Iterator[str]:
     """The tasks and the sampling, and whether they are those of the training."""
-
-    def name(what: str, *paths: str) -> str:
-        return f"{what} as trained" if all(loaded.origins.get(path) == "manifest" for path in paths) else what
-
     sampling = loaded.config.generation.sampling()
+    yield f"tasks{_whose(loaded, 'tasks')}: {', '.join(task.name for task in loaded.config.tasks)}"
+    yield f"sampling{_whose(loaded, *(f'generation.{each}' for each in SAMPLING))}: {_figures(sampling)}"
+    if suites := loaded.config.evaluation.suites:
+        yield f"not asked: the suites {', '.join(suites)} (--suite NAME, or --suite all)"
+
+
+def _suites_asked(loaded: LoadedConfig, names: Sequence[str]) -> Iterator[str]:
+    """The same of suites."""
+    suites = loaded.config.evaluation.suites
+    for name in suites if EVERY_SUITE in names else names:
+        suite, below = suites[name], f"evaluation.suites.{name}."
+        tasks = [each if isinstance(each, str) else each.name for each in suite.tasks or loaded.config.tasks]
+        whose = _whose(loaded, *(path for path in loaded.origins if path.startswith(below)))
+        figures = _figures(suite.sampling.over(loaded.config.generation.sampling()))
+        yield f"suite {name}{whose}: {', '.join(tasks)}; {suite.k} completions a question; {figures}"
+
+
+def _whose(loaded: LoadedConfig, *paths: str) -> str:
+    return " as trained" if all(loaded.origins.get(path) == "manifest" for path in paths) else ""
+
+
+def _figures(sampling: Sampling) -> str:
     filters = [f"{each} {getattr(sampling, each):g}" for each in FILTERS if getattr(sampling, each) not in (0, 1)]
-    figures = [f"temperature {sampling.temperature:g}", *filters, f"at most {sampling.max_new_tokens} new tokens"]
-    yield f"{name('tasks', 'tasks')}: {', '.join(task.name for task in loaded.config.tasks)}"
-    yield f"{name('sampling', *(f'generation.{each}' for each in SAMPLING))}: {', '.join(figures)}"
+    return ", ".join(
+        [f"temperature {sampling.temperature:g}", *filters, f"at most {sampling.max_new_tokens} new tokens"]
+    )
 
 
 def _check_names(names: Sequence[str], config: NodeConfig) -> None:

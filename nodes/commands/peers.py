@@ -164,7 +164,7 @@ def fitting_widths(columns: Sequence[Column[Row]], wanted: Mapping[str, int], wi
 def _roster_columns(now: float, rows: Sequence[PeerRow]) -> list[Column[PeerRow]]:
     return [
         Column("peer", lambda row: short(row.peer_id)),
-        Column("name", lambda row: row.name, 2, squeeze_to=12),
+        Column("name", _name, 2, squeeze_to=12),
         Column("is", lambda row: standing(row, now), 3),
         Column("role", lambda row: row.role, 9),
         Column("model", lambda row: row.model, 7, squeeze_to=16),
@@ -179,6 +179,11 @@ def _roster_columns(now: float, rows: Sequence[PeerRow]) -> list[Column[PeerRow]
         Column("version", lambda row: row.version, 10),
         Column("tasks", lambda row: ", ".join(row.tasks), 11, squeeze_to=16),
     ]
+
+
+def _name(row: PeerRow | PeerRecord) -> str:
+    """What its user calls it, or the end of its id, which also a node without a name shows of itself."""
+    return row.name or f"({row.peer_id[-4:]})"
 
 
 def _claims(rows: Sequence[Claimed]) -> list[Column[Claimed]]:
@@ -216,7 +221,7 @@ def _seen(now: float) -> Callable[[PeerRow], str]:
 def _listing_columns(now: float, rows: Sequence[PeerRecord]) -> list[Column[PeerRecord]]:
     return [
         Column("peer", lambda record: short(record.peer_id)),
-        Column("name", lambda record: record.name, 1, squeeze_to=12),
+        Column("name", _name, 1, squeeze_to=12),
         Column("role", lambda record: record.role, 1),
         Column("model", lambda record: record.model, 2, squeeze_to=16),
         *_claims(rows),

@@ -229,8 +229,19 @@ CHOICES: tuple[tuple[str, str, ItemsView[str, Callable[..., object]]], ...] = (
 """(field, its meaning, the implementations by name)"""
 
 
+WHEN = """When to use which:
+  grpo      the default: own groups and others' text, one optimizer step per batch
+  dapo      long completions shall weigh more; dr_grpo divides by a constant length instead
+  gspo      several epochs or minibatches per batch, or old rollouts, clipped by whole completions
+  gepo      others' groups with the sampler's numbers but no token ids; set group_clip
+  tis       an engine that differs from the trainer, without a clip; or any other with importance: token_truncate
+`swarm docs objectives` has the reasons and what was measured.
+"""
+
+
 def list_losses(console: Console) -> None:
     """Print each choice with its equation, its denominator and its source."""
+    console.print(WHEN, soft_wrap=True)
     for field, purpose, choices in CHOICES:
         console.print(Text.assemble((field, "bold underline"), f": {purpose}\n"))
         for name, function in choices:

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from rich.console import Console
 from rich.text import Text
 
+from nodes.boot.resolve import fitted
 from nodes.commands.watching import in_words
 from nodes.console import literal_console, policy_progress
 from swarm.config import NodeConfig, load_config
@@ -31,6 +32,7 @@ from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.sanitize import clean_lines
 from swarm.telemetry.samples import why
 from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
+from swarm.types.thoughts import CLOSE, OPEN, answer_of
 
 MAX_EXAMPLE_CHARS = 240
 
@@ -103,7 +105,8 @@ def try_tasks(
     A single answer is the most likely one; several are sampled as in training. Raises `TaskError` for tasks that cannot
     be set up, before the policy is loaded.
     """
-    config = load_config(file, None, os.environ, overrides).config
+    loaded, lines = fitted(load_config(file, None, os.environ, overrides))
+    config = loaded.config
     sampling = config.generation.sampling()
     if num_answers == 1:
         sampling = structs.replace(sampling, top_k=1)
@@ -114,6 +117,8 @@ def try_tasks(
             policy = load_policy(config.policy, progress=progress)
         choice = choose_engine(config.generation, policy)
         if not as_json:
+            for line in lines:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
             console.print(_head(policy.system_prompt, sampling, num_answers), soft_wrap=True)
         with closing(open_engine(choice, policy, config.policy, config.generation)) as engine:
             for number, question in enumerate(questions, start=1):
@@ -173,8 +178,9 @@ def _episodes(question: Question, played: FinishedGroup | Rejection) -> Iterator
 
 
 def _shown(completion: Completion, observations: Sequence[Observation] = ()) -> str:
-    said = dialogue(completion, observations)
-    return "\n".join(text if speaker == "policy" else f"> {text}" for speaker, text in said)
+    """A thought has its marks, what the environment said follows `>`."""
+    form = {"thought": f"{OPEN}{{}}{CLOSE}", "policy": "{}", "environment": "> {}"}
+    return "\n".join(form[speaker].format(text) for speaker, text in dialogue(completion, observations))
 
 
 def _head(system_prompt: str | None, sampling: Sampling, num_answers: int) -> Text:
@@ -216,6 +222,11 @@ def summary(found: Sequence[Episode]) -> str:
     unfound = [episode for episode in graded if not episode.reward and episode.found == ""]
     if unfound:
         line += f": no answer was found in {len(unfound)}"
+        if endless := sum(episode.completion.endswith(CLOSE) for episode in unfound):
+            line += (
+                f", {endless} of which are thoughts without an end (generation.max_new_tokens, "
+                "generation.max_thinking_tokens)"
+            )
     return line if rewarded else f"{line}{_advice(graded)}"
 
 
@@ -226,7 +237,7 @@ def _advice(graded: Sequence[Episode]) -> str:
     best = max(counts, key=lambda rule: counts[rule])
     if counts[best]:
         return f"; `find: {best}` in the task finds the expected answer in {counts[best]} of {len(known)}"
-    within = sum(episode.expected.casefold() in episode.completion.casefold() for episode in known)
+    within = sum(episode.expected.casefold() in answer_of(episode.completion).casefold() for episode in known)
     if within:
         return (
             f"; the expected answer is in {within} of {len(known)} completions: set `ask` and `find` to a form that "
@@ -236,5 +247,5 @@ def _advice(graded: Sequence[Episode]) -> str:
 
 
 def _finds(rule: FindRule, episode: Episode) -> bool:
-    answer = finder(FindSettings(find=rule))(episode.completion)
+    answer = finder(FindSettings(find=rule))(answer_of(episode.completion))
     return answer is not None and exact(answer, episode.expected)

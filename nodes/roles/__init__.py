@@ -1,4 +1,25 @@
-"""The roles of a process in a swarm: `peer.py` is `swarm join`, `learner.py` `swarm learn`, `worker.py` `swarm work`.
+"""The roles of a process in a swarm: `peer.py` is `swarm join`; the other commands' roles are extras.
 
 `bootstrap.py` is `swarm bootstrap`; `runtime.py` holds what surrounds a role, `ranks.py` a policy on several processes.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.kinds import Kinds
+
+if TYPE_CHECKING:
+    from nodes.roles.runtime import RoleNode
+
+ROLES: Kinds[type[RoleNode]] = Kinds(
+    "command",
+    "swarm.roles",
+    "nodes.roles.runtime:RoleNode",
+    {
+        "join": "nodes.roles.peer:PeerNode",
+        "learn": "swarm.extras.learner.roles.learner:LearnerNode",
+        "work": "swarm.extras.learner.roles.worker:WorkerNode",
+    },
+)
+"""The class of a node by the command that starts it."""

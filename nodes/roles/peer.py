@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import ClassVar, Protocol
 
 from nodes.boot.directory import CHECKPOINTS
 from nodes.boot.manifest import unreadable_tasks
 from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
-from nodes.roles.runtime import Checkpoints, EndReason, Role, RoleNode, RoleRuntime
-from nodes.roles.snapshots import SnapshotAdoption
+from nodes.roles.runtime import Checkpoints, EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
 from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.groups.building import Member
 from swarm.groups.flow import BATCHES_A_CALL
+from swarm.kinds import extra
 from swarm.machine import ProcessorTime
 from swarm.net.records.identity import Identity
 from swarm.net.roster import build_roster, write_roster
@@ -40,8 +41,41 @@ SPEED_ROUNDS = 10
 """Rounds in the mean of tokens per second."""
 
 
+class Adoption(Protocol):
+    """What a peer does with the policies of others, between its rounds."""
+
+    def look(self) -> None:
+        """Adopt a newer policy if it is better. Raises what an evaluation does."""
+        ...
+
+    def close(self) -> None:
+        """Receive no more."""
+        ...
+
+
 class PeerNode(RoleNode):
     """One peer, resumed from its newest checkpoint or new, on an open transport."""
+
+    role = "peer"
+    alone = "training alone"
+    custom: ClassVar[CustomParts] = NO_CUSTOM_PARTS
+
+    @classmethod
+    def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
+        """See `RoleNode`."""
+        generation, mix, network = config.generation, config.mix, config.network
+        # The run's founder may have set these limits.
+        limits = (
+            f"groups of at most {network.max_record_bytes / 1e6:g} MB, with completions of at most "
+            f"{network.max_completion_chars:,} characters"
+        )
+        questions = config.num_questions(config.policy.device.partition(":")[0])
+        return [
+            ("per round", f"{questions} questions x {generation.group_size} completions"),
+            ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
+            ("from others", limits),
+            *([("trusted for their tools", ", ".join(config.trusted))] if config.trusted else []),
+        ]
 
     def __init__(
         self,
@@ -53,7 +87,6 @@ class PeerNode(RoleNode):
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.time,
-        custom: CustomParts = NO_CUSTOM_PARTS,
     ) -> None:
         """Load everything; `ranks` are this node's processes, of which this is the first.
 
@@ -62,7 +95,7 @@ class PeerNode(RoleNode):
         runtime = RoleRuntime(config, identity, transport, verifier, clock)
         store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         found = store.newest()
-        self._ranks = PeerRanks(config, found, ranks or Ranks(), cancelled, progress, custom)
+        self._ranks = PeerRanks(config, found, ranks or Ranks(), cancelled, progress, self.custom)
         super().__init__(runtime, cancelled)
         self._open.callback(self._ranks.close)
         self._identity = identity
@@ -87,7 +120,7 @@ class PeerNode(RoleNode):
                 f"{self.policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
         # It reads the gradients of the node's own updater, which a user's updater need not take.
-        self._worth = None if custom.updater else self._make_worth()
+        self._worth = None if self.custom.updater else self._make_worth()
         self._node = self._make_node()
         self._checkpoints = Checkpoints(runtime, store, self._ranks, self._node.external.watch, "peer")
         if (state := self._checkpoints.resume(found, self._node.external.pool, self._node.ledger)) is not None:
@@ -222,9 +255,10 @@ class PeerNode(RoleNode):
 
     def _make_node(self) -> SapoNode:
         config = self._config
+        num_questions = config.num_questions(self.policy.device.type)
         settings = SapoSettings(
             rollouts=RolloutPlan(
-                num_questions=config.num_questions(self.policy.device.type),
+                num_questions=num_questions,
                 group_size=config.generation.group_size,
                 max_staleness=config.generation.max_staleness,
                 limit_s=config.generation.round_s if self._num_ranks == 1 else math.inf,
@@ -242,6 +276,8 @@ class PeerNode(RoleNode):
                 max_group_size=self._runtime.max_group_size(),
                 max_pending_per_peer=self._runtime.max_pending_per_peer,
                 trusted=config.trusted,
+                num_questions=0 if config.generation.max_staleness else num_questions,
+                num_steps=config.update.minibatches,
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
             share=config.share,
@@ -264,13 +300,13 @@ class PeerNode(RoleNode):
         every, mix = self._config.telemetry.worth_every_rounds, self._config.mix
         if every == 0 or (mix.policy == "fixed" and mix.external == 0):
             return None
-        return WorthEstimator(self._ranks.sketcher, every, mix.local + mix.external)
+        return WorthEstimator(self._ranks.sketcher, every, mix.local + mix.external, self._config.update.minibatches)
 
-    def _make_adoption(self) -> SnapshotAdoption | None:
+    def _make_adoption(self) -> Adoption | None:
         """None for a peer that follows no learner."""
         if self._config.follow.learner is None:
             return None
-        adoption = SnapshotAdoption(
+        adoption: Adoption = extra("learner.roles.adoption").SnapshotAdoption(
             self._config.follow.learner, self._runtime, self._transport, self.policy, self._ranks, self._verifier
         )
         self._open.callback(adoption.close)
@@ -302,20 +338,3 @@ class PeerNode(RoleNode):
                 worth=report.worth,
             )
         )
-
-
-def _plan(config: NodeConfig) -> list[tuple[str, str]]:
-    generation, mix, network = config.generation, config.mix, config.network
-    on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
-    questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
-    # The run's founder may have set these limits.
-    limits = f"at most {network.max_record_bytes / 1e6:g} MB, completions of {network.max_completion_chars} characters"
-    return [
-        ("per round", f"{questions} questions x {generation.group_size} completions"),
-        ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),
-        ("external groups", limits),
-        *([("trusted for their tools", ", ".join(config.trusted))] if config.trusted else []),
-    ]
-
-
-PEER = Role("peer", PeerNode, _plan, "training alone")

@@ -20,14 +20,14 @@ from swarm.config import NodeConfig
 from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
 from swarm.engines.shared import SharedEngine
-from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
+from swarm.policy.cache import Progress
 from swarm.policy.loading import Policy, load_policy, sharing_cores
 from swarm.policy.ranks import Ranks
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training import checkpoint as checkpoints
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Answers, Context, GradedGroup, ReadTurn, Sampling, UpdateReport
 
 TRAINER_AND_ENGINE = 2
@@ -35,10 +35,13 @@ END: object = None
 """The last order."""
 
 
+MakeGroup = Callable[[NodeConfig, Path | None, Ranks, Callable[[], bool]], "RankGroup"]
+
+
 class Begin(Struct, frozen=True):
     """Make the same group with the same policy, and execute its orders."""
 
-    make: Callable[[NodeConfig, Path | None, Ranks, Callable[[], bool]], RankGroup]
+    make: MakeGroup
     config: NodeConfig
     checkpoint: Path | None
 
@@ -73,32 +76,6 @@ class Score(Struct, frozen=True):
     """Score a share of these groups."""
 
     groups: Sequence[GradedGroup]
-
-
-class Accumulate(Struct, frozen=True):
-    """Train on a share of these groups, in the open update."""
-
-    groups: Sequence[GradedGroup]
-
-
-class Apply(Struct, frozen=True):
-    """Take the steps of the open update."""
-
-
-class Abandon(Struct, frozen=True):
-    """Discard the open update."""
-
-
-class Pack(Struct, frozen=True):
-    """Send this rank's shard of the weights, which the leader writes to a file."""
-
-    path: Path
-
-
-class Rise(Struct, frozen=True):
-    """Give the policy a higher version."""
-
-    version: int
 
 
 @contextlib.contextmanager
@@ -224,7 +201,7 @@ class PeerRanks(RankGroup):
         checkpoint: Path | None,
         ranks: Ranks,
         cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         custom: CustomParts = NO_CUSTOM_PARTS,
     ) -> None:
         """Load from a checkpoint or start new.
@@ -235,9 +212,9 @@ class PeerRanks(RankGroup):
         generation = config.generation
         if generation.max_staleness:
             config = config.model_copy(update={"policy": sharing_cores(config.policy, TRAINER_AND_ENGINE)})
-        policy = _load(PeerRanks, config, checkpoint, ranks, progress)
+        policy = load_on_ranks(PeerRanks, config, checkpoint, ranks, progress)
         self.choice = choose_engine(generation, policy)
-        reference = _load_reference(config, ranks)
+        reference = load_reference(config, ranks)
         updater = PolicyUpdater(policy, config.update, config.mix, generation.temperature, reference)
         self._trainer = custom.updater(policy, updater) if custom.updater else updater
         """Computes updates."""
@@ -315,8 +292,8 @@ class PeerRanks(RankGroup):
         """An engine in a separate process, as vLLM always is."""
         generation = config.generation
         engine: StreamingEngine
-        if self.choice.name == "vllm":
-            if generation.vllm.sleep:
+        if self.choice.name != "transformers":
+            if self.choice.name == "vllm" and generation.vllm.sleep:
                 raise ConfigError("generation.vllm.sleep must be false, or max_staleness 0: else vLLM never sleeps")
             engine = open_engine(self.choice, policy, config.policy, generation, cancelled)
         else:
@@ -334,88 +311,16 @@ class PeerRanks(RankGroup):
                 super()._execute(order)
 
 
-class LearnerRanks(RankGroup):
-    """A learner's policy with its updater; on rank 0 also the `RolloutEngine` of its evaluations."""
-
-    def __init__(
-        self,
-        config: NodeConfig,
-        checkpoint: Path | None,
-        ranks: Ranks,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Load from a checkpoint or start new. Raises `PolicyError`, `CheckpointError`, `SamplingError`."""
-        policy = _load(LearnerRanks, config, checkpoint, ranks, progress)
-        engine = TransformersEngine(policy, config.generation, cancelled)
-        engine.check(config.generation.sampling())
-        self.updater = _BroadcastingUpdater(ranks, policy, config)
-        resumed = checkpoints.restore(checkpoint, self.updater) if checkpoint else None
-        super().__init__(config, ranks, policy, self.updater, SharedEngine(engine, policy), resumed)
-
-    def _execute(self, order: object) -> None:
-        match order:
-            case Accumulate(groups):
-                self.updater.accumulate(groups)
-            case Apply():
-                self.updater.apply()
-            case Abandon():
-                self.updater.abandon()
-            case Pack(path):
-                self.updater.snapshot(path)
-            case Rise(version):
-                self.updater.rise_to(version)
-            case _:
-                super()._execute(order)
-
-
-class _BroadcastingUpdater(StreamedUpdater):
-    """A `StreamingUpdater` that, on rank 0, tells the other ranks what it does before it does it."""
-
-    def __init__(self, ranks: Ranks, policy: Policy, config: NodeConfig) -> None:
-        sampling, reference = config.generation.sampling(), _load_reference(config, ranks)
-        super().__init__(policy, config.update, config.mix, sampling, reference, config.learner.precision)
-        self._group = ranks
-
-    def _broadcast(self, order: Accumulate | Apply | Abandon | Pack | Rise) -> None:
-        if self._group.rank == 0:
-            self._group.broadcast(order)
-
-    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        self._broadcast(Accumulate(groups))
-        super().accumulate(groups)
-
-    def apply(self) -> UpdateReport:
-        self._broadcast(Apply())
-        return super().apply()
-
-    def abandon(self) -> None:
-        self._broadcast(Abandon())
-        super().abandon()
-
-    def snapshot(self, path: Path) -> None:
-        self._broadcast(Pack(path))
-        super().snapshot(path)
-
-    def rise_to(self, version: int) -> None:
-        self._broadcast(Rise(version))
-        super().rise_to(version)
-
-
-def _load(
-    group: type[PeerRanks] | type[LearnerRanks],
-    config: NodeConfig,
-    checkpoint: Path | None,
-    ranks: Ranks,
-    progress: Callable[[int, int], None] | None,
+def load_on_ranks(
+    make: MakeGroup, config: NodeConfig, checkpoint: Path | None, ranks: Ranks, progress: Progress | None
 ) -> Policy:
-    """Load a policy on every rank: rank 0 orders the others to make the same group."""
+    """The policy of the group that `make` makes, on every rank: rank 0 orders the others to make the same group."""
     if ranks.rank == 0:
-        ranks.broadcast(Begin(group, config, checkpoint))
+        ranks.broadcast(Begin(make, config, checkpoint))
     return load_policy(config.policy, checkpoint / MODEL if checkpoint else None, progress, ranks)
 
 
-def _load_reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
+def load_reference(config: NodeConfig, ranks: Ranks) -> Policy | None:
     """The initial policy; None when it is not needed, or when only adapters are trained."""
     if config.update.reference_kl == 0 or config.policy.lora.rank > 0:
         return None

@@ -6,9 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -16,7 +15,7 @@ from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
 from nodes.roles.ranks import RankGroup
 from nodes.roles.suites import NodeSuites
-from swarm.config import NodeConfig
+from swarm.config import NodeConfig, Values
 from swarm.distribution import versions
 from swarm.environments.judge import unjudged
 from swarm.errors import CheckpointError, Interrupted, SwarmError
@@ -32,7 +31,7 @@ from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
-from swarm.sapo.watch import Watch
+from swarm.sapo.watch import RewardGuard
 from swarm.schedule import Pausing, Schedule
 from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
@@ -53,7 +52,7 @@ from swarm.telemetry.records import (
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
-from swarm.types import MemberSummary
+from swarm.types import MemberSummary, RunManifest, Terms
 
 NEIGHBOURS_EVERY_S = 30.0
 EndReason = Literal["done", "interrupted", "error"]
@@ -343,7 +342,9 @@ class Neighbours:
 class Checkpoints:
     """The checkpoints of a node that trains: saves its state, resumes and rolls back."""
 
-    def __init__(self, runtime: RoleRuntime, store: CheckpointStore, ranks: RankGroup, watch: Watch, role: str) -> None:
+    def __init__(
+        self, runtime: RoleRuntime, store: CheckpointStore, ranks: RankGroup, watch: RewardGuard, role: str
+    ) -> None:
         """`store` is that from which `ranks` was loaded."""
         self._runtime = runtime
         self._store = store
@@ -431,7 +432,38 @@ class Checkpoints:
 
 
 class RoleNode(ABC):
-    """What the nodes of all roles share: steps between pauses, notes, and closing what they opened."""
+    """A node of one role, which its class is: what the role asks of a run, and steps between pauses.
+
+    A class is found in `nodes.roles.ROLES` and called with config, identity, transport, verifier, cancelled, progress
+    and ranks. Raises `SwarmError`.
+    """
+
+    role: ClassVar[RoleName]
+    alone: ClassVar[str]
+    """Its activity while no peer is connected, for messages."""
+    invites: ClassVar[str] = "join"
+    """The subcommand with which others join it."""
+    founds: ClassVar[bool] = False
+    """Whether a node of this role without an address founds a run as a matter of course."""
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
+        """Lines that describe its plan: names and values."""
+
+    @classmethod
+    def terms(cls, config: NodeConfig) -> Terms | None:
+        """What members of a run that it founds must share with it, as far as the configuration says."""
+        return None
+
+    @classmethod
+    def values_of(cls, manifest: RunManifest) -> Values:
+        """What the run sets for this role only, as a layer of the configuration."""
+        return {}
+
+    @classmethod  # noqa: B027  # most fit any run
+    def check(cls, config: NodeConfig, manifest: RunManifest, peer_id: str) -> None:
+        """Raises `ConfigError` for a run in which this node cannot have the role."""
 
     def __init__(self, runtime: RoleRuntime, cancelled: Callable[[], bool]) -> None:
         """Raises `ConfigError` for a schedule that cannot be kept here."""
@@ -485,25 +517,6 @@ class RoleNode(ABC):
 
     def on_resume(self) -> None:  # noqa: B027
         """A pause is over."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """The role of a node in a swarm."""
-
-    name: RoleName
-    make: Callable[..., RoleNode]
-    """Makes the node of: config, identity, transport, verifier, cancelled, progress, ranks. Raises `SwarmError`."""
-    plan: Callable[[NodeConfig], list[tuple[str, str]]]
-    """Lines that describe its plan."""
-    alone: str
-    """Its activity while no peer is connected, for messages."""
-    invites: str = "join"
-    """The subcommand with which others join it."""
-    sets_terms: bool = False
-    """Whether those who join must share its terms."""
-    keeps_terms: bool = False
-    """Whether it must share those of the run's founder."""
 
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:

@@ -6,11 +6,12 @@ The network's libraries are left out: a node's configuration chooses one, and no
 import gc
 from importlib import import_module
 
+from nodes.roles import ROLES
 from swarm import torchao
 
 torchao.hide()
-for role in ("bootstrap", "learner", "peer", "worker"):
-    import_module(f"nodes.roles.{role}")
+import_module("nodes.roles.bootstrap")
+list(ROLES.values())  # imports those that are installed
 # A child's collector would write to what it shares with its siblings: time, and memory for a copy.
 gc.collect()
 gc.freeze()

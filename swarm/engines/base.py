@@ -10,6 +10,7 @@ from swarm.errors import SamplingError
 from swarm.lru import LruDict
 from swarm.policy.loading import Policy
 from swarm.policy.media.features import joined
+from swarm.policy.thinking import Prompted, Thinking
 from swarm.protocols import Turns
 from swarm.reasons import Reason
 from swarm.types import Answers, Context, FinishReason, NextTurn, Past, Prompt, Rejection, Sampling, media_of
@@ -24,7 +25,8 @@ class Stops:
     """End tokens, stop tokens and stop texts of one call."""
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
-        """Raises `SamplingError` for a stop token that the tokenizer lacks."""
+        """Raises `SamplingError` for a stop token that the tokenizer lacks, and for a limit of thoughts that are not
+        found or leave no room for an answer."""
         self._policy = policy
         self._texts = sampling.stop
         self._limit = sampling.max_new_tokens
@@ -37,6 +39,15 @@ class Stops:
         self._tokens = frozenset(vocabulary[name] for name in sampling.stop_tokens)
         self._last_characters = {text[-1] for text in self._texts}
         self._suspicious: dict[int, bool] = {}
+        self._thinking = _limited(policy, sampling)
+        self.thinking_limit = sampling.max_thinking_tokens if self._thinking is not None else 0
+        """Tokens after which a thought is ended; 0 where there is no limit, or no thought."""
+
+    def end_of_thought(self, ids: list[int]) -> list[int]:
+        """The tokens that end a thought now; none where it goes on, or there is none. Call it after every token."""
+        if self._thinking is None or len(ids) != self.thinking_limit or not self._thinking.is_open(ids):
+            return []
+        return self._thinking.end
 
     def reason(self, ids: list[int]) -> FinishReason | None:
         """Why a completion ends with the last of `ids`; None when it continues. Call it after every token."""
@@ -59,6 +70,25 @@ class Stops:
             return False
         text = self._policy.decode(ids)
         return any(stop in text for stop in self._texts)
+
+
+def _limited(policy: Policy, sampling: Sampling) -> Thinking | None:
+    """How the policy marks thoughts of limited length; None where there is no limit. Raises `SamplingError`."""
+    limit = sampling.max_thinking_tokens
+    if not limit:
+        return None
+    thinking = policy.thinking
+    if thinking is None or not thinking.by_token:
+        raise SamplingError(
+            f"max_thinking_tokens is {limit}, but {policy.name} has no tokens that mark a thought: set it to 0, or "
+            "name them in policy.thinking_marks"
+        )
+    if limit + len(thinking.end) >= sampling.max_new_tokens:
+        raise SamplingError(
+            f"max_thinking_tokens must leave room for an answer within max_new_tokens {sampling.max_new_tokens}, got "
+            f"{limit}"
+        )
+    return None if thinking.prompted is Prompted.OFF else thinking
 
 
 class Contexts:

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from swarm.children import inherited, user_path
 from swarm.distribution import how_to_install
-from swarm.engines.config import EngineName, GenerationSettings
+from swarm.engines.config import ENGINES, GenerationSettings
 from swarm.errors import ConfigError
-from swarm.kinds import extra, has_extra
+from swarm.kinds import custom_code, has_extra
 from swarm.policy.config import EMBEDDED, PolicySettings
 from swarm.protocols import StreamingEngine
 
@@ -52,7 +52,7 @@ class Vllm(Struct, frozen=True):
 class EngineChoice(Struct, frozen=True):
     """The name of an engine, with the reason."""
 
-    name: EngineName
+    name: str
     reason: str
     fix: str = ""
     """How to install vLLM, when its absence is the only obstacle."""
@@ -91,6 +91,10 @@ def choose(
     found = _choose(settings, model, device, num_processes, look)
     if not routing_replay or found.name == "transformers":
         return found
+    if settings.engine not in ("auto", "vllm"):
+        raise ConfigError(
+            f"policy.routing_replay must be false with generation.engine {settings.engine}, which reports no experts"
+        )
     if settings.engine == "vllm":
         if device == "cuda":
             return found
@@ -107,8 +111,8 @@ def _choose(
     settings: GenerationSettings, model: str, device: str, num_processes: int, look: Callable[[], Vllm]
 ) -> EngineChoice:
     """The engine, without regard to routing replay."""
-    if settings.engine == "transformers":
-        return EngineChoice("transformers", "asked for")
+    if settings.engine not in ("auto", "vllm"):
+        return EngineChoice(settings.engine, "asked for")
     if settings.engine == "auto" and (reason := _why_not_vllm(model, device, num_processes)):
         return EngineChoice("transformers", reason)
     problem = look().problem
@@ -160,14 +164,11 @@ def open_engine(
 
     Raises `EngineError`, `Interrupted`.
     """
-    if choice.name == "transformers":
-        from swarm.engines.transformers.engine import TransformersEngine
-
-        return TransformersEngine(policy, settings, cancelled)
-    engine: StreamingEngine = extra("vllm.engine").open_engine(
-        policy, settings, policy_settings.trust_remote_code, device, cancelled
-    )
-    return engine
+    open_named = ENGINES.find(choice.name)
+    if ENGINES.is_built_in(choice.name):
+        return open_named(policy, settings, policy_settings.trust_remote_code, device, cancelled)
+    with custom_code(f"generation.engine {choice.name}"):
+        return open_named(policy, settings, policy_settings.trust_remote_code, device, cancelled)
 
 
 def _why_not_vllm(model: str, device: str, num_processes: int) -> str:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue, NonNegativeInt, field_validator
 
-from swarm.kinds import extra
+from swarm.kinds import Kinds, extra
 from swarm.settings import Settings
 from swarm.types import MAX_NAME_CHARS, MAX_STOPS, MAX_TEMPERATURE, Sampling
 
-EngineName = Literal["transformers", "vllm"]
+if TYPE_CHECKING:
+    from swarm.protocols import StreamingEngine
+
+ENGINES: Kinds[Callable[..., StreamingEngine]] = Kinds(
+    "engine",
+    "swarm.engines",
+    "",
+    {
+        "transformers": "swarm.engines.transformers.engine:open_engine",
+        "vllm": "swarm.extras.vllm.engine:open_engine",
+    },
+)
+"""Functions of policy, `GenerationSettings`, whether remote code is trusted, device or None, and what says whether to
+stop. They return a `StreamingEngine` that is ready; they raise `EngineError`, `Interrupted`."""
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
@@ -80,10 +94,10 @@ class VllmSettings(Settings):
 class GenerationSettings(Settings):
     """The questions per round and the sampling of their completions."""
 
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    engine: str = "auto"
     """`transformers`: in the node's process, with the trained weights themselves; `vllm`: in a separate process.
     `auto`: vLLM if there is a CUDA GPU and vLLM is installed, else transformers; the log states the choice and its
-    reason."""
+    reason. A custom one is named by its location: `file.py:open_engine` or `mypackage.mymodule:open_engine`."""
     vllm: VllmSettings = VllmSettings()
     questions_per_round: int | None = Field(None, ge=1)
     """P: questions per round; the groups with signal are the candidates for the local part of the mix. Default: 8, with
@@ -100,6 +114,10 @@ class GenerationSettings(Settings):
     """Sample from tokens whose probability is at least this fraction of the most likely token's."""
     max_new_tokens: int = Field(512, ge=1)
     """Longest completion; the default for `tiny` is 16."""
+    max_thinking_tokens: int = Field(0, ge=0)
+    """Tokens after which the closing mark of a thought is inserted, so that an answer follows (budget forcing); the
+    inserted tokens are not trained on. 0: thoughts end by themselves. Needs a model with tokens that mark its thoughts.
+    Source: arXiv:2501.19393."""
     stop: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Texts that end a completion and remain in it."""
     stop_tokens: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
@@ -128,6 +146,13 @@ class GenerationSettings(Settings):
     """When weights change within a completion: keep the KV cache of the old weights, or recompute it. Source:
     arXiv:2509.19128."""
 
+    @field_validator("engine")
+    @classmethod
+    def _engine_exists(cls, engine: str) -> str:
+        if engine != "auto" and not ENGINES.is_built_in(engine):  # whether vLLM can be had is found out at the start
+            ENGINES.find(engine)
+        return engine
+
     @property
     def round_s(self) -> float:
         """`round_minutes` in seconds; infinity without."""
@@ -151,4 +176,5 @@ class GenerationSettings(Settings):
             min_p=self.min_p,
             stop=self.stop,
             stop_tokens=self.stop_tokens,
+            max_thinking_tokens=self.max_thinking_tokens,
         )

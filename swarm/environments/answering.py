@@ -23,7 +23,7 @@ MAX_PROMPT_CHARS = 2**20
 """Characters of a question, of several in one reply, and of the observations of a group's episodes together."""
 
 MatchRule = Literal["exact", "numeric", "boxed"]
-READING_VERSION = 3
+READING_VERSION = 4
 """Version of the reading of answers, in digests: nodes with another one refuse each other's groups.
 To be raised with every change of a right answer under `match`, or of `find: last_number`."""
 
@@ -65,7 +65,7 @@ class RewardSettings(Settings):
 
 
 class FindSettings(Settings):
-    """Where the answer is in a completion."""
+    """Where the answer is in a completion, after the thought if there is one."""
 
     find: FindRule | None = None
     """`tags`: the last `<answer>` pair; `last_number`; `boxed`: the last `\\boxed{}`; `regex`: the last match of

@@ -40,6 +40,7 @@ from swarm.types import (
     earned,
 )
 from swarm.types.media import Media
+from swarm.types.thoughts import answer_of
 
 MAX_OBSERVATION_CHARS = 8_192
 _RESOLUTION = 2**53
@@ -95,7 +96,7 @@ class OneTurn:
 
 
 def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
-    """Replay all `actions` in a new episode.
+    """Replay all `actions` in a new episode, which sees of each turn what follows its thought.
 
     Raises `Refusal` with `episode_mismatch` when one follows the end.
     """
@@ -103,7 +104,7 @@ def replay(episode: Episode, actions: Actions, max_turns: int) -> Replay:
     observations: list[Observation] = []
     reward = 0.0
     for number, action in enumerate(turns, start=1):
-        answer = episode.step(action)
+        answer = episode.step(answer_of(action))
         reward = min(1.0, reward + (answer.reward if isinstance(answer, Terminal) else earned(answer)))
         if isinstance(answer, Terminal) or number == max_turns:
             if number < len(turns):
@@ -225,7 +226,7 @@ class TaskMixture:
         source = self._source(ref)
         if not isinstance(source, Answered):
             return "", ()
-        answers = (source.found(by_turn(text)[-1]) or "" for text in texts)
+        answers = (source.found(answer_of(by_turn(text)[-1])) or "" for text in texts)
         return source.solution(ref)[:MAX_SHOWN_CHARS], tuple(answer[:MAX_SHOWN_CHARS] for answer in answers)
 
     def num_held_out(self, task: str) -> int | None:

@@ -17,6 +17,7 @@ from swarm.environments.code import code_digest
 from swarm.kinds import Kinds
 from swarm.settings import Settings
 from swarm.types import ANSWER, Actions, Observation, StepReward, by_turn
+from swarm.types.thoughts import answer_of, thought_of
 
 MAX_REWARD_NAME_CHARS = 32
 MAX_RE2_CHARS = 256
@@ -124,6 +125,8 @@ class OverlongReward(NamedReward):
     """Name in figures and samples."""
     weight: RewardWeight = 1.0
     """Share in the mean. DAPO's sum, with 1 or -1 for the answer, is a weight of 0.5 beside 1 for the answer."""
+    part: Literal["all", "thought", "answer"] = "all"
+    """Which part of each turn counts: the thought, the answer after it, or both."""
     max_chars: int = Field(ge=1, le=2**24)
     """Characters from which the reward is 0."""
     cache_chars: int = Field(ge=1, le=2**24)
@@ -228,7 +231,9 @@ def names_of(rewards: Sequence[RewardPart]) -> frozenset[str]:
 
 def overlong(part: OverlongReward, completion: Actions) -> float:
     """DAPO's soft punishment plus 1, in [0, 1]; the turns of an episode count together."""
-    num_chars = sum(map(len, by_turn(completion)))
+    parts: dict[str, Callable[[str], str]] = {"all": str, "thought": thought_of, "answer": answer_of}
+    measured = parts[part.part]
+    num_chars = sum(len(measured(turn)) for turn in by_turn(completion))
     return min(1.0, max(0.0, (part.max_chars - num_chars) / part.cache_chars))
 
 

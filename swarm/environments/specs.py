@@ -26,6 +26,7 @@ from swarm.errors import TaskError
 from swarm.files import at_home
 from swarm.kinds import FOREIGN, offered
 from swarm.sanitize import clean
+from swarm.settings import in_words
 from swarm.types import TaskSpec
 
 LOCAL = "local"
@@ -249,15 +250,17 @@ def _digest_at(path: Path, task: str) -> str:
         place = at_home(path)
         if not place.exists():
             raise TaskError(f"task {task!r}: no such file or folder: {path}")
-        return content_digest(_data_files(place) if place.is_dir() else [place])
+        return content_digest(data_files(place))
     except (OSError, ValueError) as error:
         raise TaskError(f"task {task!r}: cannot read {path}: {error}") from error
 
 
-def _data_files(folder: Path) -> list[Path]:
-    """The files of a folder in the order of their paths, without those that a system or an editor added."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in OF_BROWSERS]
-    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+def data_files(place: Path) -> list[Path]:
+    """A file, or those of a folder in the order of their paths, without those that a system or an editor added."""
+    if not place.is_dir():
+        return [place]
+    files = [file for file in sorted(place.rglob("*")) if file.is_file() and file.name not in OF_BROWSERS]
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(place).parts)]
 
 
 def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})) -> TaskConfig:
@@ -279,7 +282,7 @@ def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})
     except ValueError as error:
         if not isinstance(error, ValidationError):
             raise TaskError(clean(f"task {spec.name!r}: {error}", MAX_PROBLEM_CHARS)) from error
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {in_words(item['msg'])}" for item in error.errors())
         text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems}", MAX_PROBLEM_CHARS)
         raise TaskError(text) from error
 

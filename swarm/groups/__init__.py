@@ -1,4 +1,4 @@
 """Operations on one group of completions: build, share, regrade, compare, check plausibility.
 
-Peers and a central learner use them alike; mixing and updates are in `sapo/` and `central/`.
+Peers and a central learner use them alike; mixing is in `sapo/`, updates are in `training/`.
 """

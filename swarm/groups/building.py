@@ -100,8 +100,14 @@ class OwnGroups:
 
 
 def _text_only(completion: Completion) -> Completion:
-    turns = tuple(replace(turn, num_tokens=0) for turn in completion.turns)
-    return replace(completion, token_ids=(), logprobs=(), versions=(), turns=turns)
+    turns = tuple(replace(turn, num_tokens=0, forced=_unplaced(turn.forced)) for turn in completion.turns)
+    forced = _unplaced(completion.forced)
+    return replace(completion, token_ids=(), logprobs=(), versions=(), turns=turns, forced=forced)
+
+
+def _unplaced(forced: int | None) -> int | None:
+    """That there is an inserted end of a thought, without its place among tokens."""
+    return None if forced is None else 0
 
 
 def without_group(rejection: Rejection) -> str:

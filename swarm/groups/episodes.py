@@ -18,7 +18,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from contextlib import closing
 from hashlib import blake2b
-from itertools import chain, count, groupby
+from itertools import chain, count
 from typing import Protocol
 
 import msgspec
@@ -46,7 +46,7 @@ from swarm.types import (
     Step,
     ToolResult,
     Turn,
-    VersionSpan,
+    merged,
 )
 
 
@@ -281,7 +281,7 @@ class _Episodes:
     def past(self, slot: int) -> Past:
         """What an episode's next turn continues."""
         pairs = zip(self.turns[slot], self.shown[slot], strict=True)
-        return Past(self.question.prompt, tuple(Step(turn.token_ids, shown) for turn, shown in pairs))
+        return Past(self.question.prompt, tuple(Step(turn.token_ids, shown, turn.forced) for turn, shown in pairs))
 
     def actions(self, slot: int) -> Actions:
         """The actions that the environment receives."""
@@ -326,9 +326,9 @@ def joined(turns: Sequence[Completion], observations: Sequence[Observation]) -> 
         finish_reason=turns[-1].finish_reason,
         token_ids=tuple(chain.from_iterable(turn.token_ids for turn in turns)),
         logprobs=tuple(chain.from_iterable(turn.logprobs for turn in turns)),
-        versions=_merged([span for turn in turns for span in turn.versions]),
+        versions=merged([span for turn in turns for span in turn.versions]),
         routing=turns[-1].routing,  # the last turn's prompt is everything before it
-        turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason) for turn in turns),
+        turns=tuple(Turn(len(turn.text), len(turn.token_ids), turn.finish_reason, turn.forced) for turn in turns),
         observed=digest(observations),
         told=tuple(part.text for shown in observations for part in shown if isinstance(part, ToolResult)),
     )
@@ -372,12 +372,4 @@ def is_whole(group: RolloutGroup, grade: Grade) -> bool:
     return not has_own_calls(grade) and all(
         len(shown) < len(completion.by_turn()) and digest(shown) == completion.observed
         for completion, shown in ((c, grade.observed(index)) for index, c in enumerate(group.completions))
-    )
-
-
-def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """The spans with neighbours of one version as one."""
-    return tuple(
-        VersionSpan(version, sum(span.num_tokens for span in same))
-        for version, same in groupby(spans, lambda span: span.version)
     )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from statistics import pstdev
 
 from swarm.figures import Figure, joined
-from swarm.types import GradedGroup
+from swarm.types import Completion, GradedGroup
+from swarm.types.thoughts import parts_of
 
 
 def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
@@ -14,7 +15,8 @@ def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
 
     `reward/std` is the mean over groups of each group's standard deviation. A completion's length is in tokens;
     `completions/clipped_ratio` counts those cut off at `generation.max_new_tokens`. `rewards/NAME/mean` is the mean of
-    a named reward, over the completions of tasks that have it.
+    a named reward, over the completions of tasks that have it. `thoughts/` has the length of thoughts, and the
+    fractions that have no end, or one that the engine inserted.
     """
     if not groups:
         return {}
@@ -28,7 +30,23 @@ def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
         "completions/mean_length": Figure("sequence_mean", sum(lengths), len(completions)),
         "completions/max_length": Figure("max", max(lengths)),
         "completions/clipped_ratio": Figure("sequence_mean", sum(cut_off), len(completions)),
+        **_thoughts(completions),
         **joined(_named_rewards(graded) for graded in groups),
+    }
+
+
+def _thoughts(completions: Sequence[Completion]) -> dict[str, Figure]:
+    """Of the turns that begin with a thought; none without any."""
+    turns = [turn for completion in completions for turn in completion.by_turn()]
+    parts = [(turn, found) for turn in turns if (found := parts_of(turn.text)).thought is not None]
+    if not parts:
+        return {}
+    return {
+        "thoughts/mean_chars": Figure("sequence_mean", sum(len(found.thought or "") for _, found in parts), len(parts)),
+        "thoughts/unfinished_ratio": Figure(
+            "sequence_mean", sum(found.answer is None for _, found in parts), len(parts)
+        ),
+        "thoughts/forced_ratio": Figure("sequence_mean", sum(turn.forced is not None for turn, _ in parts), len(parts)),
     }
 
 

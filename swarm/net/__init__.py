@@ -1,5 +1,5 @@
-"""The network: signed records over gossip, requests between peers, discovery, snapshots.
+"""The network: signed records over gossip, requests between peers, discovery.
 
-Folders, each importing only those before it: records, addresses, trust, snapshots, services, membership; then one per
+Folders, each importing only those before it: records, addresses, trust, services, membership; then one per
 library, `hivemind/` and `libp2p/`. `backends.py` selects one. No torch, no policy, no tasks.
 """

@@ -1,4 +1,4 @@
-"""The model: loading, adapters, log-probabilities, snapshots of weights.
+"""The model: loading, adapters, log-probabilities.
 
 Losses, gradients and optimizers are in `training/`. Start at `loading.py`.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -25,7 +26,6 @@ from transformers import PreTrainedModel
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import FrozenDtype, LoraSettings, check_peft
 from swarm.policy.media.features import encoder_layers, is_encoder_trained
-from swarm.policy.snapshot import quantize_int8
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -114,7 +114,9 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     if settings.quantized:
         freeze(model, settings.frozen_dtype)
     try:
-        inserted: PeftModel = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers is nothing that users can mend
+            inserted: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise PolicyError(f"policy.lora.targets do not fit the model: {error}") from error
     _refuse_embeddings(model)
@@ -296,3 +298,14 @@ def dequantize(
         return codes.to(dtype).mul_(scales)
     blocks = nn.functional.embedding(codes.int(), pairs.to(dtype)).flatten(1)
     return blocks.mul_(scales).flatten()[: shape[0] * shape[1]].view(shape)
+
+
+INT8_MAX = 127
+
+
+def quantize_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [R, ...] and float32 scale [R, 1, ...]: tensor = int8 x scale to within scale / 2."""
+    values = tensor.detach().float()
+    scale = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True) / INT8_MAX
+    rounded = (values / scale.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8)
+    return rounded, scale

@@ -18,11 +18,13 @@ from swarm.policy.experts import Piece
 
 
 class Insert(NamedTuple):
-    """Tokens of the environment within a completion: the model reads them, and never predicts them."""
+    """Tokens of the environment or the engine within a completion: the model reads them, and never predicts them."""
 
     after: int
     """Completion tokens before it."""
     ids: Sequence[int]
+    within: bool = False
+    """Whether it is within a turn, as the end of a thought that the engine inserts."""
 
 
 class Tokens(Protocol):
@@ -222,8 +224,17 @@ def _length(row: Tokens) -> int:
     return len(row.prompt) + num_read(row)
 
 
-def by_turn(row: Tokens) -> Iterator[tuple[slice, Sequence[int]]]:
-    """Each turn's slice of the completion, and the environment's tokens after it."""
+def by_turn(row: Tokens) -> Iterator[slice]:
+    """Each turn's slice of the completion."""
+    begin = 0
+    for insert in (*row.inserts, Insert(len(row.completion), ())):
+        if not insert.within:
+            yield slice(begin, insert.after)
+            begin = insert.after
+
+
+def _by_insert(row: Tokens) -> Iterator[tuple[slice, Sequence[int]]]:
+    """Each slice of the completion up to an insert, and that insert's tokens."""
     begin = 0
     for insert in (*row.inserts, Insert(len(row.completion), ())):
         yield slice(begin, insert.after), insert.ids
@@ -234,16 +245,16 @@ def _read(row: Tokens) -> Sequence[int]:
     """Completion with inserts, as the model reads them."""
     if not row.inserts:
         return row.completion
-    return [token for turn, shown in by_turn(row) for token in (*row.completion[turn], *shown)]
+    return [token for part, shown in _by_insert(row) for token in (*row.completion[part], *shown)]
 
 
 def _predictors(rows: Sequence[Tokens], starts: Sequence[int]) -> Tensor:
     """[N] the positions before each completion token; `starts` [R] are those of what follows the prompts."""
     begins, lengths = [], []
     for row, position in zip(rows, starts, strict=True):
-        for turn, shown in by_turn(row):
+        for part, shown in _by_insert(row):
             begins.append(position - 1)
-            lengths.append(turn.stop - turn.start)
+            lengths.append(part.stop - part.start)
             position += lengths[-1] + len(shown)
     return _ranges(torch.tensor(begins), torch.tensor(lengths))
 

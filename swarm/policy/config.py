@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, JsonValue, field_validator
 
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
@@ -76,6 +76,19 @@ class LoraSettings(Settings):
         return self.frozen_dtype if self.rank and self.frozen_dtype in QUANTIZED else ""
 
 
+TemplateVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+ThinkingMark = Annotated[str, Field(min_length=1, max_length=64)]
+MAX_TEMPLATE_BYTES = 2**20
+MAX_KWARGS = 32
+MAX_KWARGS_CHARS = 4_096
+SCALAR = re.compile(r"true|false|null|-?(0|[1-9]\d{0,15})(\.\d{1,16})?", re.IGNORECASE | re.ASCII)
+NODES_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
+    + ("bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "namespace")
+)
+"""Variables of chat templates that are not the user's."""
+
+
 class PolicySettings(Settings):
     """Model, tokenizer and device."""
 
@@ -95,6 +108,13 @@ class PolicySettings(Settings):
     """Prompt before every question. Default: none for embedded policies; the trained policy's for a directory that
     `swarm export` wrote; for others a request for `<answer>` tags, or for the form that the question asks for if a
     task's `find` is another."""
+    chat_template: Path | None = None
+    """File with a Jinja chat template in place of the model's."""
+    chat_template_kwargs: dict[TemplateVariable, JsonValue] = Field({}, max_length=MAX_KWARGS)
+    """Values for the chat template's own variables, such as `{enable_thinking: false}` for Qwen3. A name that the
+    template does not read is refused. Default: none; the trained policy's for a directory that `swarm export` wrote."""
+    thinking_marks: tuple[ThinkingMark, ...] = Field((), max_length=2)
+    """Opening and closing mark of a thought, such as `["<think>", "</think>"]`. Default: those in the chat template."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)
@@ -109,6 +129,30 @@ class PolicySettings(Settings):
     in the language part only. `trained`: so is the encoder, or its adapters; features are computed again in every pass
     of an update, and after it."""
     lora: LoraSettings = LoraSettings()
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _are_the_users(cls, given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if reserved := sorted(given.keys() & NODES_VARIABLES):
+            raise ValueError(f"{', '.join(reserved)}: the node itself sets it")
+        read = {name: _scalar(value) for name, value in given.items()}
+        if (size := len(json.dumps(read))) > MAX_KWARGS_CHARS:
+            raise ValueError(f"it must have at most {MAX_KWARGS_CHARS} characters as JSON, got {size}")
+        return read
+
+    @field_validator("thinking_marks")
+    @classmethod
+    def _are_a_pair(cls, marks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(marks) == 1 or len(set(marks)) < len(marks):
+            raise ValueError(f"must be two different texts, the opening and the closing mark, got {list(marks)}")
+        return marks
+
+
+def _scalar(value: JsonValue) -> JsonValue:
+    """A value of a command line or variable, which is text: `false` is no true text."""
+    if isinstance(value, str) and SCALAR.fullmatch(value):
+        return cast(JsonValue, json.loads(value.lower()))
+    return value
 
 
 HUB_ID = re.compile(r"\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?", re.ASCII)
@@ -177,6 +221,17 @@ def exported_prompt(model: str) -> str | None:
     return None if known is None else str(known["system_prompt"])
 
 
+def template_values(settings: PolicySettings) -> dict[str, JsonValue]:
+    """Values of the chat template: those set, else the trained policy's for a directory that `swarm export` wrote.
+
+    Raises `ConfigError`.
+    """
+    if settings.chat_template_kwargs:
+        return settings.chat_template_kwargs
+    found = (read_exported(settings.model) or {}).get("chat_template_kwargs")
+    return cast(dict[str, JsonValue], found) if isinstance(found, dict) else {}
+
+
 def read_exported(model: str) -> dict[str, object] | None:
     """The file that `swarm export` wrote beside a model; None without it. Raises `ConfigError`."""
     file = Path(model) / EXPORTED
@@ -198,6 +253,16 @@ def write_exported(directory: Path, prompt: str | None, trained: Mapping[str, ob
     """Write beside a model what `from_pretrained` does not keep: the prompt, and `trained` as JSON values."""
     known = {"format": EXPORT_FORMAT, "system_prompt": prompt or "", **trained}
     (directory / EXPORTED).write_text(json.dumps(known, indent=1) + "\n")
+
+
+def read_chat_template(file: Path) -> str:
+    """The template in a file of the user's. Raises `ConfigError`."""
+    try:
+        if file.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"policy.chat_template: {file} cannot be read: {error}") from error
 
 
 def check_model_path(settings: PolicySettings) -> None:

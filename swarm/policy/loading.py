@@ -30,6 +30,8 @@ from swarm.policy.config import (
     default_prompt,
     local_name,
     origin,
+    read_chat_template,
+    template_values,
 )
 from swarm.policy.experts import Routers, cast_experts
 from swarm.policy.media.features import freeze_encoder, joined
@@ -38,10 +40,12 @@ from swarm.policy.ranks import Ranks
 from swarm.policy.reading import foreign_files, has_encoder, outline, read_model, try_tokenizer
 from swarm.policy.scoring import give_float32_logits
 from swarm.policy.smollm import ensure_smollm2
+from swarm.policy.thinking import Piece, Prompted, Thinking, named_marks
 from swarm.policy.tiny import ensure_tiny
-from swarm.policy.turns import Conversations
+from swarm.policy.turns import AS_IT_IS, Conversations, TemplateUse
 from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step
 from swarm.types.media import Modality
+from swarm.types.thoughts import CLOSE
 
 if TYPE_CHECKING:
     from swarm.policy.media.inputs import MediaInputs
@@ -121,6 +125,7 @@ class Policy:
         ranks: Ranks | None = None,
         routing_replay: bool = False,
         media: MediaInputs | None = None,
+        template: TemplateUse = AS_IT_IS,
     ) -> None:
         """`adapters` are those in `model`, if any; `ranks` are the processes that hold the model; `media` reads what is
         not text, if the model can.
@@ -158,7 +163,7 @@ class Policy:
         self.stop_ids = _stop_ids(model, tokenizer)
         self.media = media
         """How images and sounds enter forward passes; None for a policy that reads text only."""
-        self._conversations = Conversations(tokenizer, self.stop_ids, media.reader if media else None)
+        self._conversations = Conversations(tokenizer, self.stop_ids, media.reader if media else None, template)
         self._unshown = frozenset(tokenizer.all_special_ids)
         self._num_tokens = len(tokenizer)
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -223,8 +228,25 @@ class Policy:
         return joined(
             part
             for step in steps
-            for part in (step.token_ids, self.encode_observation(step.observation, step.token_ids))
+            for part in (
+                self.with_end_of_thought(step.token_ids, step.forced),
+                self.encode_observation(step.observation, step.token_ids),
+            )
         )
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How it marks its thoughts; None if it does not."""
+        return self._conversations.thinking
+
+    @property
+    def end_of_thought(self) -> list[int]:
+        """Token ids that an engine inserts to end a thought."""
+        return self.thinking.end if self.thinking else list(self.tokenizer.encode(CLOSE, add_special_tokens=False))
+
+    def with_end_of_thought(self, ids: Sequence[int], forced: int | None) -> Sequence[int]:
+        """A turn's own tokens with those that were inserted; `forced` as in `Completion`."""
+        return ids if forced is None else [*ids[:forced], *self.end_of_thought, *ids[forced:]]
 
     def encode_observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
         """Token ids between a turn with the ids `after` and the next one, with the chat template's marks of turns.
@@ -269,15 +291,32 @@ class Policy:
         special token stays text: another peer's completion must not end a turn early. One that ended itself ends as
         this policy's turns do by its chat template, which may be another token than ends a text.
         """
-        if not completions:
-            return []
-        texts = [completion.text for completion in completions]
+        pieces = [self._pieces(completion.text, completion.forced is not None) for completion in completions]
+        texts = [piece for each in pieces for piece in each if isinstance(piece, str)]
         with foreign_files(self.name, "tokenizer"):  # which may panic over a text
-            encoded = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return [
-            [*ids, self._conversations.end] if completion.finish_reason == "stop" else list(ids)
-            for ids, completion in zip(encoded, completions, strict=True)
+            encoded = iter(
+                self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] if texts else ()
+            )
+        ids = [
+            [token for piece in each for token in (next(encoded) if isinstance(piece, str) else piece)]
+            for each in pieces
         ]
+        return [
+            [*each, self._conversations.end] if completion.finish_reason == "stop" else each
+            for each, completion in zip(ids, completions, strict=True)
+        ]
+
+    def forced_at(self, completion: Completion) -> int | None:
+        """Token ids of `encode_completions` before the end of a thought that an engine inserted; None without one."""
+        if completion.forced is None or (self.thinking is not None and self.thinking.prompted is Prompted.OFF):
+            return None
+        thought = Completion(completion.text.partition(CLOSE)[0], "length")
+        return len(self.encode_completions([thought])[0])
+
+    def _pieces(self, text: str, forced: bool) -> list[Piece]:
+        if self.thinking is not None:
+            return self.thinking.pieces(text, forced)
+        return [*text.split(CLOSE, 1)] if forced else [text]
 
     def hides(self, ids: Sequence[int]) -> bool:
         """Whether a completion has tokens that its text does not show, apart from a final end token.
@@ -285,11 +324,16 @@ class Policy:
         A policy may sample a special token in the middle; the text then does not determine what was graded.
         """
         shown = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return any(token in self._unshown or token >= self._num_tokens for token in shown)
+        parts = self.thinking.spoken(shown) if self.thinking is not None else [shown]
+        return any(token in self._unshown or token >= self._num_tokens for part in parts for token in part)
 
     def decode(self, ids: list[int]) -> str:
-        """Text of completion ids, without special tokens."""
+        """Text of ids, without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def said(self, ids: Sequence[int], forced: int | None = None) -> str:
+        """The text of a turn, whose thought has the common marks. `forced` as in `Completion`."""
+        return self.thinking.text(ids, forced, self.decode) if self.thinking is not None else self.decode(list(ids))
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -381,6 +425,8 @@ def _policy(
     ranks: Ranks,
 ) -> Policy:
     """The parts together, whose chat template has rendered a question."""
+    if settings.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(settings.chat_template)
     policy = Policy(
         name=local_name(settings.model),
         model=model,
@@ -391,6 +437,7 @@ def _policy(
         ranks=ranks,
         routing_replay=settings.routing_replay,
         media=_media(settings, model, tokenizer, dtype, ranks),
+        template=TemplateUse(template_values(settings), named_marks(settings.thinking_marks)),
     )
     policy.origin = origin(settings.model, settings.revision)
     policy.check_template()

@@ -158,19 +158,19 @@ def read_config(source: str, revision: str | None, trust_remote_code: bool) -> P
 
 def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedConfig:
     _check_source(source, revision)
-    if _found(source, ADAPTER_FILE, revision) is not None:
+    if find_file(source, ADAPTER_FILE, revision) is not None:
         raise PolicyError(
             f"{source} holds adapters ({ADAPTER_FILE}) beside its weights: merge them into the weights, or remove the "
             "files adapter_*"
         )
-    if (file := _found(source, CONFIG_NAME, revision)) is not None:
+    if (file := find_file(source, CONFIG_NAME, revision)) is not None:
         _check_repeated(source, Path(file))
     config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     _check_whole_precision(source, config)
     return config
 
 
-def _found(source: str, name: str, revision: str | None) -> str | None:
+def find_file(source: str, name: str, revision: str | None) -> str | None:
     """The path of one of the model's files; None if it has none of this name."""
     found: str | None = cached_file(
         source,
@@ -294,7 +294,7 @@ def _check_tokenizer(directory: Path) -> None:
 def try_tokenizer(source: str, revision: str | None) -> None:
     """Raises `PolicyError` for a tokenizer with which texts take long or fill the memory, as another process finds."""
     with foreign_files(source, TOKENIZER_FILE):
-        path = _found(source, TOKENIZER_FILE, revision)
+        path = find_file(source, TOKENIZER_FILE, revision)
     if path is None:
         return
     script = [sys.executable, "-P", tokenizer_process.__file__, path]

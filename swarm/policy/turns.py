@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -21,13 +22,15 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from pydantic import JsonValue
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
 from swarm.policy import template_process
 from swarm.policy.media.features import Kind, joined
+from swarm.policy.thinking import Marks, Thinking, find_marks
 from swarm.sanitize import clean
 from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
 from swarm.types.media import Audio, Image
@@ -49,16 +52,33 @@ WITHOUT_TEMPLATE = "\n"
 """Before and after an observation, and around media, where there is no template."""
 
 
+class TemplateUse(NamedTuple):
+    """How a policy uses its chat template."""
+
+    arguments: Mapping[str, JsonValue] = {}
+    """Values for the template's own variables."""
+    marks: Marks | None = None
+    """Around a thought; None: those that the template writes."""
+
+
+AS_IT_IS = TemplateUse()
+
+
 class Conversations:
     """Token ids of questions, and of what follows a turn."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], reader: Reader | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Collection[int],
+        reader: Reader | None = None,
+        use: TemplateUse = AS_IT_IS,
     ) -> None:
         """`stop_ids` end a turn; `reader` makes media of what is not text. The template is read when it is needed."""
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
         self._reader = reader
+        self._use = use
 
     def prompt(self, messages: tuple[Message, ...]) -> list[int]:
         """Token ids of a question. System text that the template cannot take begins the user's first text."""
@@ -127,31 +147,57 @@ class Conversations:
         return [{"type": "text", "text": text}] if self._takes_lists else text
 
     def check(self) -> None:
-        """Render a question, if there is a template. Raises `PolicyError` for one that cannot, or leaves it out."""
-        if self._tokenizer.chat_template and QUESTION not in self._rendered([Message("user", QUESTION)]):
+        """Render a question, if there is a template, and find the marks of thoughts.
+
+        Raises `PolicyError` for a template that cannot, that leaves out the question, or that does not read one of its
+        arguments.
+        """
+        if self._tokenizer.chat_template and QUESTION not in self._question:
             raise PolicyError("the model's chat template leaves out the question: repair it, or choose another model")
+        for name in self._use.arguments:
+            if not self._tokenizer.chat_template or not re.search(rf"\b{re.escape(name)}\b", self._template):
+                raise PolicyError(
+                    f"policy.chat_template_kwargs.{name}: the model's chat template reads no value of this name"
+                )
+        _ = self.thinking
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How the policy marks its thoughts; None if it has no marks. Raises `PolicyError`."""
+        template = self._tokenizer.chat_template
+        marks = self._use.marks or (find_marks(self._template) if template else None)
+        if marks is None:
+            return None
+        added = frozenset(self._tokenizer.get_added_vocab().values())
+        question = self._question if template else ""
+        return Thinking(marks, question, self._plain, added.__contains__)
+
+    @cached_property
+    def _question(self) -> str:
+        return self._rendered([Message("user", QUESTION)])
 
     def _by_template(self, turns: Sequence[Mapping[str, object]]) -> str:
         """Raises `PolicyError` for whatever the template raises."""
         if type(self._tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-            return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+            return str(
+                self._tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, tokenize=False, **self._use.arguments
+                )
+            )
         special = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
-        return RENDERER.render(self._template, {**special, "messages": list(turns), "add_generation_prompt": True})
+        return RENDERER.render(
+            self._template,
+            {**self._use.arguments, **special, "messages": list(turns), "add_generation_prompt": True},
+        )
 
     @cached_property
     def _template(self) -> str:
-        """The tokenizer's template, in which it is always the same day.
-
-        transformers gives templates a clock that cannot be replaced, but a template's own macro comes first.
-        """
+        """The tokenizer's template, in which it is always the same day."""
         try:
             template: str = self._tokenizer.get_chat_template()
         except ValueError as error:
             raise PolicyError(f"the tokenizer has no chat template that could be used: {clean(str(error))}") from error
-        if CLOCK not in template:
-            return template
-        parts = "".join(f"|replace('%{each}', '{DATE.strftime(f'%{each}')}')" for each in DIRECTIVES)
-        return f"{{% macro {CLOCK}(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n{template}"
+        return always_the_same_day(template)
 
     def _as_parts(self, parts: Sequence[Shown]) -> list[dict[str, str]]:
         assert self._reader is not None
@@ -250,6 +296,17 @@ class Conversations:
         within = text.partition(QUESTION)[2].partition(OBSERVATION)[0]
         before, _, behind = within.partition(self._reader.token(kind))
         return before, behind
+
+
+def always_the_same_day(template: str) -> str:
+    """The template with a clock that stands still.
+
+    transformers gives templates a clock that cannot be replaced, but a template's own macro comes first.
+    """
+    if CLOCK not in template:
+        return template
+    parts = "".join(f"|replace('%{each}', '{DATE.strftime(f'%{each}')}')" for each in DIRECTIVES)
+    return f"{{% macro {CLOCK}(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}\n{template}"
 
 
 def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
-from swarm.files import RandomAccessFile
 from swarm.policy.loading import Policy
-from swarm.policy.snapshot import Precision, SnapshotWeights, pack
 from swarm.sanitize import clean
 
 NAMED = 3
@@ -36,36 +33,6 @@ def swap_weights(policy: Policy, weights: Mapping[str, Tensor], version: int) ->
         policy.version = version
 
 
-def whole_weights(policy: Policy) -> dict[str, Tensor]:
-    """The policy's weights for `swap_weights`; every rank must call it, the leader gets the result."""
-    return {name: policy.ranks.whole(value.detach()) for name, value in policy.weights.items()}
-
-
-def pack_weights(policy: Policy, path: Path, precision: Precision) -> None:
-    """Write a snapshot of the policy. Every rank must call it, and gathers one tensor at a time; the leader writes.
-
-    Raises `OSError` on the leader; nothing stays then.
-    """
-    weights = policy.weights
-    tensors = ((name, policy.ranks.whole(weights[name].detach())) for name in sorted(weights))
-    try:
-        if policy.ranks.rank == 0:
-            pack(path, weights, tensors, precision)
-    finally:  # the other ranks wait for this one
-        for _ in tensors:
-            pass
-
-
-def read_snapshot(policy: Policy, snapshot: RandomAccessFile) -> SnapshotWeights:
-    """The weights in a snapshot for `swap_weights`; names and shapes are compared, and no tensor is read yet.
-
-    Raises `SnapshotError` for a snapshot that cannot be read, `WeightsRefused` for one that does not fit the policy.
-    """
-    weights = SnapshotWeights(snapshot)
-    check_shapes(policy, weights.shapes)
-    return weights
-
-
 def check_shapes(policy: Policy, shapes: Mapping[str, torch.Size]) -> None:
     """Raises `WeightsRefused` for weights of other names or shapes than the policy's."""
     own = policy.weights
@@ -81,7 +48,8 @@ def check_shapes(policy: Policy, shapes: Mapping[str, torch.Size]) -> None:
 
 def check_weights(policy: Policy, weights: Mapping[str, Tensor]) -> None:
     """Raises `WeightsRefused` for weights that do not fit the policy."""
-    shapes = weights.shapes if isinstance(weights, SnapshotWeights) else {n: each.shape for n, each in weights.items()}
+    # Weights in a file know their shapes without reading a tensor.
+    shapes = getattr(weights, "shapes", None) or {name: each.shape for name, each in weights.items()}
     check_shapes(policy, shapes)
     for name in policy.weights:
         new = weights[name]

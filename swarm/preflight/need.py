@@ -8,7 +8,6 @@ from typing import Literal
 from msgspec import Struct
 
 from swarm.config import NodeConfig
-from swarm.engines.config import EngineName
 from swarm.engines.transformers.engine import logit_copies
 from swarm.policy.media.features import MAX_FEATURE_BYTES
 from swarm.preflight.model import ModelSize, head_bytes
@@ -82,7 +81,7 @@ class Node(Struct, frozen=True):
     config: NodeConfig
     size: ModelSize
     role: RoleName
-    engine: EngineName
+    engine: str
     device: str
     """Type of the device."""
     device_bytes: int

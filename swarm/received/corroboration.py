@@ -18,7 +18,7 @@ import math
 import secrets
 import zlib
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,8 +42,11 @@ SALT_BITS = 64
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
-ERRORS = 2.5
-"""Standard errors of each mean by which an author's push must exceed own push."""
+ERRORS = 1.0
+"""Standard errors by which an author's push on a token must exceed own push. Few: a bias of the answers is spread over
+many tokens, and an excess that was chance costs an honest author little."""
+ALARMING_ERRORS = 3.5
+"""The same for an alarm, which costs much."""
 MAX_WEIGHT = 1e100
 UNSEEN = 2.0
 """A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
@@ -54,9 +57,6 @@ MAX_AUTHORS = 64
 MAX_TASKS = 64
 REMEMBERED_PULLS = 256
 ENOUGH_PULLS = 16
-
-
-WITHHELD_RATE = 1 / 32
 RATE_GROUPS = 256
 """Own groups in a rate."""
 PAST_RATES = 16
@@ -67,10 +67,6 @@ DRIFT = 0.03
 DRIFT_HITS = 16
 """Tokens of an author in excess that rise, before it is held responsible."""
 DRIFT_TOKENS = 8
-
-
-_Own = Mapping[str, tuple[Floats, Floats, Floats]]
-"""Of own groups by task: what `_Evidence.at` says of a group's tokens."""
 
 
 class CorroborationSettings(Settings):
@@ -166,7 +162,6 @@ class EvidenceState(Struct):
 
     num: float
     tasks: dict[str, float]
-    withheld: float
     buckets: bytes
     """uint16, [N]"""
     means: bytes
@@ -262,21 +257,13 @@ class Corroboration:
         if not self._settings.enabled:
             return ()
         signs = np.sign(_flat(group.advantages))
-        found = np.ones(len(signs))
-        own = {task: evidence.at(group.buckets(self._salt)) for task, evidence in self._own.items()}
-        for author in (*map(self._authors.__getitem__, authors), self._together[ANY_TASK], self._together[group.task]):
-            factor = self._compared(author, group, signs, own, authors[0])
-            found = np.minimum(found, factor)
+        known = [*map(self._authors.__getitem__, authors), self._together[ANY_TASK], self._together[group.task]]
+        found = self._compared(known, group, signs, authors[0])
         newest = min(self._authors[name].num for name in authors)
         found *= min(1.0, newest / self._settings.full_after)
         found *= self._within_pull(group, found)
         ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
         return tuple(tuple(map(float, part)) for part in np.split(found, ends))
-
-    def withheld(self, author: str) -> float:
-        """Fraction of its raised tokens' advantages that own groups do not bear out, a running mean in [0, 1]."""
-        known = self._authors.get(author)
-        return known.withheld if known else 0.0
 
     def drift(self) -> Drift | None:
         """A habit that own completions take up from an author and that does not raise the reward; reported once. Later
@@ -287,46 +274,40 @@ class Corroboration:
                 return Drift(author, tuple(token for token, _ in tokens.most_common(DRIFT_TOKENS)))
         return None
 
-    def _compared(self, author: _Evidence, group: ReadGroup, signs: Floats, own: _Own, peer_id: str) -> Floats:
-        """[N] by the evidence on one name of `peer_id`, without regard to how much of it there is."""
-        up, down, their_error = author.at(group.buckets(self._salt))
-        own_push, own_error, num_own = self._own_push(author, own, up.shape)
+    def _compared(self, known: Sequence[_Evidence], group: ReadGroup, signs: Floats, peer_id: str) -> Floats:
+        """[N] the least by any of the evidence on names of `peer_id`, without regard to how much of it there is."""
+        up, down, their_error = _at(known, group.buckets(self._salt))
+        own_push, own_error, own_doubt = self._own_push(known, group.buckets(self._salt))
         # From here on, a positive push is one that agrees with the advantage of the token at hand.
         own_push = own_push * signs
         along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
-        doubt = ERRORS * (np.sqrt(their_error) + np.sqrt(own_error)) + UNSEEN / author.num + UNSEEN / num_own
+        allowed = UNSEEN / _column([each.num for each in known]) + UNSEEN * own_doubt + self._settings.tolerance
         wanted = np.maximum(own_push, 0.0)
-        excessive = along - against - wanted > doubt + self._settings.tolerance
+        excess, spread = along - against - wanted - allowed, np.sqrt(their_error + own_error)
+        excessive = excess > ERRORS * spread
         # What remains after the factor is the push that is wanted.
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
-        found = np.asarray(factor.max(axis=1).min(axis=0), dtype=float)
-        raised = np.maximum(_flat(group.advantages), 0.0)
-        if raised.any():
-            author.withheld += WITHHELD_RATE * (1 - float(found @ raised / raised.sum()) - author.withheld)
-        unneeded = excessive & (own_push < ERRORS * np.sqrt(own_error) + self._settings.tolerance)
-        rising = (unneeded.all(axis=1) & (self._rates.rise(group.buckets(self._salt)) > DRIFT)).any(axis=0) & (
+        unneeded = excess > ALARMING_ERRORS * spread
+        unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
+        rising = (unneeded.all(axis=2) & (self._rates.rise(group.buckets(self._salt)) > DRIFT)).any(axis=1) & (
             signs > 0
         )
         if rising.any():
             tokens = [token for each in group.ids for token in each]
-            self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.flatnonzero(rising))
-        return found
+            self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.nonzero(rising)[1])
+        return np.asarray(factor.max(axis=2).min(axis=(0, 1)), dtype=float)
 
-    def _own_push(self, author: _Evidence, own: _Own, shape: tuple[int, ...]) -> tuple[Floats, Floats, float]:
-        """Mean push of own groups with tasks as frequent as the author's, its variance, and the number of groups that
-        it rests on."""
-        mean, error, doubt = np.zeros(shape), np.zeros(shape), 0.0
-        total = sum(author.tasks.values())
-        for task, count in author.tasks.items():
-            part = count / total
-            if task not in own:
-                doubt += part**2
-                continue
-            up, down, own_error = own[task]
-            mean += part * (up - down)
-            error += part**2 * own_error
-            doubt += part**2 / self._own[task].num
-        return mean, error, 1 / doubt
+    def _own_push(self, known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:
+        """Mean pushes of own groups with tasks as frequent as in each evidence, their variances, and the reciprocals of
+        the numbers of groups that they rest on: 1 for a task without any."""
+        totals = [sum(each.tasks.values()) for each in known]
+        parts = np.array([[each.tasks.get(task, 0.0) for task in self._own] for each in known])
+        parts /= np.array(totals)[:, None]
+        up, down, error = _at([*self._own.values()], buckets)
+        doubts = parts**2 @ np.array([1 / each.num for each in self._own.values()])
+        for row, (each, total) in enumerate(zip(known, totals, strict=True)):
+            doubts[row] += sum((count / total) ** 2 for task, count in each.tasks.items() if task not in self._own)
+        return np.tensordot(parts, up - down, 1), np.tensordot(parts**2, error, 1), _column(doubts)
 
     def _within_pull(self, group: ReadGroup, factors: Floats) -> float:
         """What scales a group to the largest pull allowed."""
@@ -344,7 +325,6 @@ class _Evidence:
         """Groups; the older, the less one counts."""
         self.tasks: dict[str, float] = {}
         """The same by task."""
-        self.withheld = 0.0
         self._sums = np.zeros((3, ROWS * NUM_BUCKETS))
         """Of pushes up, down, and the squares of both together, times `_weight`: it grows, and they do not fade."""
         self._weight = 1.0
@@ -353,12 +333,12 @@ class _Evidence:
         means = (self._sums / self._weight).astype(np.float32)
         buckets = np.flatnonzero(means.any(axis=0))
         content = means[:, buckets].tobytes()
-        return EvidenceState(self.num, self.tasks, self.withheld, buckets.astype(np.uint16).tobytes(), content)
+        return EvidenceState(self.num, self.tasks, buckets.astype(np.uint16).tobytes(), content)
 
     @classmethod
     def restored(cls, saved: EvidenceState) -> _Evidence:
         found = cls()
-        found.num, found.tasks, found.withheld = saved.num, saved.tasks, saved.withheld
+        found.num, found.tasks = saved.num, saved.tasks
         found._sums[:, np.frombuffer(saved.buckets, np.uint16)] = np.frombuffer(saved.means, np.float32).reshape(3, -1)
         return found
 
@@ -374,10 +354,9 @@ class _Evidence:
         self.tasks = {task: MEMORY * count for task, count in kept}
         self.tasks[group.task] = self.tasks.get(group.task, 0.0) + 1
 
-    def at(self, buckets: Buckets) -> tuple[Floats, Floats, Floats]:
-        """Mean pushes up and down, and the variance of the mean of both together, in buckets [..., ROWS, N]."""
-        up, down, square = self._sums[:, _through(buckets)] / (self._weight * self.num)
-        return up, down, np.maximum(square - (up - down) ** 2, 0.0) / self.num
+    def sums(self, buckets: Buckets) -> Floats:
+        """[3, ...] mean pushes up, down, and squares of both together, in buckets numbered through."""
+        return self._sums[:, buckets] / (self._weight * self.num)
 
 
 class _Rates:
@@ -425,6 +404,20 @@ class _Rates:
         if self._rise is None:
             return np.zeros((len(buckets), buckets.shape[-1]))
         return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
+
+
+def _at(known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:
+    """Mean pushes up and down of each evidence, and the variance of the mean of both together, in buckets [..., ROWS,
+    N]."""
+    through = _through(buckets)
+    sums = np.array([each.sums(through) for each in known]).reshape(len(known), 3, *buckets.shape)
+    up, down, square = np.moveaxis(sums, 1, 0)
+    return up, down, np.maximum(square - (up - down) ** 2, 0.0) / _column([each.num for each in known])
+
+
+def _column(values: Sequence[float] | Floats) -> Floats:
+    """Beside arrays [len(values), KINDS, ROWS, N]."""
+    return np.array(values, dtype=float).reshape(-1, 1, 1, 1)
 
 
 def _evidence(known: dict[str, _Evidence], name: str, most: int) -> _Evidence:

@@ -38,9 +38,12 @@ class Plausibility:
         self._settings = settings
         self._own: deque[float] = deque(maxlen=KEPT)
         self._rewarded: deque[float] = deque(maxlen=KEPT)
+        self._fence: float | None = None
+        """None: not computed since the last own group."""
 
     def learn(self, completions: Iterable[Sequence[float]], rewards: Sequence[float]) -> None:
         """Add an own group: log-probabilities [G][T] at sampling, rewards [G]."""
+        self._fence = None
         for logprobs, reward in zip(completions, rewards, strict=True):
             if logprobs:
                 self._own.append(least_probable(logprobs))
@@ -53,6 +56,11 @@ class Plausibility:
 
         With too few rewarded own completions, all own completions are the reference.
         """
+        if self._fence is None:
+            self._fence = self._computed()
+        return self._fence
+
+    def _computed(self) -> float:
         own = self._rewarded if len(self._rewarded) >= ENOUGH else self._own
         if len(own) < ENOUGH:
             return -np.inf

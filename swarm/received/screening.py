@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from swarm.groups.credit import Credit, has_signal, raised, token_advantages
+from swarm.groups.part import most_varied, only
 from swarm.received.corroboration import Corroboration, ReadGroup
 from swarm.types import GradedGroup, ReadTurn, ReceivedGroup
 
@@ -49,14 +50,19 @@ class CandidateScorer:
         credit: Credit = "episode",
         corroboration: Corroboration | None = None,
         names: Names = lambda peer_id: (peer_id,),
+        num_completions: int | None = None,
     ) -> None:
-        """Nothing is read yet; `credit` as in the settings of updates."""
+        """Nothing is read yet; `credit` as in the settings of updates.
+
+        Of a group at most `num_completions` are read, those whose rewards vary most; None: all.
+        """
         self._updater = updater
         self._plausibility = plausibility
         self._credit: Credit = credit
         self._corroboration = corroboration
         self._names = names
-        self._read: dict[str, Reading] = {}
+        self._num_completions = num_completions
+        self._read: dict[str, tuple[GradedGroup, Reading]] = {}
 
     def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
         """[G] as an update computes them."""
@@ -65,7 +71,7 @@ class CandidateScorer:
     def screen(self, groups: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
         """What to learn from each group: without its implausible completions, and with factors of its tokens'
         advantages; None for those that then have no signal."""
-        found = [self._kept(each.graded, reading) for each, reading in self._readings(groups)]
+        found = [self._kept(*read) for read in self._readings(groups)]
         kept = [each for each in found if each is not None]
         factors = iter(self._corroborated(kept))
         return [None if each is None else replace(each[0], factors=next(factors)) for each in found]
@@ -75,14 +81,16 @@ class CandidateScorer:
 
         0 without any; None for groups that the screen refuses.
         """
-        return [self._surprisal(each.graded, reading) for each, reading in self._readings(groups)]
+        return [self._surprisal(*read) for read in self._readings(groups)]
 
-    def _readings(self, groups: Sequence[ReceivedGroup]) -> list[tuple[ReceivedGroup, Reading]]:
+    def _readings(self, groups: Sequence[ReceivedGroup]) -> list[tuple[GradedGroup, Reading]]:
+        """The part of each group that an update would learn from, if it is plausible, as read."""
         new = [each for each in groups if each.content_id not in self._read]
         if new:
-            found = self._updater.read([each.graded for each in new])
+            parts = [most_varied(each.graded, self._num_completions) for each in new]
+            found = zip(parts, self._updater.read(parts), strict=True)
             self._read.update(zip((each.content_id for each in new), found, strict=True))
-        return [(each, self._read[each.content_id]) for each in groups]
+        return [self._read[each.content_id] for each in groups]
 
     def _corroborated(self, kept: Sequence[tuple[GradedGroup, Reading]]) -> list[tuple[tuple[float, ...], ...]]:
         """Factors [G][T] of each group's token advantages."""
@@ -100,7 +108,7 @@ class CandidateScorer:
         """The part of a group to learn from, as read."""
         # Again, as long as any are left out: without them the group's mean is lower, and other completions exceed it.
         while not all(plausible := self._plausibility.plausible(self._raised(graded, reading))):
-            graded, reading = _only(graded, plausible), list(compress(reading, plausible))
+            graded, reading = only(graded, plausible), list(compress(reading, plausible))
             if not has_signal(graded.rewards):
                 return None
         return graded, reading
@@ -140,20 +148,3 @@ def own_reading(graded: GradedGroup) -> Reading:
         [ReadTurn(turn.token_ids, turn.logprobs) for turn in completion.by_turn()]
         for completion in graded.group.completions
     ]
-
-
-def _only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
-    """The group with only these completions; its sampler's expectation is then unknown."""
-    group = replace(
-        graded.group,
-        completions=tuple(compress(graded.group.completions, wanted)),
-        rewards=tuple(compress(graded.group.rewards, wanted)),
-        log_expectation=None,
-    )
-    return replace(
-        graded,
-        group=group,
-        rewards=tuple(compress(graded.rewards, wanted)),
-        observations=tuple(compress(graded.observations, wanted)),
-        parts={name: tuple(compress(rewards, wanted)) for name, rewards in graded.parts.items()},
-    )

@@ -28,7 +28,7 @@ from swarm.received.screening import CandidateScorer, own_reading, read_group
 from swarm.received.waiting import Waiting
 from swarm.sapo.mixing import Candidate, Mix, Mixer, MixRound, MixSettings
 from swarm.sapo.shortlist import GradingContext, Shortlist
-from swarm.sapo.watch import Alarm, Watch, WatchSettings
+from swarm.sapo.watch import Alarm, RewardGuard, WatchSettings
 from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, ReceivedGroup, RolloutGroup
@@ -50,6 +50,10 @@ class ExternalSettings(Struct, frozen=True, kw_only=True):
     """Most groups of one peer that wait to be regraded."""
     trusted: Collection[str] = ()
     """Peers whose tool results are accepted without replay."""
+    num_questions: int = 0
+    """Questions a round as configured, if the mixing policy may change them; else 0."""
+    num_steps: int = 1
+    """Most optimizer steps of an update."""
     unreadable: Collection[str] = ()
     """Tasks with images or audio that the policy cannot read."""
 
@@ -71,9 +75,10 @@ class ExternalGroups(Selection):
         """Nothing is received yet; `keep` is called with what became of received groups."""
         self.max_completions = settings.max_group_size
         self.pool = Pool(settings.pool, keep)
-        self.mixer = Mixer(settings.mix)
-        self.watch = Watch(settings.watch)
+        self.mixer = Mixer(settings.mix, settings.num_questions, settings.num_steps)
+        self.watch = RewardGuard(settings.watch)
         self._credit: Credit = settings.credit
+        self._num_completions = settings.mix.completions_per_group
         self._me = me
         self._updater = updater
         self._exchange = exchange
@@ -227,4 +232,5 @@ class ExternalGroups(Selection):
             self._credit,
             self.corroboration,
             lambda peer_id: tuple(dict.fromkeys((peer_id, authors(peer_id)))),
+            self._num_completions,
         )

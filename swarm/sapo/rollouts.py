@@ -71,13 +71,15 @@ class Rollouts:
         self._clock = clock
         self._ahead = Ahead(plan, me, engine.stream, verifier, policy, clock) if plan.max_staleness else None
 
-    def take(self, position: int, stages: Stopwatch) -> GradedBatch:
+    def take(self, position: int, stages: Stopwatch, num_questions: int | None = None) -> GradedBatch:
         """The batch that begins with question `position` of the stream; those that may be ahead of it begin.
+
+        It has `num_questions`, by default and where batches are ahead as many as planned.
 
         Raises what engine and verifier raise.
         """
         if self._ahead is None:
-            batch = self._generated(position, stages)
+            batch = self._generated(position, stages, num_questions or self._plan.num_questions)
             with stages("grade"):
                 return self._graded(batch)
         with stages("wait"):
@@ -98,10 +100,10 @@ class Rollouts:
         if self._ahead is not None:
             self._ahead.close()
 
-    def _generated(self, position: int, stages: Stopwatch) -> Batch:
+    def _generated(self, position: int, stages: Stopwatch, num_questions: int) -> Batch:
         batch = Batch(self._policy.version)
         with stages("draw"):
-            batch.questions = self._verifier.draw(self._me.seed, position, self._plan.num_questions)
+            batch.questions = self._verifier.draw(self._me.seed, position, num_questions)
         seed = int(np.random.SeedSequence([self._me.seed, position]).generate_state(1)[0])
         ends_at = self._clock() + self._plan.limit_s
         games = run_episodes(

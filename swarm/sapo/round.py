@@ -22,16 +22,18 @@ There is no global round and no barrier: a node takes what has arrived and train
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field
 
 from swarm.figures import SLOTS_BUSY, values
 from swarm.groups.building import Member, OwnGroups
 from swarm.groups.credit import has_signal
+from swarm.groups.part import most_varied
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.protocols import GroupExchange, KeepSample, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
@@ -137,11 +139,12 @@ class SapoNode:
         """Take own groups, share, receive, mix, update: one whole SAPO round."""
         stages = Stopwatch()
         rng = np.random.default_rng([self._me.seed, self.round])
-        batch = self._rollouts.take(self.position, stages)
-        self.external.begin_round(self.round, 1 - batch.num_unasked / self._settings.rollouts.num_questions)
+        num_questions = self.external.mixer.num_questions or self._settings.rollouts.num_questions
+        batch = self._rollouts.take(self.position, stages, num_questions)
+        self.external.begin_round(self.round, 1 - batch.num_unasked / num_questions)
         own, failed = self._trainable(batch)
         local = [group for group in own if has_signal(group.rewards)]
-        this = self._this_round(own, len(local))
+        this = self._this_round(own, len(local), num_questions - batch.num_unasked)
         with stages("share"):
             self._share(local if self._settings.share.groups == "informative" else own, rng)
         with stages("receive"):
@@ -151,10 +154,12 @@ class SapoNode:
         with stages("update"):
             update = self._update(mixed, len(local))
         self._rollouts.updated()
-        if self._worth is not None and not self._settings.rollouts.max_staleness:  # else updates hide generation's time
-            self._worth.timed(stages.seconds, len(mixed.local) + len(mixed.external), len(local))
+        if not self._settings.rollouts.max_staleness:  # else updates hide generation's time
+            this = replace(this, seconds=_by_purpose(stages.seconds))
+            if self._worth is not None:
+                self._worth.timed(stages.seconds, len(mixed.local) + len(mixed.external), len(local))
         self._settle(own, this, failed, mixed, update.skipped)
-        self.position += self._settings.rollouts.num_questions
+        self.position += num_questions
         self.round += 1
         return RoundReport(
             round=self.round,
@@ -195,7 +200,7 @@ class SapoNode:
         groups = [graded for graded in batch.groups if graded.group.policy.version >= oldest]
         return groups, batch.failed + Counter({Reason.STALE: len(batch.groups) - len(groups)})
 
-    def _this_round(self, own: Sequence[GradedGroup], num_informative: int) -> MixRound:
+    def _this_round(self, own: Sequence[GradedGroup], num_informative: int, num_questions: int) -> MixRound:
         rewards = [reward for group in own for reward in group.rewards]
         return MixRound(
             round=self.round + 1,
@@ -203,6 +208,7 @@ class SapoNode:
             num_informative=num_informative,
             num_uninformative=len(own) - num_informative,
             tasks=rewards_by_task(own),
+            num_questions=num_questions,
         )
 
     def _share(self, groups: Sequence[GradedGroup], rng: np.random.Generator) -> None:
@@ -219,9 +225,10 @@ class SapoNode:
 
     def _update(self, mixed: Mix, num_informative: int) -> UpdateReport:
         """Update the policy; in some rounds also measure what the external groups are worth."""
+        local = [most_varied(group, self._settings.external.mix.completions_per_group) for group in mixed.local]
         if self._worth is None or not self._worth.begin(self.round):
-            return self._updater.update(mixed.local, mixed.external)
-        update = self._updater.update(mixed.local, mixed.external)
+            return self._updater.update(local, mixed.external)
+        update = self._updater.update(local, mixed.external)
         self._worth.end(len(mixed.local), [group.group.peer_id for group in mixed.external], num_informative)
         return update
 
@@ -247,3 +254,14 @@ class SapoNode:
                 self._keep(Reason.NOT_SAMPLED, graded)
             else:
                 self._keep(Reason.UPDATE_SKIPPED if skipped else "used_local", graded)
+
+
+def _by_purpose(seconds: Mapping[str, float]) -> dict[str, float]:
+    """`MixRound.seconds` from those by stage."""
+    purposes = {
+        "asking": ("draw", "generate", "grade"),
+        "receiving": ("share", "receive"),
+        "mix": ("mix",),
+        "update": ("update",),
+    }
+    return {name: sum(seconds.get(stage, 0.0) for stage in stages) for name, stages in purposes.items()}

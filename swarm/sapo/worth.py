@@ -13,8 +13,9 @@ gradient of one group of an update, as sketched by `swarm/training/sketches.py`:
 AdamW and clipping normalise the gradient's scale, therefore progress is divided by its root mean square, and a round's
 products by the mean squared length of the own groups' gradients of about that time: gradients grow tenfold while a
 sparse policy learns, and the noise of the longest would hide all others. A round without a group takes no step and
-makes no progress. "Alone" is the same node with all its informative groups, at most I + J,
-at this moment. Unequal coordinates, momentum and the drift of the policy within the window are neglected.
+makes no progress, one of several steps makes that of each. "Alone" is the same node with all its informative groups,
+at most I + J, at this moment. Unequal coordinates, momentum and the drift of the policy within the window are
+neglected.
 
 Own groups are compared with those of the same round and of earlier ones, because a node in need of help has few of
 them. The interval is a bootstrap over blocks of consecutive rounds, whose comparisons share groups.
@@ -43,6 +44,8 @@ Sketches = npt.NDArray[np.float32]
 
 WINDOW_ROUNDS = 128
 """Measured rounds in an estimate."""
+MOST_ROUNDS = 1_024
+"""Measured rounds in an estimate where fewer say too little."""
 PAST_GROUPS = 32
 """Own groups of earlier measured rounds, at least, that are compared with a round's: few rounds where each has many."""
 MIN_GROUPS = 16
@@ -51,6 +54,8 @@ MAX_WIDTH = 1.0
 """The worth of groups is known if its interval is narrower than this or excludes 1."""
 MAX_HELP_WIDTH = 2.0
 """The same for help, which decides nothing and is shown with its interval."""
+KNOWN_EVERY = 4
+"""Once help is known, one of so many measurements is made: they cost a part of the update."""
 BLOCK_ROUNDS = 4
 NUM_DRAWS = 1_000
 PACE_ROUNDS = 256
@@ -61,6 +66,8 @@ FOR_OTHERS = ("share", "receive", "mix")
 """Stages that a lone node does without."""
 MAX_UNUSABLE = 0.025
 """Fraction of draws without a positive own product above which the direction itself is not known."""
+Z_USABLE = 1.96
+"""Standard errors by which a mean is positive in all but that fraction of draws."""
 
 
 class Sums(NamedTuple, Generic[N]):
@@ -77,9 +84,9 @@ class Sums(NamedTuple, Generic[N]):
     others_pairs: N
     cross_pairs: N
     alone_steps: N
-    """Rounds with own groups."""
+    """Steps alone: none in a round without own groups."""
     alone_inverse: N
-    """1 / number of own groups, of these rounds."""
+    """1 / number of own groups of each of these steps."""
     compared: N
     """Rounds with the products below."""
     own: N
@@ -152,12 +159,14 @@ class Pace:
 class WorthEstimator:
     """Measured rounds of one node; pure apart from its sketcher."""
 
-    def __init__(self, sketcher: GradientSketcher, every_rounds: int, num_groups: int) -> None:
-        """Measure every Nth round; `num_groups` is I + J, the most groups of an update alone."""
+    def __init__(self, sketcher: GradientSketcher, every_rounds: int, num_groups: int, num_steps: int = 1) -> None:
+        """Measure every Nth round; `num_groups` is I + J, the most groups of an update alone, `num_steps` its most
+        optimizer steps."""
         self._sketcher = sketcher
         self._every_rounds = every_rounds
         self._num_groups = num_groups
-        self.rounds: deque[MeasuredRound] = deque(maxlen=WINDOW_ROUNDS)
+        self._num_steps = num_steps
+        self.rounds: deque[MeasuredRound] = deque(maxlen=MOST_ROUNDS)
         """The measured rounds that count, oldest first."""
         self._past: deque[_Own] = deque()
         """Own groups of earlier rounds."""
@@ -202,8 +211,9 @@ class WorthEstimator:
         return {**found, "worth/cost_s": cost}
 
     def begin(self, number: int) -> bool:
-        """Whether round `number`, whose update comes next, is measured."""
-        due = self.refusal is None and number % self._every_rounds == 0
+        """Whether round `number`, whose update comes next, is measured: more rarely once `help` is known."""
+        every = self._every_rounds * (1 if self._known().help is None else KNOWN_EVERY)
+        due = self.refusal is None and number % every == 0
         if due:
             self._sketcher.begin()
         return due
@@ -244,7 +254,7 @@ class WorthEstimator:
         total: Sketches = sum((each.total for each in self._past), recent[-1].total) / length
         crosses = (others @ total / max(1, count)).astype(np.float64) if len(others) else np.zeros(0)
         products = _products(own, others, crosses, total, count)
-        parts = _parts(len(own), len(others), num_alone)
+        parts = _parts(len(own), len(others), num_alone, self._num_steps)
         per_sender: dict[str, tuple[int, float]] = {}
         for sender, cross in zip(senders, crosses, strict=True) if count else ():
             groups, product = per_sender.get(sender, (0, 0.0))
@@ -263,25 +273,43 @@ class WorthEstimator:
         return self._estimated
 
     def _estimate(self) -> SwarmWorth:
-        rounds = len(self.rounds)
-        compared = int(sum(each.sums.compared for each in self.rounds))
-        if compared < NEEDED_ROUNDS:
-            return SwarmWorth(rounds, compared=compared)
-        sums = Sums(*self._drawn([each.sums for each in self.rounds]).T)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            own = np.where(sums.own > 0, sums.own / sums.compared, np.nan)
-            each = _known(sums.cross / sums.compared / own)
-            found = _known(_progress_together(sums, own) / _progress_alone(sums, own), MAX_HELP_WIDTH)
-            return SwarmWorth(rounds, found, each, self._senders(own), compared)
+        """Of the last rounds, or of more of them while these say too little."""
+        window = WINDOW_ROUNDS
+        while (found := self._over(list(self.rounds)[-window:])).help is None and window < len(self.rounds):
+            window *= 2
+        return found
 
-    def _senders(self, own: Array) -> dict[str, Estimate]:
+    def _over(self, rounds: Sequence[MeasuredRound]) -> SwarmWorth:
+        compared = int(sum(each.sums.compared for each in rounds))
+        if compared < NEEDED_ROUNDS:
+            left = self._until(rounds, compared, NEEDED_ROUNDS)
+            return SwarmWorth(len(rounds), compared=compared, rounds_left=left)
+        sums = Sums(*self._drawn([each.sums for each in rounds]).T)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            products = sums.own / sums.compared
+            own = np.where(sums.own > 0, products, np.nan)
+            each = _known(sums.cross / sums.compared / own)
+            ratios = _progress_together(sums, own) / _progress_alone(sums, own)
+            found = _known(ratios, MAX_HELP_WIDTH)
+            left = None if found else self._until(rounds, compared, compared * _times_longer(products, ratios))
+            return SwarmWorth(len(rounds), found, each, self._senders(rounds, own), compared, left)
+
+    def _until(self, rounds: Sequence[MeasuredRound], compared: int, needed: float) -> int | None:
+        """Rounds until so many more are compared as `needed` says, of those with own and others' groups at the rate of
+        the last ones; None if they do not come, or are more than an estimate takes."""
+        if not compared or needed * len(rounds) > compared * MOST_ROUNDS:
+            return None
+        more = max(1, math.ceil((needed - compared) * len(rounds) / compared))
+        return more * self._every_rounds
+
+    def _senders(self, rounds: Sequence[MeasuredRound], own: Array) -> dict[str, Estimate]:
         groups = Counter[str]()
-        for measured in self.rounds:
+        for measured in rounds:
             groups.update({sender: count for sender, (count, _) in measured.senders.items()})
         known: dict[str, Estimate] = {}
         for sender, count in groups.items():
             if count >= MIN_GROUPS:
-                drawn = self._drawn([measured.senders.get(sender, (0, 0.0)) for measured in self.rounds])
+                drawn = self._drawn([measured.senders.get(sender, (0, 0.0)) for measured in rounds])
                 if (worth := _known(drawn[:, 1] / drawn[:, 0] / own)) is not None:
                     known[sender] = worth
         return known
@@ -298,18 +326,27 @@ class WorthEstimator:
         return found
 
 
-def _parts(own: int, others: int, alone: int) -> tuple[float, ...]:
-    """The fields `rounds` to `alone_inverse` of a round with these numbers of groups."""
+def _parts(own: int, others: int, alone: int, most_steps: int) -> tuple[float, ...]:
+    """The fields `rounds` to `alone_inverse` of a round with these numbers of groups, dealt to at most `most_steps`
+    steps; parts, squares and pairs are sums over the steps."""
     groups = max(1, own + others)
-    pairs = (own, own * (own - 1), others, others * (others - 1), 2 * own * others)
+    steps, steps_alone = min(most_steps, own + others), min(most_steps, alone)
+    square = steps / groups  # weight of all groups' squares in a step's squared mean; the rest is that of their pairs
+    each_pair = (1 - square) / max(1, groups * (groups - 1))
+    pairs = (own * (own - 1), others * (others - 1), 2 * own * others)
+    of_own, of_others, of_both = (steps * each_pair * count for count in pairs)
     return (
         1.0,
-        float(own + others > 0),
-        own / groups,
-        others / groups,
-        *(each / groups**2 for each in pairs),
-        float(alone > 0),
-        1 / alone if alone else 0.0,
+        float(steps),
+        steps * own / groups,
+        steps * others / groups,
+        steps * square * own / groups,
+        of_own,
+        steps * square * others / groups,
+        of_others,
+        of_both,
+        float(steps_alone),
+        steps_alone**2 / alone if alone else 0.0,
     )
 
 
@@ -366,3 +403,14 @@ def _known(draws: Array, max_width: float = MAX_WIDTH) -> Estimate | None:
         return None
     low, high = percentile_interval(usable[1:])
     return Estimate(float(draws[0]), low, high) if high - low < max_width or not low <= 1 <= high else None
+
+
+def _times_longer(products: Array, ratios: Array) -> float:
+    """How many times the rounds it takes until the own products are clearly positive and the interval of `help` narrow
+    enough: errors shrink with the square root of the rounds. Infinite where the products have no direction."""
+    mean, error = float(products[0]), float(products[1:].std())
+    if not mean > 0:
+        return math.inf
+    usable = ratios[np.isfinite(ratios)]
+    low, high = percentile_interval(usable[1:]) if len(usable) > 1 else (0.0, 0.0)
+    return max(Z_USABLE * error / mean, (high - low) / MAX_HELP_WIDTH, 1.0) ** 2

@@ -13,7 +13,7 @@ from swarm.environments.config import TaskConfig, TaskName
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.errors import ConfigError
 from swarm.evaluation import CORRECT
-from swarm.settings import Settings
+from swarm.settings import Settings, in_words
 from swarm.types import Sampling
 
 SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")]
@@ -113,5 +113,5 @@ def _of_split(task: TaskConfig, split: str | None, where: str) -> TaskConfig:
     try:
         return DatasetTask.model_validate({**task.model_dump(), "split": split})
     except ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        problem = in_words(error.errors()[0]["msg"])
         raise ConfigError(f"{where}.split: task {task.name!r}: {problem}") from error

@@ -38,6 +38,7 @@ MANY = 32
 """Groups before their fates say anything."""
 CLOCK_GROUPS = 8
 HIGH_LEARNING_RATE = 0.01
+USUAL_LEARNING_RATES = "Usual are 1e-6 to 1e-3."
 """From here on, pretrained policies hardly ever survive."""
 LOW_DISK_BYTES = 2 * 2**30
 FULL_DISK_BYTES = 256 * 2**20
@@ -166,6 +167,14 @@ def _clock(node: State) -> Iterator[Alert]:
         )
 
 
+def high_learning_rate(rate: float) -> str:
+    """What is said of one from `HIGH_LEARNING_RATE` on, at the start and while it trains."""
+    return (
+        f"update.learning_rate {rate:g} is high: AdamW may change every weight by as much in each update, which few "
+        "trained models survive."
+    )
+
+
 def _learning_rate(node: State) -> Iterator[Alert]:
     update = node.history.start.config.get("update") if node.history.start else None
     rate = update.get("learning_rate") if isinstance(update, dict) else None
@@ -173,8 +182,8 @@ def _learning_rate(node: State) -> Iterator[Alert]:
         yield Alert(
             "learning-rate",
             "warning",
-            f"update.learning_rate is {rate:g}: AdamW may change every weight by as much in one step.",
-            "From 1e-6 to 1e-3 is usual; more destroys most models within a few rounds.",
+            high_learning_rate(rate),
+            USUAL_LEARNING_RATES,
             "objectives.md#figures",
         )
 

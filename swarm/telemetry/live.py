@@ -17,7 +17,7 @@ from msgspec import Struct
 from swarm.figures import LAG_MAX, SLOTS_BUSY
 from swarm.sanitize import clean
 from swarm.telemetry.alerts import Alert, alerts, free_bytes, worst_first
-from swarm.telemetry.benefit.verdict import Standing, Verdict, verdict
+from swarm.telemetry.benefit.verdict import BY_ESTIMATE, Standing, Verdict, verdict
 from swarm.telemetry.history import (
     FIRST_ROUNDS,
     Moment,
@@ -258,8 +258,9 @@ class Progress(Struct, frozen=True):
 
 
 def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> str:
-    """One peer's state in one line of plain text, for logs and pipes."""
+    """One peer's state in one line of plain text, for logs and pipes, and its own estimate in another."""
     parts = [history.name, state_text(history, clock())]
+    more = ""
     event = history.latest
     if event is not None:
         groups = event.groups
@@ -268,17 +269,16 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         parts += [
             f"round {event.round}{total}",
             f"reward {_figure(history.recent_reward(REWARD_ROUNDS))} (at first {first})",
-            f"groups: generated {groups['generated']}, shared {groups['shared']}, received {groups['received']}, "
-            f"checked {groups.get('checked', 0)}, "
-            f"used {groups['used_local']} local + {groups['used_external']} external, "
-            f"dropped {num_dropped(groups)}" + _drops(groups),
-            f"pool {event.pool}",
+            f"groups: used {groups['used_local']} local + {groups['used_external']} external, "
+            f"shared {groups['shared']}, received {groups['received']}, dropped {num_dropped(groups)}{_drops(groups)}",
             f"peers {event.peers}",
         ]
         if decided := mix_in_words(event):
             parts.append(f"mix {clean(decided)}")
         if event.worth is not None and groups["received"]:
-            parts.append(verdict([history]).line)
+            answer = verdict([history])
+            kind = "own estimate: " if answer.how == BY_ESTIMATE else ""
+            more = f"\n{history.name} | {kind}{answer.line}"
         if event.tokens_per_s is not None:
             busy = event.figures.get(SLOTS_BUSY)
             of_slots = "" if busy is None else f", {busy:.0%} of slots busy"
@@ -287,13 +287,13 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
             parts += _learning(event.learning, event.figures.get(LAG_MAX))
         if event.following is not None:
             parts.append(f"version {event.following.version} of {event.following.announced}")
-    return " | ".join(parts)
+    return " | ".join(parts) + more
 
 
 def _drops(groups: GroupCounts) -> str:
     """The most frequent reasons, those that are no loss apart."""
     kinds = zip(("no loss", "refused"), split_drops(groups), strict=True)
-    words = [f"{kind}: {', '.join(f'{reason} {n}' for reason, n in found[:3])}" for kind, found in kinds if found]
+    words = [f"{kind}: {', '.join(f'{reason} {n}' for reason, n in found[:2])}" for kind, found in kinds if found]
     return f" ({'; '.join(words)})" if words else ""
 
 

@@ -1,4 +1,4 @@
-"""Writes a node's events to its JSONL file and, when configured, to Prometheus, TensorBoard and Weights & Biases.
+"""Writes a node's events to its JSONL file and to the trackers that are configured.
 
 A sink that cannot be set up stops the node at its start. A sink that fails later is logged once and disabled: a full
 disk or a broken dashboard must not end training.
@@ -6,39 +6,84 @@ disk or a broken dashboard must not end training.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from msgspec import structs
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.figures import REWARD_MEAN
 from swarm.files import open_private
+from swarm.kinds import Kinds, custom_code
 from swarm.settings import Settings
 from swarm.telemetry.history import PeerHistory, used_of
 from swarm.telemetry.records import (
     METRICS_FILE,
     EvaluationEvent,
     Event,
-    PauseEvent,
-    ResumeEvent,
     RoundEvent,
-    StartEvent,
     SuiteEvent,
     encode,
 )
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from prometheus_client import Metric
+
+
+MAX_WAITING_EVENTS = 1_000
+CLOSE_TIMEOUT_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Receives events in order."""
+
+    def write(self, event: Event) -> None:
+        """Write one event; any exception disables this sink."""
+        ...
+
+    def close(self) -> None:
+        """Flush, and release files, ports and processes."""
+        ...
+
+
+class SinkSettings(Settings):
+    """Where events go, as settings; extend it for a custom sink. Import the client's package in `open`, not before."""
+
+    waits: ClassVar[bool] = False
+    """Whether writing may wait for another machine: events are then written on another thread."""
+
+    kind: str
+
+    @abstractmethod
+    def open(self, out: Path) -> Sink:
+        """The sink of a node whose output folder is `out`. Raises `ConfigError` when it is unavailable."""
+
+
+SINKS: Kinds[type[SinkSettings]] = Kinds(
+    "sink",
+    "swarm.sinks",
+    "swarm.telemetry.sinks:SinkSettings",
+    {
+        "prometheus": "swarm.extras.trackers.prometheus:Prometheus",
+        "tensorboard": "swarm.extras.trackers.tensorboard:TensorBoard",
+        "wandb": "swarm.extras.trackers.wandb:Wandb",
+        "mlflow": "swarm.extras.trackers.mlflow:Mlflow",
+        "trackio": "swarm.extras.trackers.trackio:Trackio",
+    },
+)
+SinkPart = Annotated[SinkSettings, SINKS]
+"""A sink of any kind."""
 
 
 class TelemetrySettings(Settings):
@@ -60,7 +105,11 @@ class TelemetrySettings(Settings):
     """Write event files under `OUT/tensorboard`."""
     wandb_project: str | None = None
     """Log to this Weights & Biases project (extra `wandb`)."""
-    wandb_mode: Literal["online", "offline"] = "offline"
+    wandb_mode: Literal["auto", "online", "offline"] = "auto"
+    """Online where this machine is logged in (`auto`), or always, or never: then the run stays on the disk."""
+    sinks: tuple[SinkPart, ...] = Field((), max_length=8)
+    """Further trackers, of any kind: `{kind: mlflow, experiment: gsm8k}`, `{kind: trackio, project: gsm8k}`, or custom
+    code (`{kind: "sinks.py:MySink"}`). See docs/extend.md."""
     samples_bytes: int = Field(16 * 2**20, ge=0)
     """Keep samples of the groups and of what became of them in `samples.jsonl`; beyond this size the older half is
     deleted. 0: keep none. See docs/operate.md."""
@@ -71,46 +120,47 @@ class TelemetrySettings(Settings):
     log_every_rounds: int = Field(5, ge=1)
     """Rounds between log lines when there is no terminal."""
 
+    @model_validator(mode="after")
+    def _what_is_configured_exists(self) -> TelemetrySettings:
+        self.all_sinks()
+        return self
 
-logger = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Receives events in order."""
-
-    def write(self, event: Event) -> None:
-        """Write one event; any exception disables this sink."""
-        ...
-
-    def close(self) -> None:
-        """Flush, and release files, ports and processes."""
-        ...
+    def all_sinks(self) -> tuple[SinkSettings, ...]:
+        """The configured sinks: those of the short fields, then `sinks`. Raises `ValueError`."""
+        short: list[dict[str, object]] = []
+        if self.prometheus_port is not None:
+            served = {"port": self.prometheus_port, "host": self.prometheus_host, "names": self.prometheus_names}
+            short.append({"kind": "prometheus", **served})
+        if self.tensorboard:
+            short.append({"kind": "tensorboard"})
+        if self.wandb_project is not None:
+            short.append({"kind": "wandb", "project": self.wandb_project, "mode": self.wandb_mode})
+        return (*map(SINKS.parse, short), *self.sinks)
 
 
 class MetricsWriter:
-    """ForwardRunner every event to all sinks; thread-safe."""
+    """Forwards every event to all sinks; thread-safe."""
 
     def __init__(self, out_dir: Path, settings: TelemetrySettings) -> None:
         """Raises `ConfigError` for a configured sink that is unavailable."""
         self._lock = threading.Lock()
         self._sinks: dict[str, Sink] = {}
-        self.prometheus_port: int | None = None
-        """The actual port of /metrics, also when the configured port is 0."""
+        """By the name of their kind, and a number from the second of a kind on."""
         try:
             self._sinks["jsonl"] = JsonlSink(out_dir / METRICS_FILE)
-            if settings.prometheus_port is not None:
-                prometheus = PrometheusSink(
-                    settings.prometheus_host, settings.prometheus_port, settings.prometheus_names
-                )
-                self._sinks["prometheus"] = prometheus
-                self.prometheus_port = prometheus.port
-            if settings.tensorboard:
-                self._sinks["tensorboard"] = TensorBoardSink(out_dir / "tensorboard")
-            if settings.wandb_project is not None:
-                self._sinks["wandb"] = WandbSink(out_dir, settings.wandb_project, settings.wandb_mode)
+            for configured in settings.all_sinks():
+                with custom_code(f"telemetry.sinks: {configured.kind}"):
+                    sink = configured.open(out_dir)
+                if configured.waits:
+                    sink = _Background(sink)
+                self._sinks[_unused(configured.kind, self._sinks)] = sink
         except BaseException:
             self.close()
             raise
+
+    def sink(self, name: str) -> Sink:
+        """The open sink of this name. Raises `KeyError`."""
+        return self._sinks[name]
 
     def write(self, event: Event) -> None:
         """Record one event. A failing sink never raises here."""
@@ -147,6 +197,50 @@ class MetricsWriter:
                 broken.close()
 
 
+class _Background:
+    """Writes to a sink on another thread; what a slow one leaves behind is dropped, the oldest first."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._events: deque[Event] = deque(maxlen=MAX_WAITING_EVENTS)
+        self._awake = threading.Event()
+        self._closing = False
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="sink", daemon=True)
+        self._thread.start()
+
+    def write(self, event: Event) -> None:
+        """Raises what the sink raised for an earlier event."""
+        if self._problem is not None:
+            raise self._problem
+        self._events.append(event)
+        self._awake.set()
+
+    def close(self) -> None:
+        """Write what is left, for at most `CLOSE_TIMEOUT_S`."""
+        self._closing = True
+        self._awake.set()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._problem is not None:
+            raise self._problem
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._awake.wait()
+                self._awake.clear()
+                while self._events:
+                    self._sink.write(self._events.popleft())
+            self._sink.close()
+        except Exception as error:  # raised where the next event is written
+            self._problem = error
+
+
+def _unused(kind: str, taken: Collection[str]) -> str:
+    names = (kind if number == 1 else f"{kind} {number}" for number in count(1))
+    return next(name for name in names if name not in taken)
+
+
 class JsonlSink:
     """One flushed line per event, appended to an earlier process's file."""
 
@@ -171,216 +265,6 @@ class JsonlSink:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-class PrometheusSink:
-    """Serves the latest figures at /metrics.
-
-    Counters come from the ledger, which is restored from checkpoints, so that they continue after a resume.
-    """
-
-    def __init__(self, host: str, port: int, names: Sequence[str] = ()) -> None:
-        """Raises `ConfigError` when the port is unavailable; 0 takes a free one. `names`: see `for_known_hosts`."""
-        from prometheus_client import CollectorRegistry, make_wsgi_app
-
-        from swarm.telemetry.metrics_server import MetricsServer, for_known_hosts
-
-        self._start: StartEvent | None = None
-        self._round: RoundEvent | None = None
-        self._paused = False
-        self._evaluation: EvaluationEvent | None = None
-        self._suites: dict[str, SuiteEvent] = {}
-        registry = CollectorRegistry()
-        registry.register(self)
-        try:
-            self._server = MetricsServer(host, port, for_known_hosts(make_wsgi_app(registry), host, names))
-        except OSError as error:
-            raise ConfigError(
-                f"telemetry.prometheus_port: cannot serve metrics on {host}:{port}: {error}; use another port, "
-                "or 0 for a free one"
-            ) from error
-        self._server.start()
-        self.port: int = self._server.server_port
-        logger.info("metrics are served at http://%s:%d/metrics", host, self.port)
-
-    def write(self, event: Event) -> None:
-        """Keep the latest event of each kind that a scrape shows."""
-        if isinstance(event, StartEvent):
-            self._start = event
-            self._paused = False
-        elif isinstance(event, RoundEvent):
-            self._round = event
-        elif isinstance(event, PauseEvent | ResumeEvent):
-            self._paused = isinstance(event, PauseEvent)
-        elif isinstance(event, EvaluationEvent):
-            self._evaluation = event
-        elif isinstance(event, SuiteEvent):
-            self._suites = {**self._suites, event.suite: event}  # the server's thread may be reading the old one
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.stop()
-
-    def collect(self) -> Iterable[Metric]:
-        """The metrics of one scrape; called on the server's thread."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
-        start, event, evaluation = self._start, self._round, self._evaluation
-        if start is not None:
-            yield InfoMetricFamily(
-                "swarm_node",
-                "Which node this is.",
-                value={"peer_id": start.peer_id, "run_id": start.run_id or "", "name": start.name},
-            )
-        if evaluation is not None and evaluation.accuracy is not None:
-            yield GaugeMetricFamily("swarm_accuracy", "Accuracy on held-out questions.", value=evaluation.accuracy)
-        if self._suites:
-            suites = GaugeMetricFamily("swarm_eval", "Figures of evaluation suites.", labels=["suite", "figure"])
-            for suite, found in self._suites.items():
-                for name, estimate in found.scores.figures.items():
-                    suites.add_metric([suite, name], estimate.value)
-            yield suites
-        if event is None:
-            return
-        gauges: list[tuple[str, str, float | None]] = [
-            ("swarm_round", "Rounds trained.", event.round),
-            ("swarm_reward", "Mean reward of the last round's own completions.", event.reward),
-            ("swarm_pool_groups", "Received groups in the pool.", event.pool),
-            ("swarm_pending_groups", "Received groups waiting to be verified.", event.pending),
-            ("swarm_paused", "1 while the node pauses, else 0.", self._paused),
-            ("swarm_peers", "Peers connected.", event.peers),
-            ("swarm_alone_since_seconds", "Unix time since when no peer is connected.", event.alone_since or 0),
-            ("swarm_tokens_per_second", "Tokens generated per second, recently.", event.tokens_per_s),
-            ("swarm_last_round_time_seconds", "Unix time of the last round's end.", event.time),
-        ]
-        for name, help_text, value in gauges:
-            if value is not None:
-                yield GaugeMetricFamily(name, help_text, value=value)
-
-        figures = GaugeMetricFamily("swarm_figure", "Figures of the last round, by name.", labels=["name"])
-        for name, value in event.figures.items():
-            if value is not None:
-                figures.add_metric([name], value)
-        yield figures
-        groups = event.groups
-        counts = CounterMetricFamily("swarm_groups", "Rollout groups by what was done with them.", labels=["kind"])
-        counts.add_metric(["generated"], groups["generated"])
-        counts.add_metric(["shared"], groups["shared"])
-        counts.add_metric(["received"], groups["received"])
-        counts.add_metric(["offered"], groups.get("offered", 0))
-        counts.add_metric(["checked"], groups.get("checked", 0))
-        counts.add_metric(["used_local"], groups["used_local"])
-        counts.add_metric(["used_external"], groups["used_external"])
-        yield counts
-        dropped = CounterMetricFamily("swarm_dropped", "Received groups never used, by reason.", labels=["reason"])
-        for reason, n in groups["dropped"].items():
-            dropped.add_metric([reason], n)
-        yield dropped
-        local = CounterMetricFamily("swarm_local_unused", "Own groups not trained on, by reason.", labels=["reason"])
-        for reason, n in groups.get("local", {}).items():
-            local.add_metric([reason], n)
-        yield local
-        yield CounterMetricFamily("swarm_tokens_generated", "Tokens generated.", value=event.tokens_generated)
-        shortfall = GaugeMetricFamily("swarm_shortfall_groups", "Groups missing in the last update.", labels=["side"])
-        shortfall.add_metric(["local"], event.local_shortfall)
-        shortfall.add_metric(["external"], event.external_shortfall)
-        yield shortfall
-        stages = GaugeMetricFamily("swarm_stage_seconds", "Seconds of the last round by stage.", labels=["stage"])
-        for stage, seconds in event.timings.items():
-            stages.add_metric([stage], seconds)
-        yield stages
-
-
-class TensorBoardSink:
-    """Event files for TensorBoard, written without TensorFlow or torch."""
-
-    def __init__(self, folder: Path) -> None:
-        """A new event file in `folder`."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
-
-        self._writer = EventFileWriter(str(folder), flush_secs=10)
-
-    def write(self, event: Event) -> None:
-        """Write the event's figures at its round."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
-
-        if isinstance(event, StartEvent):
-            # A session start makes the viewer drop what an earlier process wrote from this step on.
-            self._writer.add_event(
-                event_pb2.Event(
-                    wall_time=event.time,
-                    step=(event.resumed_from or 0) + 1,
-                    session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
-                )
-            )
-        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent):
-            values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event).items()]
-            self._writer.add_event(
-                event_pb2.Event(wall_time=event.time, step=event.round, summary=summary_pb2.Summary(value=values))
-            )
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self._writer.close()
-
-
-class WandbSink:
-    """A Weights & Biases run in the output folder; offline unless configured otherwise."""
-
-    def __init__(self, out_dir: Path, project: str, mode: Literal["online", "offline"]) -> None:
-        """Raises `ConfigError` when the package is missing, or the login that mode `online` needs."""
-        if importlib.util.find_spec("wandb") is None:
-            raise ConfigError(
-                f"telemetry.wandb_project is {project!r}, but Weights & Biases is not installed: "
-                f"{how_to_install('wandb')}, or leave the field out"
-            )
-        if mode == "online":
-            import wandb
-
-            # The client would otherwise prompt on the terminal during the run.
-            if wandb.api.api_key is None:
-                raise ConfigError(
-                    "telemetry.wandb_mode is 'online', but this machine has no Weights & Biases login: "
-                    "run `wandb login` first, or set it to 'offline'"
-                )
-        self._out_dir = out_dir
-        self._project = project
-        self._mode = mode
-        self._log: Callable[[dict[str, float]], None] | None = None
-        self._finish: Callable[[], None] | None = None
-
-    def write(self, event: Event) -> None:
-        """Open the run at the node's start, then log every round and evaluation."""
-        if isinstance(event, StartEvent):
-            self.close()
-            self._open(event)
-        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent) and self._log is not None:
-            self._log({"round": event.round, **scalars(event)})
-
-    def close(self) -> None:
-        """Finish the run."""
-        if self._finish is not None:
-            self._finish()
-        self._log = self._finish = None
-
-    def _open(self, event: StartEvent) -> None:
-        import wandb
-
-        run = wandb.init(
-            project=self._project,
-            mode=self._mode,
-            dir=str(self._out_dir),
-            name=event.name or event.peer_id,
-            group=event.run_id,
-            config={"peer_id": event.peer_id, "resumed_from": event.resumed_from, **event.config},
-            # The terminal belongs to the live view.
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-        # Rounds repeat after a resume, which W&B's own step counter refuses: the round is an ordinary axis instead.
-        run.define_metric("round")
-        run.define_metric("*", step_metric="round")
-        self._log = run.log
-        self._finish = run.finish
 
 
 def scalars(event: RoundEvent | EvaluationEvent | SuiteEvent) -> dict[str, float]:

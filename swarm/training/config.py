@@ -61,7 +61,7 @@ class UpdateSettings(Settings):
     """Estimator of the divergence from the initial model; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
-    """ForwardRunner over each mixed batch; clipping has an effect from the second step on."""
+    """Passes over each mixed batch; clipping has an effect from the second step on."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps per epoch; the batch's groups are divided among them."""
     batching: BatchingName = "auto"

@@ -235,7 +235,7 @@ def pays(model: PreTrainedModel, device: str) -> bool:
 
 
 PROBE_TOKENS = (16, 48)
-"""ForwardRunner whose kept bytes are counted: the difference is that of their tokens alone."""
+"""Passes whose kept bytes are counted: the difference is that of their tokens alone."""
 USED_FRACTION = 0.85
 """Usable fraction of the free memory; the allocator's rounding needs some."""
 GRADIENT_BYTES = 4

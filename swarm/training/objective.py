@@ -101,7 +101,7 @@ def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
     advantages = column.repeat(1, like.shape[1])
     for index, row in enumerate(rows):
         if row.turn_advantages:
-            for advantage, (turn, _) in zip(row.turn_advantages, by_turn(row), strict=True):
+            for advantage, turn in zip(row.turn_advantages, by_turn(row), strict=True):
                 advantages[index, turn] = advantage
         if row.token_factors:
             advantages[index, : len(row.token_factors)] *= like.new_tensor(row.token_factors)

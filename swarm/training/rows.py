@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,14 @@ from swarm.policy.batching import Insert, num_read
 from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
-from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, VersionSpan
+from swarm.types import Completion, FinishReason, GradedGroup, Observation, RolloutGroup, VersionSpan
+
+Encode = Callable[[Sequence[Completion]], list[list[int]]]
+"""As `Policy.encode_completions`."""
+Tokens = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
+"""Prompt, completion, inserts."""
+MAX_REMEMBERED_TOKENS = 1 << 18
+"""Of texts that may be trained on soon."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +73,12 @@ class Row:
         """Tokens of prompt, completion and inserts."""
         return len(self.prompt) + num_read(self)
 
+    @property
+    def key(self) -> Tokens:
+        """What a model of text reads."""
+        inserts = tuple((insert.after, tuple(insert.ids)) for insert in self.inserts)
+        return tuple(self.prompt), tuple(self.completion), inserts
+
 
 class RowReader:
     """Converts groups to rows for one policy, without empty completions."""
@@ -86,6 +100,7 @@ class RowReader:
         self._policy = policy
         self._mix = mix
         self._advantages = advantages
+        self._encode = RememberedTokens(policy.encode_completions)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
@@ -143,7 +158,7 @@ class RowReader:
             for index, completion in enumerate(group.group.completions)
             if not (believed and self.same_tokens(completion))
         ]
-        texts = dict(zip(by_text, text_rows(self._policy, prompt, group, by_text), strict=True))
+        texts = dict(zip(by_text, text_rows(self._policy, prompt, group, by_text, self._encode), strict=True))
         return [
             replace(
                 texts[index] if index in texts else sampled_row(self._policy, prompt, group, index),
@@ -170,7 +185,7 @@ class RowReader:
             return False
         everything = range(len(completions))
         rows = [sampled_row(policy, prompt, group, index) for index in everything]
-        rows += text_rows(policy, prompt, group, everything)
+        rows += text_rows(policy, prompt, group, everything, self._encode)
         return all(row.length <= policy.max_positions for row in rows)
 
     def _routing(self, row: Row, completion: Completion) -> Routing | None:
@@ -183,7 +198,7 @@ class RowReader:
             len(turn.token_ids) > 0
             and len(turn.logprobs) == len(turn.token_ids)
             and not self._policy.hides(turn.token_ids)
-            and self._policy.decode(list(turn.token_ids)) == turn.text
+            and self._policy.said(turn.token_ids, turn.forced) == turn.text
             for turn in completion.by_turn()
         )
 
@@ -191,29 +206,65 @@ class RowReader:
 def sampled_row(policy: Policy, prompt: Sequence[int], group: GradedGroup, index: int) -> Row:
     """Completion `index` in the tokens that it was sampled as, with the sampler's log-probabilities; no advantage."""
     completion = group.group.completions[index]
-    turns = [turn.token_ids for turn in completion.by_turn()]
+    turns = [_Turn(turn.token_ids, turn.forced) for turn in completion.by_turn()]
     return replace(_row(policy, prompt, turns, group.observed(index)), behaviour=completion.logprobs)
 
 
-def text_rows(policy: Policy, prompt: Sequence[int], group: GradedGroup, indices: Sequence[int]) -> list[Row]:
+def text_rows(
+    policy: Policy, prompt: Sequence[int], group: GradedGroup, indices: Sequence[int], encode: Encode | None = None
+) -> list[Row]:
     """These completions in this policy's tokens of their texts, tokenized in one call; no advantage."""
     turns = [group.group.completions[index].by_turn() for index in indices]
-    encoded = iter(policy.encode_completions(list(chain.from_iterable(turns))))
+    encoded = iter((encode or policy.encode_completions)(list(chain.from_iterable(turns))))
     return [
-        _row(policy, prompt, [next(encoded) for _ in each], group.observed(index))
+        _row(policy, prompt, [_Turn(next(encoded), policy.forced_at(turn)) for turn in each], group.observed(index))
         for index, each in zip(indices, turns, strict=True)
     ]
 
 
-def _row(
-    policy: Policy, prompt: Sequence[int], turns: Sequence[Sequence[int]], observations: Sequence[Observation]
-) -> Row:
-    """The policy's turns, with the observations between them as inserts."""
+_Text = tuple[str, FinishReason, bool]
+"""A text, how it ended, and whether an engine ended its thought."""
+
+
+class RememberedTokens:
+    """Tokenizes each text once from its arrival to its update; the oldest are forgotten."""
+
+    def __init__(self, encode: Encode) -> None:
+        """Nothing is remembered yet."""
+        self._encode = encode
+        self._known: dict[_Text, list[int]] = {}
+        self._num_tokens = 0
+
+    def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
+        """As `Policy.encode_completions`."""
+        keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None) for each in completions]
+        missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
+        found = dict(zip(missing, self._encode(list(missing.values())), strict=True))
+        tokens = [found[key] if key in found else self._known[key] for key in keys]
+        self._known.update(found)
+        self._num_tokens += sum(map(len, found.values()))
+        while self._num_tokens > MAX_REMEMBERED_TOKENS:
+            self._num_tokens -= len(self._known.pop(next(iter(self._known))))
+        return tokens
+
+
+class _Turn(NamedTuple):
+    ids: Sequence[int]
+    """The policy's own."""
+    forced: int | None
+    """As in `Completion`."""
+
+
+def _row(policy: Policy, prompt: Sequence[int], turns: Sequence[_Turn], observations: Sequence[Observation]) -> Row:
+    """The policy's turns, with the observations between them and inserted ends of thoughts as inserts."""
     inserts, num_tokens = [], 0
-    for turn, observation in zip(turns, observations, strict=False):  # none follows the last turn
-        num_tokens += len(turn)
-        inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn)))
-    return Row(prompt, list(chain.from_iterable(turns)), 0.0, None, inserts=inserts)
+    for turn, observation in zip_longest(turns, observations[: len(turns) - 1]):
+        if turn.forced is not None:
+            inserts.append(Insert(num_tokens + turn.forced, policy.end_of_thought, within=True))
+        num_tokens += len(turn.ids)
+        if observation is not None:  # none follows the last turn
+            inserts.append(Insert(num_tokens, policy.encode_observation(observation, turn.ids)))
+    return Row(prompt, list(chain.from_iterable(turn.ids for turn in turns)), 0.0, None, inserts=inserts)
 
 
 def _log_expectation(group: RolloutGroup) -> float:

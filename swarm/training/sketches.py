@@ -32,7 +32,7 @@ MAX_WIDTH = 64
 
 
 class Sketcher:
-    """Sketches the first step of an update on request. See `GradientSketcher`."""
+    """Sketches the steps of an update's first epoch on request. See `GradientSketcher`."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
         """Sketch the gradients of the linear layers that `policy` trains."""
@@ -46,9 +46,13 @@ class Sketcher:
         self._projections: dict[tuple[bool, int], Tensor] = {}
         self._wanted = False
         self._owners: dict[int, int] = {}
-        """The group of each row, by the row's identity."""
+        """The group of each row, by the row's identity, before its step."""
+        self._step: dict[int, int] = {}
+        """The same of the current step's rows."""
         self._read: set[int] = set()
-        """Rows whose gradient is in the sketches."""
+        """Rows of the step whose gradient is in the sketches."""
+        self._sizes: dict[int, int] = {}
+        """Groups in the step of each group."""
         self._tokens: list[tuple[int, Tensor]] = []
         """The current micro-batch: groups, and which of its tokens are theirs."""
         self._num_tokens = 0
@@ -63,14 +67,21 @@ class Sketcher:
         """The groups of an update, before its first step."""
         if self._wanted:
             self._owners = {id(row): owner for owner, rows in enumerate(groups) for row in rows}
+            self._sizes = {}
+            self._sketches = [
+                torch.zeros(len(groups), *(min(size, MAX_WIDTH) for size in module.weight.shape), device=self._device)
+                for module in self._layers
+            ]
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """While the block computes the expected groups' gradients, sketch them; later steps are not read."""
-        if not self._owners:
+    def reading(self, rows: Sequence[Row]) -> Iterator[None]:
+        """While the block computes the gradient of a step on `rows`, sketch their groups, once each."""
+        self._step = {id(row): self._owners.pop(id(row)) for row in rows if id(row) in self._owners}
+        if not self._step:
             yield
             return
         self._clear()
+        self._sizes |= dict.fromkeys(self._step.values(), len(set(self._step.values())))
         handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(self._layers)]
         self.active = True
         try:
@@ -78,7 +89,7 @@ class Sketcher:
         finally:
             for handle in handles:
                 handle.remove()
-            self.active, self._owners, self._tokens = False, {}, []
+            self.active, self._step, self._tokens = False, {}, []
 
     def follow(self, rows: Sequence[Row], pieces: Sequence[Piece]) -> None:
         """The next forward pass is of these rows, in these pieces."""
@@ -86,31 +97,30 @@ class Sketcher:
         if fresh & self._read:  # memory ran out: the gradient is computed again, in smaller parts
             self._clear()
         self._read |= fresh
-        owners = [self._owners[id(rows[piece.row])] for piece in pieces]
+        owners = [self._step[id(rows[piece.row])] for piece in pieces]
         lengths = [piece.num_tokens + piece.padding for piece in pieces]
         owner = torch.tensor(owners).repeat_interleave(torch.tensor(lengths)).to(self._device)
         self._tokens = [(each, (owner == each).nonzero()[:, 0]) for each in sorted(set(owners))]
         self._num_tokens = len(owner)
 
     def take(self) -> npt.NDArray[np.float32] | None:
-        """The sketches [groups, numbers] of the update since `begin`, times the number of groups.
+        """The sketches [groups, numbers] of the update since `begin`, each times the number of groups in its step.
 
         Groups without a token have none.
         """
-        sketches, self._sketches, self._wanted = self._sketches, None, False
+        sketches, self._sketches, self._wanted, self._owners = self._sketches, None, False, {}
         if sketches is None:
             return None
         whole = torch.cat([each.flatten(1) for each in sketches], dim=1)
-        found: npt.NDArray[np.float32] = (whole * len(whole)).cpu().numpy()
+        sizes = torch.tensor([[self._sizes.get(owner, 0)] for owner in range(len(whole))], device=self._device)
+        found: npt.NDArray[np.float32] = (whole * sizes).cpu().numpy()
         return found
 
     def _clear(self) -> None:
+        """Forget the gradient of the current step's groups."""
         self._read = set()
-        num_groups = max(self._owners.values()) + 1
-        self._sketches = [
-            torch.zeros(num_groups, *(min(size, MAX_WIDTH) for size in module.weight.shape), device=self._device)
-            for module in self._layers
-        ]
+        for sketch in self._sketches or ():
+            sketch[sorted(set(self._step.values()))] = 0
 
     def _hook(self, layer: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         """A forward hook that keeps the layer's projected input until the gradient of its output arrives."""
@@ -169,6 +179,4 @@ def _refusal(policy: Policy, settings: UpdateSettings, layers: Sequence[nn.Linea
         return "float16 scales the loss"
     if settings.compile:
         return "update.compile is set"
-    if settings.minibatches > 1:
-        return "update.minibatches is above 1"
     return None if layers else "the model has no linear layers that are trained"

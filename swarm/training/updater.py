@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, compress, repeat
-from pathlib import Path
+from itertools import compress
 
 import torch
 
@@ -21,18 +20,15 @@ from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
 from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy
 from swarm.policy.out_of_memory import needing_memory
-from swarm.policy.snapshot import Precision
-from swarm.policy.weights import pack_weights
-from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.forward import ForwardRunner
 from swarm.training.gradient import GradientAccumulator, Step, summarise
 from swarm.training.objective import Objective
 from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
-from swarm.training.rows import Row, RowReader, needs_receiver, resolve_old_logprobs
+from swarm.training.rows import Row, RowReader, Tokens, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher
-from swarm.types import GradedGroup, ReadTurn, Sampling, UpdateReport
+from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
 
 class PolicyUpdater:
@@ -64,6 +60,9 @@ class PolicyUpdater:
         )
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)
+        self._known: dict[Tokens, list[float]] = {}
+        """Log-probabilities of rows that were read since the weights changed last."""
+        self._known_at = policy.gate.changes
         self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
@@ -105,7 +104,7 @@ class PolicyUpdater:
         this policy's log-probabilities. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
         with self._runner.training():
-            found = iter(self._runner.logprobs([row for each in rows for row in each if row.completion]))
+            found = iter(self._logprobs([row for each in rows for row in each if row.completion]))
         return [[_turns(row, next(found)) if row.completion else [] for row in each] for each in rows]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -139,7 +138,7 @@ class PolicyUpdater:
         several_steps = self._settings.epochs * self._settings.minibatches > 1
         whole_groups = self._settings.loss.needs_group_expectation
         wanted = [needs_receiver(row, decoupled, several_steps, whole_groups) for row in rows]
-        known = iter(self._runner.logprobs(list(compress(rows, wanted))))
+        known = iter(self._logprobs(list(compress(rows, wanted))))
         receiver = [next(known) if needed else None for needed in wanted]
         if self._reference is not None:
             with self._reference.policy() as policy:
@@ -151,9 +150,20 @@ class PolicyUpdater:
             resolved.append(resolve_old_logprobs(rows[part], receiver[part], decoupled, whole_groups))
         return resolved
 
+    def _logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The policy's log-probabilities of each row's tokens; an update has them from the screen before it."""
+        if self._policy.media is not None or any(row.routing is not None for row in rows):
+            return self._runner.logprobs(rows)  # tokens alone do not determine them
+        if self._known_at != self._policy.gate.changes:
+            self._known, self._known_at = {}, self._policy.gate.changes
+        keys = [row.key for row in rows]
+        new = {key: row for key, row in zip(keys, rows, strict=True) if key not in self._known}
+        self._known.update(zip(new, self._runner.logprobs(list(new.values())), strict=True))
+        return [self._known[key] for key in keys]
+
     def _step(self, rows: Sequence[Row]) -> Step:
         """One optimizer step."""
-        with self.sketcher.reading():
+        with self.sketcher.reading(rows):
             self._gradient.add(rows)
         return self._take_step()
 
@@ -190,7 +200,7 @@ class PolicyUpdater:
 
 
 def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
-    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn, _ in by_turn(row)]
+    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn in by_turn(row)]
 
 
 class Reference:
@@ -226,84 +236,3 @@ class Reference:
         media.encoder.clear()
         yield
         media.encoder.clear()
-
-
-class StreamedUpdater(PolicyUpdater):
-    """Updates on groups that workers sampled with this policy's snapshots.
-
-    The gradient of the first minibatch grows while groups arrive. No step is taken before all groups are there: an
-    abandoned update leaves the policy as it was.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        settings: UpdateSettings,
-        mix: MixSettings,
-        sampling: Sampling,
-        reference: Policy | None = None,
-        precision: Precision = "native",
-    ) -> None:
-        """See `PolicyUpdater`; `sampling` is that of every worker, `precision` that of `snapshot`.
-
-        Raises `PolicyError`.
-        """
-        super().__init__(policy, settings, mix, sampling.temperature, reference)
-        if settings.loss.per_token and settings.behaviour_kl > 0:
-            raise PolicyError(
-                f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
-                f"by a number of tokens that is known only at the end: set it to 0"
-            )
-        self._sampling = sampling
-        self._precision = precision
-        self._groups: list[list[Row]] = []
-        """Groups of the open update, in order of arrival."""
-
-    def refusal(self, group: GradedGroup) -> Reason | None:
-        """Why this policy cannot have sampled the group as claimed. See `StreamingUpdater`."""
-        if group.group.policy.tokenizer_hash != self._policy.tokenizer_hash:
-            return Reason.OTHER_POLICY
-        if group.group.sampling.distribution != self._sampling.distribution:
-            return Reason.OTHER_SAMPLING
-        if any(not (c.token_ids and c.logprobs) for c in group.group.completions):
-            return Reason.NO_TOKENS
-        if any(self._policy.hides(turn.token_ids) for c in group.group.completions for turn in c.by_turn()):
-            return Reason.HIDDEN_TOKENS
-        if not all(self._reader.same_tokens(completion) for completion in group.group.completions):
-            return Reason.WRONG_TOKENS
-        return None if self.fits(group) else Reason.TOO_LONG
-
-    def accumulate(self, groups: Sequence[GradedGroup]) -> None:
-        """Add more groups, to the gradient those of the first minibatch."""
-        fresh = [rows for group in groups if (rows := self._reader.local(group, self.version, claimed=True))]
-        if not fresh:
-            return
-        with self._runner.training():
-            before = len(self._groups)
-            self._groups += self._resolved(fresh)
-            first = range(0, len(self._groups), self._settings.minibatches)
-            added = [row for index in first if index >= before for row in self._groups[index]]
-            if added:
-                self._gradient.add(added)
-
-    def apply(self) -> UpdateReport:
-        """Take the steps of all groups, as `update` with the same groups would. Raises `NonFiniteUpdates`."""
-        if not self._groups:
-            return UpdateReport(skipped=True)
-        parts = minibatches(self._groups, self._settings.minibatches)
-        with self._runner.training():
-            steps = [self._take_step()]
-            steps += [self._step(rows) for rows in chain(parts[1:], *repeat(parts, self._settings.epochs - 1))]
-        self._groups = []
-        report = summarise(steps)
-        self.version += not report.skipped
-        return report
-
-    def abandon(self) -> None:
-        """Discard the open update."""
-        self._groups = []
-        self._gradient.clear()
-
-    def snapshot(self, path: Path) -> None:
-        """Write the current policy to a file. Every rank must call it; the leader writes. Raises `OSError`."""
-        pack_weights(self._policy, path, self._precision)

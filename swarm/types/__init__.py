@@ -37,7 +37,17 @@ from swarm.types.bounds import (
     Seconds,
     complete,
 )
-from swarm.types.completions import Completion, FinishReason, Sample, Sampling, Speaker, Turn, VersionSpan, dialogue
+from swarm.types.completions import (
+    Completion,
+    FinishReason,
+    Sample,
+    Sampling,
+    Speaker,
+    Turn,
+    VersionSpan,
+    dialogue,
+    merged,
+)
 from swarm.types.groups import (
     Answers,
     Arrival,
@@ -184,6 +194,7 @@ __all__ = [
     "dialogue",
     "earned",
     "media_of",
+    "merged",
     "observation_text",
     "shown",
 ]

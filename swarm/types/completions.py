@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Sequence
+from itertools import groupby, zip_longest
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -21,6 +21,7 @@ from swarm.types.bounds import (
     complete,
 )
 from swarm.types.questions import Actions, Observation, observation_text
+from swarm.types.thoughts import parts_of
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -38,6 +39,8 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     """Texts that end a completion and remain in it."""
     stop_tokens: Annotated[tuple[Name, ...], Meta(max_length=MAX_STOPS)] = ()
     """Names of tokens that end a completion, besides the policy's own end tokens."""
+    max_thinking_tokens: Count = 0
+    """Tokens after which the engine ends a thought; 0: it never does."""
 
     @property
     def is_filtered(self) -> bool:
@@ -57,17 +60,27 @@ class VersionSpan(Struct, frozen=True):
     num_tokens: Positive
 
 
+def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The spans with neighbours of one version as one."""
+    return tuple(
+        VersionSpan(version, sum(span.num_tokens for span in same))
+        for version, same in groupby(spans, lambda span: span.version)
+    )
+
+
 FinishReason = Literal["stop", "stop_sequence", "length"]
 """`stop`: the policy's own end token; `stop_sequence`: a stop text or token of `Sampling`; `length`: cut off."""
 
 
-class Turn(Struct, frozen=True):
+class Turn(Struct, frozen=True, omit_defaults=True):
     """The part of a completion's text and tokens that belongs to one of the policy's turns."""
 
     num_chars: Count
     num_tokens: Count
     """0 without token ids."""
     finish_reason: FinishReason
+    forced: Count | None = None
+    """As in `Completion`, within the turn."""
 
 
 class Completion(Struct, frozen=True, omit_defaults=True):
@@ -95,6 +108,9 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     turn."""
     told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
     """Texts of the `ToolResult` parts of an episode that no receiver can replay, in order. Empty in all others."""
+    forced: Count | None = None
+    """Tokens before the end of the thought that the engine inserted (`Sampling.max_thinking_tokens`); None where it
+    inserted none. The text has its mark; ids, log-probabilities and versions have only what was sampled."""
 
     def by_turn(self) -> tuple[Completion, ...]:
         """Text, finish reason, ids and log-probabilities of each turn."""
@@ -105,7 +121,11 @@ class Completion(Struct, frozen=True, omit_defaults=True):
         for turn in self.turns:
             text = slice(chars, chars := chars + turn.num_chars)
             ids = slice(tokens, tokens := tokens + turn.num_tokens)
-            parts.append(Completion(self.text[text], turn.finish_reason, self.token_ids[ids], self.logprobs[ids]))
+            parts.append(
+                Completion(
+                    self.text[text], turn.finish_reason, self.token_ids[ids], self.logprobs[ids], forced=turn.forced
+                )
+            )
         return tuple(parts)
 
     @property
@@ -114,16 +134,20 @@ class Completion(Struct, frozen=True, omit_defaults=True):
         return tuple(turn.text for turn in self.by_turn()) if self.turns else self.text
 
 
-Speaker = Literal["policy", "environment"]
+Speaker = Literal["thought", "policy", "environment"]
+"""`thought`: the policy, before its answer."""
 
 
 def dialogue(completion: Completion, observations: Sequence[Observation]) -> list[tuple[Speaker, str]]:
     """What was said in turns, by whom. What the environment answered to the last turn, if anything, nobody reads."""
-    said: list[tuple[Speaker, str]] = [("policy", turn.text) for turn in completion.by_turn()]
-    answers: list[tuple[Speaker, str]] = [
-        ("environment", observation_text(shown)) for shown in observations[: len(said) - 1]
-    ]
-    return [each for pair in zip_longest(said, answers) for each in pair if each is not None]
+    found: list[tuple[Speaker, str]] = []
+    turns = completion.by_turn()
+    for turn, shown in zip_longest(turns, observations[: len(turns) - 1]):
+        thought, answer = parts_of(turn.text)
+        found += [] if thought is None else [("thought", thought)]
+        found += [] if answer is None else [("policy", answer)]
+        found += [] if shown is None else [("environment", observation_text(shown))]
+    return found
 
 
 class Sample(Struct, frozen=True):

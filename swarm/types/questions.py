@@ -199,6 +199,8 @@ class Step(Struct, frozen=True):
 
     token_ids: tuple[int, ...]
     observation: Observation
+    forced: int | None = None
+    """As in `Completion`."""
 
 
 class Past(Struct, frozen=True):

@@ -41,6 +41,9 @@ class SwarmWorth(Struct, frozen=True):
     """The same by the group's author, of those that are known well enough."""
     compared: int = 0
     """Of the rounds, those with own and others' groups in the update."""
+    rounds_left: int | None = None
+    """Rounds, measured or not, until `help` will be known if they go on as the last ones; None once it is known, and
+    while even that cannot be told."""
     time_alone: float | None = None
     """Time of a round alone over that of a round with others (`swarm/sapo/worth.py`); None while unknown."""
 

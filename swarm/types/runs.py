@@ -54,6 +54,8 @@ class Terms(Struct, frozen=True):
     """Rank, alpha and targets, or that there are none; empty from versions that do not say."""
     base: Name = ""
     """Digest of the frozen weights beside adapters; empty without adapters, and while no model is loaded."""
+    template_kwargs: Name = ""
+    """Values of the chat template as JSON, or a digest of many; empty from versions that do not say."""
 
 
 class RunManifest(Struct, frozen=True, omit_defaults=True):

@@ -74,13 +74,12 @@ class Thief:
     def _give(self, remote: str, request: bytes) -> Iterator[bytes]:
         yield self._held[msgspec.msgpack.decode(request, type=LargeRequest).record_id]
 
-    def _hear(self, sender: str, record: bytes) -> bool:
+    def _hear(self, sender: str, record: bytes) -> None:
         with suppress(Refusal):
             sealed = read_record(record, INLINE_BYTES)
             if sealed.body.kind == OFFERS and sealed.body.peer_id != self._stranger.peer_id:
                 told = open_offers(check_seal(sealed, self._run_id), self._run_id)
                 asyncio.get_running_loop().create_task(self._steal(told.peer_id, told.offers))
-        return True
 
     async def _steal(self, author: str, offers: tuple[Offer, ...]) -> None:
         for offer in offers:

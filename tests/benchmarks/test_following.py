@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from benchmarks.overlap.waiting import StopAndWait, WholeBatches
-from nodes.roles.worker import WorkerNode
 from nodes.simulation.cell import CpuShares, missing
-from swarm.central.learner import LearnerSettings
-from tests.central.test_follower import Bench
+from swarm.extras.learner.roles.worker import WorkerNode
+from swarm.following import LearnerSettings
+from tests.extras.learner.test_follower import Bench
 
 SPIN = "while True: pass"
 

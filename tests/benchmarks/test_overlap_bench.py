@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.overlap.__main__ import LOADS, _knee, _least
 from benchmarks.overlap.virtual import Plan, Virtual, bubble
-from swarm.central.capacity import Demand, Worker, cheapest, pool_rate, required_rate
+from swarm.extras.learner.capacity import Demand, Worker, cheapest, pool_rate, required_rate
 
 
 def test_the_least_price_is_that_of_all_subsets() -> None:

@@ -15,6 +15,7 @@ from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
 from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, KINDS, QUICK, changed, main, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
+from benchmarks.sharing.clock import clock_findings
 from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
 from benchmarks.sharing.real_model import of_real_model
 from benchmarks.sharing.swarms import (
@@ -228,6 +229,31 @@ def test_the_time_to_an_accuracy_is_interpolated_and_none_where_a_swarm_does_not
     assert len(found) == 5, "who does not get there is compared with nobody"
 
 
+def test_processor_time_is_compared_with_that_of_the_best_lone_node() -> None:
+    def of_processor(row: str, *seconds: float) -> list[SwarmOutcome]:
+        found = []
+        for seed, each in enumerate(seconds):
+            evaluations = [Evaluated(0, 0, 0.0, 0.0, {}, 0.0), Evaluated(10, 9, 9.0, 0.2, {}, 2 * each)]
+            found.append(SwarmOutcome(row, seed, [structs.replace(node([0.1]), evaluations=evaluations)], 1.0))
+        return found
+
+    outcomes = {
+        "alone, 8 questions": of_processor("alone, 8 questions", 10.0, 12.0),
+        "alone, 16 questions": of_processor("alone, 16 questions", 8.0, 12.0),
+        "alone, auto": of_processor("alone, auto", 10.0, 11.0),
+        "2 nodes": of_processor("2 nodes", 5.0, 5.0),
+        "4 nodes": of_processor("4 nodes", 6.0, 6.0),
+    }
+    found = {each.what: each for each in clock_findings("clock", outcomes)}
+    what = "processor time to 10%, against the best lone node, alone, 16 questions"
+    four, two, auto = (found[f"clock, {row}: {what}"] for row in ("4 nodes", "2 nodes", "alone, auto"))
+    assert (four.value, four.target, four.met) == (pytest.approx(0.6), 0.7, True)
+    assert (two.value, two.met) == (pytest.approx(0.5), None)
+    assert (auto.value, auto.met) == (pytest.approx(1.05), True)
+    unknown = {row: [structs.replace(each, nodes=[node([0.1])]) for each in found] for row, found in outcomes.items()}
+    assert not any(row.met for row in clock_findings("clock", unknown))
+
+
 def test_accuracies_are_compared_where_all_have_cost_the_same() -> None:
     found = {each.what: each for each in at_equal_cost("smollm2", {"8/0": LONE, "4/4": TOGETHER})}
     for unit in ("tokens", "s"):
@@ -328,6 +354,7 @@ SHORT = Size(
     # The embedded policy in the real one's place.
     real=RealScale(nodes=2, rounds=2, seeds=1, evaluation=6, every=1, groups=2, policy="tiny"),
     timed=Scale(nodes=2, rounds=2, seeds=1, evaluation=4, every=1),
+    clock=Scale(nodes=2, rounds=2, seeds=1, evaluation=4, every=1),
     sampled=Scale(nodes=2, rounds=2, seeds=1, evaluation=0),
 )
 
@@ -352,7 +379,12 @@ def test_a_short_table_has_rows_a_picture_and_finished_cells(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "titles", "num_targets"),
-    [("sapo", ["sparse"], 2), ("heterogeneous", ["specialists"], 2), ("filter", ["sparse"], 0)],
+    [
+        ("sapo", ["sparse"], 2),
+        ("heterogeneous", ["specialists"], 2),
+        ("filter", ["sparse"], 0),
+        ("clock", ["clock"], 0),
+    ],
 )
 def test_a_short_run_of_every_other_table_in_memory(
     tmp_path: Path, name: str, titles: list[str], num_targets: int

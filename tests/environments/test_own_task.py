@@ -119,7 +119,7 @@ def test_after_a_question_that_fails_it_is_the_next_task_s_turn(question: str, t
         ({"target": "absent_module:Halve"}, "cannot import absent_module"),
         ({"target": "halve"}, f"no installed package offers 'halve' as an entry point of the group {GROUP}"),
         ({"options": {"larges": 3}}, "options: larges"),
-        ({"options": {"largest": 0}}, "options: largest: Input should be greater than or equal to 1"),
+        ({"options": {"largest": 0}}, "options: largest: must be at least 1"),
     ],
 )
 def test_code_that_cannot_be_used_is_named(changes: dict[str, object], message: str) -> None:

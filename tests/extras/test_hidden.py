@@ -26,6 +26,7 @@ ASKED = {
     "pictures": ("tasks", "[{kind: maze}]"),
     "poker": ("tasks", "[{kind: holdem}]"),
     "textarena": ("tasks", "[{kind: textarena, name: a, game: b}]"),
+    "trackers": ("telemetry", "{tensorboard: true}"),
     "verifiers": ("tasks", "[{kind: verifiers, name: a, target: b:C}]"),
     "vllm": ("generation", "{vllm: {arguments: {quantization: fp8}}}"),
     "wasm": ("tasks", "[{kind: reasoning_gym, name: gcd, tool: python}]"),
@@ -55,3 +56,25 @@ def test_what_needs_a_hidden_extra_says_so_in_one_sentence(name: str, tmp_path: 
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
     assert f"needs swarm.extras.{name}, which this installation of swarm lacks" in line
+
+
+LEARNER = "12D3KooWP9RZLWYuszakU4fyxta4PDyafN8nUVSAH1sgimKUpB9a"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["learn"],
+        ["work", f"/ip4/192.0.2.2/tcp/4001/p2p/{LEARNER}"],
+        ["join", f"--follow={LEARNER}"],
+        ["plan", "--rollouts=64"],
+        ["demo", "--mode=learner"],
+    ],
+)
+def test_a_command_that_needs_a_hidden_extra_says_so_in_one_sentence(command: list[str], tmp_path: Path) -> None:
+    started = [] if command[0] == "plan" else ["--out", str(tmp_path / "node")]
+    ended = run(["learner"], *command, *started)
+    assert ended.returncode == 2
+    assert ended.stderr.strip() == "error: this needs swarm.extras.learner, which this installation of swarm lacks"
+    assert not (tmp_path / "node").exists()

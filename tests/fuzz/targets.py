@@ -46,6 +46,16 @@ from swarm.errors import (
 )
 from swarm.extras.direct.client import DirectClient
 from swarm.extras.direct.tickets import Ticket
+from swarm.extras.learner.heartbeats import serve_heartbeats
+from swarm.extras.learner.packing import read_snapshot
+from swarm.extras.learner.snapshots.messages import (
+    ChunksRequest,
+    SnapshotAnnouncement,
+    StatusReply,
+    StatusRequest,
+    request_status,
+)
+from swarm.extras.learner.snapshots.plan import Slot
 from swarm.net.addresses.bootstrap import read_addresses
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
@@ -59,17 +69,15 @@ from swarm.net.records.identity import Backup, Identity, open_backup, seal_backu
 from swarm.net.records.large import MARK, LargeRequest, Referrals, answer_large, read_referral
 from swarm.net.records.repair import GiveRequest, HaveRequest, RecordReader, answer_give, answer_have
 from swarm.net.records.stores import RecordStore, record_id
-from swarm.net.records.wire import open_peer_record
+from swarm.net.records.wire import SealedManifest, open_peer_record
 from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.net.services.diagnosis import DialBacks
-from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers, serve_heartbeats
-from swarm.net.snapshots.messages import ChunksRequest, SnapshotAnnouncement, StatusReply, StatusRequest, request_status
-from swarm.net.snapshots.plan import Slot
+from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers
 from swarm.policy.loading import Policy
 from swarm.policy.reading import outline
 from swarm.policy.tiny import tiny_config
 from swarm.policy.turns import RENDERER
-from swarm.policy.weights import check_weights, read_snapshot
+from swarm.policy.weights import check_weights
 from swarm.sanitize import clean, clean_lines
 from swarm.telemetry.nodes import NodeReader, kinds, leaders
 from swarm.telemetry.records import NoteEvent
@@ -80,8 +88,8 @@ from swarm.telemetry.samples import encode as encode_sample
 from swarm.telemetry.samples import read as read_samples
 from swarm.types import Heartbeat, Orders
 from tests.environments.bombs import COMPRESSED, ROWS, parquet
+from tests.extras.learner.snapshot_files import applied, delta_of, held, packed
 from tests.net.vectors import FOUNDER, NOW, OPENERS, RECORDS, RUN_ID, identity_of, read_vectors
-from tests.snapshot_files import applied, delta_of, held, packed
 
 Run = Callable[[bytes], object]
 Refusals = tuple[type[Exception], ...]
@@ -149,7 +157,8 @@ def _messages() -> dict[str, Target]:
     part = msgspec.msgpack.encode(msgspec.msgpack.Ext(0x50, msgspec.msgpack.encode((0.0, 0.0, [member]))))
     dial_backs = DialBacks(lambda peer_id: ("/ip4/192.0.2.1/tcp/4001",), lambda host, ports: dict.fromkeys(ports, True))
 
-    peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, CurrentRun(None, manifest), Counters(), lambda: NOW)
+    run = CurrentRun(None, SealedManifest.reopen(manifest))
+    peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, run, Counters(), lambda: NOW)
     referrals = Referrals(peers.is_record_of)
     slot = Slot((FOUNDER.peer_id,), 2, None)
 

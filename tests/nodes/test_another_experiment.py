@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodes.boot.directory import CHECKPOINTS, resumed
+from nodes.boot.directory import CHECKPOINTS, claim_directory, resumed
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.telemetry.ledger import Ledger
@@ -83,3 +83,16 @@ def test_a_checkpoint_that_does_not_tell_its_role_is_of_any(out: Path) -> None:
     old = TrainingState("12D3", "tiny", 5, 5, 24, [], Ledger().snapshot(), 99)
     (folder / STATE).write_bytes(msgspec.msgpack.encode(old))
     assert "of this experiment" in str(resumed(_config(out), "learner", False))
+
+
+def test_a_founder_without_a_chosen_directory_moves_on_and_says_so(out: Path) -> None:
+    config = _config(out, ("update.objective", "dapo"))
+    moved = claim_directory(config, False, role="peer")
+    moved.identity.close()
+    assert moved.out == out.with_name(f"{out.name}-2")
+    assert moved.warnings[-1] == (
+        f"{out} holds round 5 of another experiment; changed: update.objective grpo -> dapo; this one is in {moved.out}"
+    )
+    same = claim_directory(_config(out, ("rounds", "9")), False, role="peer")
+    same.identity.close()
+    assert same.out == out and not any("another experiment" in each for each in same.warnings)

@@ -13,7 +13,9 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from nodes.commands.evaluate import Asked, evaluate, export_checkpoint, exported_values
+from nodes.commands import exported
+from nodes.commands.evaluate import Asked, evaluate, export_checkpoint
+from nodes.commands.exported import exported_values
 from swarm.config import NodeConfig, load_config
 from swarm.errors import CheckpointError, ConfigError, TaskError
 from swarm.policy.config import SYSTEM_PROMPT, LoraSettings, PolicySettings
@@ -127,6 +129,22 @@ def test_an_export_keeps_what_equals_the_defaults_of_the_wire(tmp_path: Path) ->
     assert not left and values["generation"]["max_new_tokens"] == tokens  # type: ignore[call-overload, index]
 
 
+def test_what_fills_the_chat_template_travels(tmp_path: Path) -> None:
+    fields = (
+        ("policy.chat_template_kwargs", "{enable_thinking: false}"),
+        ("policy.thinking_marks", "[<think>, </think>]"),
+    )
+    for name, given in (("plain", ()), ("thinks", fields)):
+        (tmp_path / name).mkdir()
+        config = load_config(command_line=[("policy.model", "tiny"), *given]).config
+        exported.write_trained(tmp_path / name, None, config)
+        values, _ = exported_values(tmp_path / name, load_config())
+        again = load_config(None, values).config
+        assert again.policy.chat_template_kwargs == config.policy.chat_template_kwargs
+        assert again.policy.thinking_marks == config.policy.thinking_marks
+        assert again.generation.sampling() == config.generation.sampling()
+
+
 def test_whose_tasks_and_sampling_are_asked_is_said(tmp_path: Path) -> None:
     saved(tmp_path / "run", ("policy.model", "tiny"))
     export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
@@ -177,3 +195,60 @@ def test_a_model_cannot_bring_code_or_read_files(tmp_path: Path, capsys: pytest.
         file.write_text(json.dumps({**json.loads(file.read_text()), "tasks": tasks}))
         with pytest.raises(ConfigError, match="cannot be read"):
             evaluated(capsys, tmp_path / "model")
+
+
+def sums(path: Path, first: int) -> dict[str, object]:
+    """A task on twenty rows of sums, written to `path`."""
+    rows = ({"question": f"{first} + {n}?", "answer": str(first + n)} for n in range(20))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"kind": "dataset", "name": path.stem, "path": str(path), "find": "whole"}
+
+
+def with_suites(tmp_path: Path) -> tuple[str, str]:
+    """What `saved` and exported says of a run on `trained.jsonl` with a suite on `own.jsonl`, and the suites."""
+    suites = json.dumps({"mine": {"tasks": ["trained", sums(tmp_path / "own.jsonl", 5)], "k": 2}})
+    tasks = json.dumps([sums(tmp_path / "trained.jsonl", 1), {"kind": "reasoning_gym", "name": "gcd"}])
+    saved(tmp_path / "run", ("policy.model", "tiny"), ("tasks", tasks), ("evaluation.suites", suites))
+    console = Console(file=StringIO(), width=300)
+    export_checkpoint(tmp_path / "run", tmp_path / "model", console)
+    return console.file.getvalue(), suites  # type: ignore[attr-defined]
+
+
+def asked_suites(model: Path, *overrides: tuple[str, str]) -> str:
+    console = Console(file=StringIO(), width=300)
+    assert evaluate(Asked(str(model), None, overrides, ("all",)), False, console) == 0
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_suite_travels_with_an_export_and_its_rows(tmp_path: Path) -> None:
+    said, _ = with_suites(tmp_path)
+    assert [line for line in said.splitlines() if "is copied" in line and "who has the model can read it" in line]
+    before = asked_suites(tmp_path / "run").splitlines()
+    moved = (tmp_path / "model").rename(tmp_path / "elsewhere")
+    for name in ("own.jsonl", "trained.jsonl"):
+        (tmp_path / name).unlink()
+    after = asked_suites(moved).splitlines()
+    assert after == before, "the same questions of the same policy"
+    assert any(line.startswith("suite mine as trained: trained, own; 2 completions a question") for line in after)
+    assert str(tmp_path) not in (moved / "swarm.json").read_text()
+    assert "suite mine: own" in asked_suites(
+        moved, ("evaluation.suites", json.dumps({"mine": {"tasks": [sums(tmp_path / "own.jsonl", 5)]}}))
+    ), "one's own is not called the trained one"
+
+
+def test_rows_of_a_suite_that_were_changed_are_refused_and_large_ones_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, _ = with_suites(tmp_path)
+    (copied,) = (path for path in (tmp_path / "model" / "data").iterdir() if "5 + 3" in path.read_text())
+    copied.write_text("")
+    with pytest.raises(TaskError, match="task 'own': .* has the digest"):
+        asked_suites(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model")
+    monkeypatch.setattr(exported, "MAX_DATA_BYTES", (tmp_path / "own.jsonl").stat().st_size)
+    said, _ = with_suites(tmp_path)
+    assert "own.jsonl is not copied, because suites may have" in said
+    found = asked_suites(tmp_path / "model")
+    assert (
+        "suite mine: task own is left out: it is on local files" in found and "suite mine as trained: trained;" in found
+    )

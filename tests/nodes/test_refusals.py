@@ -56,8 +56,22 @@ def test_an_address_is_refused_before_anything_slow_is_imported(tmp_path: Path, 
     command = [sys.executable, "-c", LIGHT, "join", address]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 2 and message in result.stderr, result.stderr
-    assert result.stdout == "[]\n", "these imports take seconds"
+    assert result.stdout == "starting `swarm join` ...\n[]\n", "these imports take seconds"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [("learn", "starting `swarm learn` ..."), ("demo", "starting a swarm on")]
+)
+def test_the_first_line_is_there_before_anything_slow_is_imported(tmp_path: Path, command: str, line: str) -> None:
+    stop = "from nodes.cli import running; running.say_starting = lambda what: print('starting', what, '...') or exit()"
+    result = subprocess.run(
+        [sys.executable, "-c", stop + LIGHT, command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert result.stdout.startswith(line) and result.stdout.endswith("[]\n"), result
 
 
 @pytest.mark.parametrize("command", ["join", "learn", "work", "bootstrap"])
@@ -116,7 +130,7 @@ def test_a_file_is_checked_alone(tmp_path: Path, run: Callable[..., tuple[object
     (tmp_path / "my.yaml").write_text("name: me\nmix:\n  lokal: 3\n  external: -1\n")
     code, _, errors = run("config", "check", "my.yaml")
     assert code == 2 and errors.splitlines() == [
-        "error: mix.external (from my.yaml, line 4): Input should be greater than or equal to 0, got -1",
+        "error: mix.external (from my.yaml, line 4): must be at least 0, got -1",
         "mix.lokal (from my.yaml, line 3): there is no such field; did you mean mix.local?",
     ]
     (tmp_path / "my.yaml").write_text("name: me\nmix: {local: 3}\n")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from nodes.boot.directory import RunDirectory, claim_directory
-from nodes.boot.manifest import SealedManifest, found_run
+from nodes.boot.manifest import found_run
 from nodes.boot.resolve import Notice, ResolvedNode, resolve
-from nodes.roles.learner import LEARNER
-from nodes.roles.peer import PEER
+from nodes.roles.peer import PeerNode
 from swarm.config import LoadedConfig, load_config
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
+from swarm.net.records.wire import SealedManifest
 
 FOUNDER = load_config(command_line=[("mix.local", "3"), ("mix.external", "5"), ("generation.group_size", "4")]).config
 
@@ -27,7 +27,7 @@ def _resolved(
 ) -> tuple[RunDirectory, ResolvedNode]:
     directory = claim_directory(loaded.config, True, asked)
     directory.identity.close()
-    return directory, resolve(PEER, loaded, directory, asked, 1, notices)
+    return directory, resolve(PeerNode, loaded, directory, asked, 1, notices)
 
 
 def test_a_member_takes_what_its_run_sets_below_its_own_values(tmp_path: Path) -> None:
@@ -70,14 +70,6 @@ def test_what_was_noticed_before_a_refusal_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task gcd: its rewards need a judge"):
         _resolved(_member(tmp_path, ("tasks", judged)), older, notices)
     assert notices[0] == Notice("the bootstrap sent an older manifest of this run; keeping the stored one")
-
-
-def test_a_learner_has_terms_and_says_nothing_of_addresses(tmp_path: Path) -> None:
-    loaded, notices = _member(tmp_path), []
-    directory = claim_directory(loaded.config, True)
-    directory.identity.close()
-    assert resolve(LEARNER, loaded, directory, None, 1, notices).role is LEARNER
-    assert notices == []
 
 
 def test_a_file_is_read_once_and_its_lines_are_named_with_the_run_s_values(tmp_path: Path) -> None:

@@ -5,24 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import asdict, replace
-from rich.console import Console
+from msgspec.structs import replace
 
-from nodes.boot.assemble import opened, shown_address
+from nodes.boot.assemble import shown_address
 from nodes.boot.directory import MANIFEST_FILE, best_address, claim_directory, remember, remembered
-from nodes.boot.manifest import (
-    SealedManifest,
-    check_only_learner,
-    check_terms,
-    found_run,
-    lacking_files,
-    manifest_values,
-    other_files,
-    other_options,
-    terms_of,
-)
+from nodes.boot.manifest import found_run, lacking_files, manifest_values, other_files, other_options
 from nodes.boot.resolve import Notice, possible
-from nodes.roles.learner import LEARNER
 from nodes.roles.runtime import RoleRuntime
 from swarm.config import NodeConfig, load_config
 from swarm.environments.specs import left_out
@@ -32,9 +20,8 @@ from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.known_peers import CurrentRun
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import open_manifest, seal_manifest
-from swarm.policy.ranks import Ranks
-from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec, Terms
+from swarm.net.records.wire import SealedManifest, open_manifest, seal_manifest
+from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
 from tests.net.records import of_version
 
 
@@ -56,7 +43,7 @@ def test_whoever_joins_with_nothing_but_the_manifest_can_train_its_mix(tmp_path:
 def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path) -> None:
     founder = _config(tmp_path, ("generation.group_size", "4"))
     identity = Identity.generate()
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity))
     verifier = InlineVerifier(founder.tasks)
     for size in ("2", "4"):
         runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
@@ -287,7 +274,7 @@ def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
     founder = Identity.generate()
     first = found_run(_config(tmp_path), founder)
     older, newer = first.sealed, found_run(_config(tmp_path, ("mix.local", "2")), founder, first.manifest).sealed
-    run = CurrentRun(None, older)
+    run = CurrentRun(None, first)
     run.adopt(newer)
     with pytest.raises(Refusal, match="stale"):
         run.adopt(older)
@@ -315,82 +302,6 @@ def test_the_address_to_give_to_others_is_not_of_this_machine_only() -> None:
     )
     assert best_address(addresses) == addresses[2]
     assert best_address(addresses[:1]) == addresses[0]
-
-
-def _learner_s_run(config: NodeConfig) -> RunManifest:
-    return found_run(config, Identity.generate(), terms=terms_of(config)).manifest
-
-
-def test_a_worker_takes_the_learner_s_sampling_from_the_manifest(tmp_path: Path) -> None:
-    learner = _config(tmp_path, ("generation.temperature", "0.7"), ("generation.top_k", "40"))
-    manifest = _learner_s_run(learner)
-    worker = load_config(manifest=manifest_values(manifest, follows=True)).config
-    assert (worker.generation.temperature, worker.generation.top_k) == (0.7, 40)
-    check_terms(worker, manifest)
-    peer = load_config(manifest=manifest_values(manifest)).config
-    assert peer.generation.temperature == 1.0, "a peer samples as it likes"
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "advice"),
-    [
-        ("policy.model", "tiny-sparse", "set --policy.model tiny"),
-        ("generation.temperature", "0.7", "set --generation.temperature 1.0"),
-        ("generation.top_p", "0.9", "set --generation.top_p 1.0"),
-        ("policy.system_prompt", "Be brief.", "set the same policy.system_prompt"),
-        ("policy.lora.frozen_dtype", "nf4", "set --policy.lora.frozen_dtype compute"),
-        ("policy.lora.alpha", "8", "rank 4, alpha 32, targets all, not rank 4, alpha 8, targets all: set"),
-        ("policy.lora.targets", "[q_proj]", "alpha 32, targets all, not rank 4, alpha 32, targets q_proj: set"),
-        ("policy.lora.rank", "0", "rank 4, alpha 32, targets all, not none: set --policy.lora.rank, --policy.lora"),
-    ],
-)
-def test_a_worker_that_differs_does_not_start_and_says_what_to_do(
-    tmp_path: Path, option: str, value: str, advice: str
-) -> None:
-    adapters = ("policy.lora.rank", "4")
-    manifest = _learner_s_run(_config(tmp_path, adapters))
-    worker = _config(tmp_path, adapters, (option, value))
-    with pytest.raises(ConfigError, match=f"cannot use this worker: .*{advice}"):
-        check_terms(worker, manifest)
-    check_terms(worker, found_run(_config(tmp_path), Identity.generate()).manifest)
-    elsewhere = _config(tmp_path, adapters, (option, value), ("follow.learner", "another"))
-    check_terms(elsewhere, manifest)
-
-
-def test_the_order_of_adapted_layers_is_no_difference_and_a_long_list_fits_into_a_manifest(tmp_path: Path) -> None:
-    rank, many = ("policy.lora.rank", "4"), [f"layers.{index}.q_proj" for index in range(40)]
-    listed, reversed_, fewer = (
-        _config(tmp_path, rank, ("policy.lora.targets", f"[{', '.join(targets)}]"))
-        for targets in (many, many[::-1], many[1:])
-    )
-    manifest = _learner_s_run(listed)
-    check_terms(reversed_, manifest)
-    with pytest.raises(ConfigError, match=r"set --policy\.lora"):
-        check_terms(fewer, manifest)
-
-
-def test_a_worker_with_adapters_may_start_for_a_learner_of_a_version_that_does_not_tell_its_own(tmp_path: Path) -> None:
-    worker = _config(tmp_path, ("policy.lora.rank", "4"))
-    manifest = _learner_s_run(worker)
-    assert manifest.terms is not None
-    told = {name: value for name, value in asdict(manifest.terms).items() if name not in ("adapters", "base")}
-    check_terms(worker, replace(manifest, terms=msgspec.convert(told, Terms)))
-
-
-def test_a_second_learner_of_a_run_is_refused_and_the_first_may_return(tmp_path: Path) -> None:
-    config = _config(tmp_path / "first")
-    first = Identity.generate()
-    run = found_run(config, first, terms=terms_of(config))
-    check_only_learner(first.peer_id, run.manifest)
-    check_only_learner("another", found_run(config, first).manifest)
-    config.out.mkdir()
-    remember(config.out, run.sealed)
-    loaded = load_config(command_line=[("out", str(config.out))])
-    with (
-        pytest.raises(ConfigError, match="has a learner already, its founder 12D3.* with another --out"),
-        opened(LEARNER, loaded, Console(), lambda: True, Ranks()),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

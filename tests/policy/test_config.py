@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodes.boot.assemble import profile_of
-from nodes.roles.peer import PEER
+from nodes.roles.peer import PeerNode
 from swarm.config import load_config
 from swarm.policy.config import public_name
 
@@ -31,5 +31,5 @@ def test_a_local_model_is_known_by_a_digest(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_peers_record_tells_no_path(tmp_path: Path) -> None:
     config = load_config(command_line=[("policy.model", str(tmp_path))]).config
-    profile = profile_of(PEER, config)
+    profile = profile_of(PeerNode, config)
     assert profile.model.startswith("local:") and str(tmp_path) not in repr(profile)

@@ -13,10 +13,9 @@ from swarm.policy.loading import Policy
 from swarm.received.plausibility import Plausibility, PlausibilitySettings
 from swarm.received.screening import CandidateScorer
 from swarm.sapo.mixing import MixSettings
-from swarm.training.audit import SnapshotAuditor
 from swarm.training.config import UpdateSettings
 from swarm.training.rows import RowReader
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
+from swarm.training.updater import PolicyUpdater
 from swarm.types import (
     Completion,
     GradedGroup,
@@ -24,7 +23,6 @@ from swarm.types import (
     Past,
     PolicyId,
     ReceivedGroup,
-    Sampling,
     Step,
     StepReward,
     Text,
@@ -33,7 +31,6 @@ from swarm.types import (
 from tests.example_groups import rollout_group
 from tests.policy.exact import exact
 from tests.sapo.pupil import as_read
-from tests.snapshot_files import held, packed_by
 
 PROMPT = "Guess my number from 1 to 7."
 HIGHER, LOWER = (Text("higher"),), (Text("lower"),)
@@ -190,17 +187,6 @@ def test_an_episode_that_only_its_observations_make_too_long_does_not_fit(policy
     long = (Text("x" * 600),)
     endless = GradedGroup(group.group, PROMPT, REWARDS, ((long, LOWER), (), (HIGHER,)))
     assert not updater.fits(endless)
-
-
-def test_a_learner_takes_workers_episodes_and_checks_them_with_its_own_observations(policy: Policy) -> None:
-    group = group_of(policy, ids=True)
-    learner = StreamedUpdater(policy, UpdateSettings(), MixSettings(), Sampling())
-    assert learner.refusal(group) is None
-    auditor = SnapshotAuditor(lambda: copy.deepcopy(policy), Sampling(), fraction=1.0, tolerance=1e-3, num_kept=1)
-    auditor.keep(0, held(packed_by(learner)))
-    assert auditor.verdict(group) is None
-    elsewhere = GradedGroup(group.group, PROMPT, REWARDS, ((HIGHER, LOWER), (), (LOWER,)))
-    assert auditor.verdict(elsewhere) == "wrong_logprobs", "sampled after other observations"
 
 
 @pytest.mark.parametrize("credit", ["episode", "turn"])

@@ -20,10 +20,10 @@ from swarm.telemetry.ledger import Ledger
 from swarm.telemetry.records import RoundEvent
 from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings, scalars
 from swarm.training.config import UpdateSettings
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
-from swarm.types import Completion, GradedGroup, Sampling, UpdateReport
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, UpdateReport
 from tests.example_groups import rollout_group
-from tests.telemetry.test_sinks import scrape
+from tests.extras.trackers.test_trackers import port_of, scrape
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHOICE = [("update.objective", "own_loss:Topr"), ("update.advantage", "own_loss:against_the_best")]
@@ -94,15 +94,11 @@ def test_it_trains_and_its_figures_are_in_every_sink(policy: Policy, tmp_path: P
     assert scalars(event)[CAPPED] == report.figures[CAPPED], "what Weights & Biases gets"
     with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0, tensorboard=True)) as writer:
         writer.write(event)
-        assert scrape(writer.prometheus_port)["swarm_figure", CAPPED] == report.figures[CAPPED]
+        assert scrape(port_of(writer))["swarm_figure", CAPPED] == report.figures[CAPPED]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["figures"][CAPPED] == report.figures[CAPPED]
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert CAPPED in board.Tags()["scalars"]
-
-
-def test_a_learner_can_use_it(policy: Policy) -> None:
-    assert StreamedUpdater(policy, _settings(), MixSettings(), Sampling()).apply().skipped
 
 
 def test_the_example_is_short() -> None:

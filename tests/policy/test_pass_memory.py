@@ -125,7 +125,7 @@ def test_when_memory_runs_out_layers_are_checkpointed_before_passes_become_short
 
 
 def _choosing(policy: Policy, monkeypatch: pytest.MonkeyPatch, room: int) -> ForwardRunner:
-    """ForwardRunner that choose their layers and tokens, as with CUDA, for so many bytes."""
+    """Passes that choose their layers and tokens, as with CUDA, for so many bytes."""
     monkeypatch.setattr(forward, "LIMITED", ("cpu",))
     monkeypatch.setattr(forward, "MICRO_BATCH_TOKENS", {"cpu": 16_384})
     monkeypatch.setattr(forward, "measure", lambda *args: (MEMORY, MEMORY))

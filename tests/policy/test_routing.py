@@ -24,7 +24,7 @@ from swarm.policy.logprobs import Scorer
 from swarm.policy.tiny import tiny_tokenizer
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
+from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, Message, PolicyId, Sampling, UpdateReport
 from tests import readers
 from tests.engines.models import make
@@ -153,19 +153,6 @@ def test_activations_computed_again_meet_the_same_experts() -> None:
         weights.append(list(policy.model.parameters()))
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
-
-
-def test_groups_that_come_one_by_one_meet_their_experts_as_all_at_once_do() -> None:
-    answers = [[replace(c, routing=_elsewhere(c.routing)) for c in group] for group in sampled(experts())]
-    policy, followed = experts(), experts()
-    expected = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0).update(groups(policy, answers), [])
-    updater = StreamedUpdater(followed, UpdateSettings(), MixSettings(), Sampling())
-    for group in groups(followed, answers):
-        updater.accumulate([group])
-    without = [[replace(c, routing=b"") for c in group] for group in answers]
-    free = PolicyUpdater(experts(), UpdateSettings(), MixSettings(), 1.0).update(groups(policy, without), [])
-    for report in (expected, updater.apply()):  # what a follower claims is bounded, so they are not the same
-        assert report.figures[MISMATCH] > 10 * free.figures[MISMATCH], "the records name other experts"
 
 
 def test_replay_brings_engine_and_trainer_together() -> None:

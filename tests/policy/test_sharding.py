@@ -23,6 +23,7 @@ from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
+from swarm.extras.learner.updater import StreamedUpdater
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
@@ -32,13 +33,13 @@ from swarm.sapo.mixing import MixSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import MODEL, OPTIMIZER, CheckpointStore, TrainingState, restore, snapshot
 from swarm.training.config import UpdateSettings
-from swarm.training.updater import PolicyUpdater, StreamedUpdater
+from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling
 from tests import readers
 from tests.example_groups import rollout_group
+from tests.extras.learner.snapshot_files import unpacked
 from tests.extras.vllm.stand_in import python_with_vllm
 from tests.policy.completions import completion_logprobs
-from tests.snapshot_files import unpacked
 
 NUM_RANKS = 2
 MAX_GRAD_NORM = 0.02

@@ -90,6 +90,18 @@ def test_sketches_are_the_gradients_of_each_group_alone(
     np.testing.assert_allclose(found.mean(axis=0), whole, atol=1e-5 * np.abs(whole).max())
 
 
+@pytest.mark.parametrize("how", [{"minibatches": 2}, {"minibatches": 9}, {"minibatches": 2, "epochs": 2}], ids=str)
+def test_the_groups_of_every_step_are_sketched_once(
+    policy: Policy, how: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With steps too small to change the gradients of later ones."""
+    monkeypatch.setattr(sketches, "MAX_WIDTH", 10_000)
+    policy = exact(policy)
+    expected = _sketched(copy.deepcopy(policy))
+    found = _sketched(copy.deepcopy(policy), **how, learning_rate=1e-12)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
 def test_projections_keep_the_angles_between_gradients(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sketches, "MAX_WIDTH", 10_000)
     exactly = _sketched(copy.deepcopy(policy))
@@ -167,7 +179,6 @@ def test_what_cannot_be_sketched_is_said() -> None:
     llama = make("llama")
     assert Sketcher(llama, UpdateSettings()).refusal is None
     assert Sketcher(llama, UpdateSettings(compile=True)).refusal == "update.compile is set"
-    assert Sketcher(llama, UpdateSettings(minibatches=2)).refusal == "update.minibatches is above 1"
     assert "no linear layers" in (Sketcher(make("gpt2"), UpdateSettings()).refusal or "")
     llama.dtype = torch.float16
     assert Sketcher(llama, UpdateSettings()).refusal == "float16 scales the loss"

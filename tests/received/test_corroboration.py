@@ -17,10 +17,14 @@ GROUP = 8
 
 
 def _group(
-    source: random.Random, text: Callable[[bool, int], Sequence[int]], task: str = "sum", num_right: int = 4
+    source: random.Random,
+    text: Callable[[bool, int], Sequence[int]],
+    task: str = "sum",
+    num_right: int = 4,
+    answers: Sequence[int] = range(10),
 ) -> ReadGroup:
     """One question: right answers have the advantage 1, wrong ones -1."""
-    answer = source.randrange(10)
+    answer = source.choice(answers)
     rights = [k < num_right for k in range(GROUP)]
     wrong = [source.choice([n for n in range(10) if n != answer]) for _ in rights]
     ids = [text(right, answer if right else other) for right, other in zip(rights, wrong, strict=True)]
@@ -139,6 +143,31 @@ def test_an_author_with_one_answer_only_does_not_make_it_the_usual_one() -> None
     assert known.factors(["author"], group)[0][1] < 0.2
 
 
+@pytest.mark.parametrize(
+    ("own", "theirs", "least", "most"),
+    [
+        pytest.param(range(10), range(0, 10, 2), 0.4, 0.6, id="even ones only"),
+        pytest.param(range(10), range(10), 0.95, 1.0, id="the same"),
+        pytest.param(range(5), range(10), 0.95, 1.0, id="more than own"),
+    ],
+)
+def test_answers_are_credited_as_often_as_own_groups_have_them(
+    own: Sequence[int], theirs: Sequence[int], least: float, most: float
+) -> None:
+    """Soon: after 80 groups, with 320 own ones. With half of the digits, each comes twice as often as in own groups."""
+    source = random.Random(2)
+    known = Corroboration(CorroborationSettings())
+    credits: list[float] = []
+    for number in range(160):
+        for _ in range(4):
+            known.learn(_group(source, plain, answers=own), 0.5)
+        group = _group(source, plain, answers=theirs)
+        known.observe(["author"], group)
+        if number >= 80:
+            credits.append(known.factors(["author"], group)[0][1])
+    assert least <= sum(credits) / len(credits) <= most
+
+
 def test_without_own_evidence_others_are_believed() -> None:
     assert _taught(marked, num_own=0)[MARKER] == 1
     assert _taught(marked, own_task="other")[MARKER] == 1, "own groups of another task say nothing"
@@ -234,7 +263,6 @@ def test_a_habit_taken_up_from_an_author_is_noticed_once_with_its_tokens() -> No
     drift = known.drift()
     assert drift is not None and drift.author == "author" and drift.tokens[0] == MARKER
     assert known.drift() is None
-    assert known.withheld("author") > 0.2 and known.withheld("nobody") == 0
 
 
 def test_what_does_not_rise_or_earns_more_is_no_drift() -> None:
@@ -301,7 +329,6 @@ def test_a_restart_forgets_nothing() -> None:
             found.append([each for part in known.factors(["author"], theirs) for each in part])
             assert known.factors(["author"], theirs)[0][0] < 0.1, "the marker"
         assert found[0] == pytest.approx(found[1], abs=1e-3)
-    assert resumed.withheld("author") == pytest.approx(unbroken.withheld("author"), abs=1e-3)
 
 
 def test_a_rising_habit_is_noticed_though_the_node_restarts_in_between() -> None:

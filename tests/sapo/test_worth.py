@@ -188,6 +188,42 @@ def test_nothing_is_known_from_few_rounds_few_groups_or_noise() -> None:
     assert silent.worth == SwarmWorth(rounds=40)
 
 
+def _played(rounds: int, noise: float, seed: int = 0, others: int = EXTERNAL, **settings: int) -> SwarmWorth:
+    """What is known after rounds with groups of others in the last `others` of four."""
+    rng = np.random.default_rng(seed)
+    estimator = WorthEstimator(Planted(), num_groups=LOCAL + EXTERNAL, **{"every_rounds": 2, **settings})
+    for number in range(rounds):
+        external = EXTERNAL if number % 4 >= 4 - others else 0
+        estimator.add(_gradients(rng, LOCAL + external, 1.0, noise), ["a"] * external, LOCAL)
+    assert estimator.worth is not None
+    return estimator.worth
+
+
+def test_it_says_in_how_many_rounds_help_will_be_known() -> None:
+    assert _played(NEEDED_ROUNDS - 4, 2.0).rounds_left == 2 * 4, "every other round is measured"
+    half = _played(NEEDED_ROUNDS // 2, 2.0, others=2)
+    assert half.compared == NEEDED_ROUNDS // 4 and half.rounds_left == 2 * 2 * (NEEDED_ROUNDS - half.compared)
+    assert _played(NEEDED_ROUNDS, 2.0, others=0).rounds_left is None, "nobody shares"
+    known = _played(NEEDED_ROUNDS, 1.0)
+    assert known.help is not None and known.rounds_left is None
+
+
+def test_what_takes_longer_than_a_window_is_known_in_the_end() -> None:
+    """Groups that agree so little that 64 rounds do not tell."""
+    early, late = ([_played(rounds, 26.0, seed) for seed in range(6)] for rounds in (64, 1_024))
+    assert all(each.help is None for each in early)
+    assert all(each.help is not None for each in late) and max(each.rounds for each in late) > 128
+    assert any(each.rounds_left is not None for each in early)
+    assert all(0 < each.rounds_left <= 2 * 1_024 for each in early if each.rounds_left is not None)
+
+
+def test_each_of_several_steps_makes_progress() -> None:
+    """Twice as many groups are twice as many steps, as long as there are no more steps than groups."""
+    one, several = (_played(96, 1.0, num_steps=steps).help for steps in (1, 8))
+    assert one is not None and several is not None
+    assert one.value < 1.5 and several.value == pytest.approx(2.0, abs=0.2)
+
+
 def test_only_due_rounds_with_whole_sketches_count() -> None:
     sketcher = Planted()
     estimator = WorthEstimator(sketcher, every_rounds=3, num_groups=8)

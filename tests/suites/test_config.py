@@ -57,7 +57,7 @@ def test_a_suite_that_cannot_be_asked_is_refused_with_the_fix(values: dict[str, 
         ("{'Über': {}}", "evaluation.suites.Über"),
         ("{a: {k: 0}}", "evaluation.suites.a.k"),
         ("{a: {kk: 3}}", "evaluation.suites.a.kk"),
-        ("{a: {tasks: [{kind: quiz, name: x}]}}", "evaluation.suites.a.tasks.0"),
+        ("{a: {tasks: [{kind: quiz, name: x}]}}", "evaluation.suites.a task x"),
         ("{a: {sampling: {temperature: 0}}}", "evaluation.suites.a.sampling.temperature"),
     ],
 )

@@ -22,7 +22,7 @@ HELPS = SwarmWorth(
 HURTS = SwarmWorth(60, Estimate(0.5, 0.3, 0.7), Estimate(-0.2, -0.4, 0.1))
 UNCLEAR = SwarmWorth(60, Estimate(1.0, 0.8, 1.2), Estimate(1.0, 0.7, 1.3))
 OPEN = SwarmWorth(20, help=Estimate(1.4, 0.7, 2.2))
-UNKNOWN = SwarmWorth(3, compared=2)
+UNKNOWN = SwarmWorth(3, compared=2, rounds_left=42)
 
 
 def _histories(folder: Path, *found: SwarmWorth | None) -> list[PeerHistory]:
@@ -72,11 +72,12 @@ def test_green_needs_every_clock(per_round: Estimate, clock: Estimate, processor
 
 
 def test_what_is_not_known_says_when_it_will_be_and_how_far_the_node_came(tmp_path: Path) -> None:
-    assert missing(UNKNOWN) == "2 of 16 measured rounds with own and others' groups; about 21 more at this rate"
+    assert missing(UNKNOWN) == "known in about 42 more rounds if they go on like this"
+    assert missing(UNKNOWN, 10.0) == "known in about 42 more rounds (7 min) if they go on like this"
     assert missing(SwarmWorth(3)) == "0 of 16 measured rounds with own and others' groups"
     assert "do not agree yet" in missing(SwarmWorth(128, compared=123))
     told = _told(tmp_path, UNKNOWN)
-    assert told.line.startswith("Not known yet whether the swarm helps: 2 of 16")
+    assert told.line.startswith("Not known yet whether the swarm helps: known in about 42 more rounds")
     assert "→" in told.why and "of the groups trained on came from others" in told.why
 
 

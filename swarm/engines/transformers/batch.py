@@ -161,7 +161,7 @@ class Batch:
         self._cache.arrange(plan)
         if new:
             self._fill(new, kept)
-        starts = [row.num_tokens - 1 for row in rows]
+        starts = [row.num_tokens - row.num_unread for row in rows]
         for slot, prefix in kept.items():
             starts[slot] = prefix.length
         unread = [
@@ -174,9 +174,9 @@ class Batch:
         sampled, logprobs, routing = self._decoder.sample(self._cache, unread, draws)
         if torch.isnan(logprobs).any():
             raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
-        version, reason = self._policy.version, self._stops.reason
+        version, stops = self._policy.version, self._stops
         for row, new_ids, new_logprobs in zip(rows, sampled.T.tolist(), logprobs.T.tolist(), strict=True):
-            row.extend(new_ids, new_logprobs, version, reason)
+            row.extend(new_ids, new_logprobs, version, stops.reason, stops.end_of_thought)
         if routing is not None:
             for row, experts in zip(rows, routing, strict=True):
                 row.routing.append(experts)
@@ -233,6 +233,7 @@ class Batch:
             targets.setdefault(id(prefix), (prefix, []))[1].append(slot)
             row.routing = [prefix.routing] if prefix.routing is not None else []
             row.mixed = False
+            row.num_unread = 1
         for prefix, rows in targets.values():
             self._cache.fill(rows, prefix)
         open_questions = {row.question for row in self._scheduler.upcoming()}

@@ -108,6 +108,17 @@ class Requests:
         return self._starts[context]
 
 
+def open_engine(
+    policy: Policy,
+    settings: GenerationSettings,
+    trust_remote_code: bool,
+    device: torch.device | None,
+    cancelled: Callable[[], bool],
+) -> TransformersEngine:
+    """The engine on the policy's own device and code. Raises `EngineError`."""
+    return TransformersEngine(policy, settings, cancelled)
+
+
 class TransformersEngine(PolicyEngine):
     """Continuous batching: a prompt is prefilled once for all its completions, and a free slot is refilled at once."""
 
@@ -185,12 +196,13 @@ class TransformersEngine(PolicyEngine):
     def _completions(self, group: list[SequenceState]) -> tuple[Completion, ...]:
         return tuple(
             Completion(
-                text=self._policy.decode(sequence.ids),
+                text=self._policy.said(sequence.sampled, sequence.forced),
                 finish_reason=sequence.finish_reason or "length",
-                token_ids=tuple(sequence.ids),
+                token_ids=tuple(sequence.sampled),
                 logprobs=tuple(sequence.logprobs),
                 versions=sequence.spans(),
                 routing=b"".join(experts.tobytes() for experts in sequence.routing),
+                forced=sequence.forced,
             )
             for sequence in sorted(group, key=lambda sequence: sequence.completion)
         )

@@ -60,8 +60,13 @@ class SequenceState:
     turn: int = 1
     """Number of the turn."""
     ids: list[int] = field(default_factory=list)
-    """Tokens sampled so far."""
+    """Tokens so far, inserted ones included."""
     logprobs: list[float] = field(default_factory=list)
+    """Of the sampled tokens."""
+    inserted: slice | None = None
+    """The end of a thought that was inserted, in `ids`."""
+    num_unread: int = 1
+    """Newest tokens that the cache does not hold."""
     finish_reason: FinishReason | None = None
     routing: list[Routing] = field(default_factory=list)
     """Experts so far, in order of the tokens: those of the prefix at its last prefill, then one entry per step."""
@@ -75,7 +80,7 @@ class SequenceState:
     """Tokens of prompt and completion so far: the width of its row in the next step. A number, because the scheduler
     asks every row several times a step."""
     _versions: list[tuple[int, int]] = field(default_factory=list)
-    """(policy version, index of its first token)"""
+    """(policy version, index of its first token among the sampled ones)"""
 
     def __post_init__(self) -> None:
         """Count the tokens."""
@@ -84,6 +89,16 @@ class SequenceState:
     def since(self, start: int) -> list[int]:
         """The tokens from `start` on."""
         return self.ids[-1:] if self.ids and start == self.num_tokens - 1 else [*self.prompt, *self.ids][start:]
+
+    @property
+    def sampled(self) -> list[int]:
+        """The tokens that the policy sampled."""
+        return self.ids if self.inserted is None else self.ids[: self.inserted.start] + self.ids[self.inserted.stop :]
+
+    @property
+    def forced(self) -> int | None:
+        """As in `Completion`."""
+        return None if self.inserted is None else self.inserted.start
 
     @property
     def read(self) -> list[int]:
@@ -96,23 +111,29 @@ class SequenceState:
         logprobs: Sequence[float],
         version: int,
         reason: Callable[[list[int]], FinishReason | None] = lambda ids: None,
+        insert: Callable[[list[int]], list[int]] = lambda ids: [],
     ) -> None:
-        """Add tokens that policy `version` sampled, up to the first at which all of them have a `reason` to end."""
-        before = len(self.ids)
+        """Add tokens that policy `version` sampled, up to the first at which all of them have a `reason` to end, or
+        are followed by tokens that `insert` gives."""
         if not self._versions or self._versions[-1][0] != version:
-            self._versions.append((version, before))
-        for token in ids:
+            self._versions.append((version, len(self.logprobs)))
+        self.num_unread = 1
+        for token, logprob in zip(ids, logprobs, strict=False):
             self.ids.append(token)
+            self.logprobs.append(logprob)
             if (found := reason(self.ids)) is not None:
                 self.finish_reason = found
                 break
-        num = len(self.ids) - before
-        self.logprobs += logprobs[:num]
-        self.num_tokens += num
+            if inserted := insert(self.ids):
+                self.inserted = slice(len(self.ids), len(self.ids) + len(inserted))
+                self.ids += inserted
+                self.num_unread += len(inserted)
+                break
+        self.num_tokens = len(self.prompt) + len(self.ids)
 
     def spans(self) -> tuple[VersionSpan, ...]:
         """The version spans of adjacent tokens."""
-        ends = [*(start for _, start in self._versions[1:]), len(self.ids)]
+        ends = [*(start for _, start in self._versions[1:]), len(self.logprobs)]
         return tuple(
             VersionSpan(version, end - start) for (version, start), end in zip(self._versions, ends, strict=True)
         )

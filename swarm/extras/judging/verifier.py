@@ -24,6 +24,7 @@ from swarm.extras.judging.service import JudgeService
 from swarm.protocols import TaskVerifier
 from swarm.reasons import Reason
 from swarm.types import Actions, Grade, Question, Rejection, TaskRef, as_text, by_turn
+from swarm.types.thoughts import answer_of
 
 Verdict = Grade | Rejection
 
@@ -134,7 +135,7 @@ class JudgingVerifier:
         config = self._judged[ref.task]
         part = judge_of(config)
         assert part is not None
-        completions = ["\n\n".join(by_turn(actions)) for actions in texts]
+        completions = ["\n\n".join(map(answer_of, by_turn(actions))) for actions in texts]
 
         def combine(judged: tuple[float, ...] | Rejection) -> None:
             if isinstance(judged, Rejection):

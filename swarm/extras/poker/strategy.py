@@ -18,6 +18,7 @@ from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine
 from swarm.types import EpisodeRef, Sampling
+from swarm.types.thoughts import answer_of
 
 
 def print_strategy(file: Path, overrides: Sequence[tuple[str, str]], num_hands: int, name: str) -> None:
@@ -48,5 +49,5 @@ def strategy(engine: RolloutEngine, task: KuhnTask, sampling: Sampling, num_hand
     for index, played in run_episodes(by_generate(engine), verifier, questions, 1, sampling, seed=0):
         ref = questions[index].ref
         if isinstance(played, FinishedGroup) and isinstance(ref, EpisodeRef):
-            hands.append((ref.seed, ref.index, [turn.text for turn in played.completions[0].by_turn()]))
+            hands.append((ref.seed, ref.index, [answer_of(turn.text) for turn in played.completions[0].by_turn()]))
     return played_strategy(Kuhn(task.chosen, task.style == "compact"), hands)

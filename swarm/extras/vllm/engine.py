@@ -128,6 +128,8 @@ class VllmEngine(PolicyEngine):
                 if isinstance(reply, Sampled | Unanswered):
                     self._service.worked()
                     yield from pending.answer(reply)
+                    if rests := pending.take_rests():
+                        self._ask(process, pending.missing(call.id, rests, known))
         finally:
             call.close()
             process.tell(End(call.id))

@@ -72,6 +72,8 @@ class Wanted(Struct, frozen=True):
     """Index in its group."""
     seed: int
     """In [0, 2^63)."""
+    max_tokens: int = 0
+    """Its longest length; 0: the call's."""
 
 
 class Generate(Struct, frozen=True, tag=True):

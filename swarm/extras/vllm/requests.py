@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from swarm.engines.base import Contexts, Stops
 from swarm.engines.sampling import completion_seed
 from swarm.errors import EngineError
 from swarm.extras.vllm.messages import Add, Features, Placed, Reads, Sampled, Unanswered, Wanted
 from swarm.policy.loading import Policy
-from swarm.policy.media.features import TokenIds, runs
+from swarm.policy.media.features import TokenIds, joined, runs
 from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling
+from swarm.types import Answers, Completion, Context, NextTurn, Rejection, Sampling, merged
 
 SEEDS = 2**63
 """vLLM's seeds are below this."""
@@ -69,8 +71,19 @@ def placed(ids: Sequence[int]) -> tuple[Placed, ...]:
     return tuple(Placed(number, tuple(each)) for number, each in found)
 
 
+class _Begun(Struct, frozen=True):
+    """The part of a completion up to the limit of its thought."""
+
+    group: int
+    """Name of its prompt or turn."""
+    completion: int
+    sampled: Sampled
+    forced: int | None
+    """As in `Completion`."""
+
+
 class _Group(Struct):
-    """Pending completions of one prompt, or of a turn."""
+    """Pending completions of one prompt, or of a turn; or the rest of one whose thought has reached its limit."""
 
     token_ids: list[int]
     """Token ids of the prompt, with positions of features."""
@@ -78,6 +91,11 @@ class _Group(Struct):
     """[G]"""
     completions: dict[int, Completion]
     """Completions received so far, by index."""
+    max_tokens: int = 0
+    """As in `Wanted`."""
+    begun: _Begun | None = None
+    continuing: set[int] = set()
+    """Completions whose rest is a group of its own."""
 
 
 class PendingRequests:
@@ -90,6 +108,15 @@ class PendingRequests:
         self._seed = seed
         self._contexts = Contexts(policy, sampling.max_new_tokens, ("vLLM", max_positions))
         self._groups: dict[int, _Group] = {}
+        self._max_new_tokens = sampling.max_new_tokens
+        self._rests = count(-1, -1)
+        """Names of groups that are rests."""
+        self._new_rests: list[int] = []
+
+    def take_rests(self) -> list[int]:
+        """Names of those that are new since the last call: to be asked for."""
+        found, self._new_rests = self._new_rests, []
+        return found
 
     @property
     def names(self) -> Collection[int]:
@@ -121,10 +148,10 @@ class PendingRequests:
     def _add(self, call: int, names: Collection[int]) -> Add:
         groups = {name: self._groups[name] for name in names}
         wanted = tuple(
-            Wanted(name, k, seed)
+            Wanted(name, k, seed, group.max_tokens)
             for name, group in groups.items()
             for k, seed in enumerate(group.seeds)
-            if k not in group.completions
+            if k not in group.completions and k not in group.continuing
         )
         media = {name: placed(group.token_ids) for name, group in groups.items() if has_media(group.token_ids)}
         prompts = {
@@ -138,33 +165,76 @@ class PendingRequests:
         group = self._groups.get(reply.prompt)
         if group is None:  # another of its completions was refused
             return
+        name, k = reply.prompt, getattr(reply, "completion", 0)
+        if (begun := group.begun) is not None:
+            del self._groups[name]
+            name, k = begun.group, begun.completion
+            if (whole := self._groups.get(name)) is None:
+                return
+        else:
+            whole = group
         if isinstance(reply, Unanswered):
-            del self._groups[reply.prompt]
-            yield reply.prompt, Rejection(Reason.ENGINE_REFUSED, f"prompt {reply.prompt}: {reply.reason}")
+            del self._groups[name]
+            yield name, Rejection(Reason.ENGINE_REFUSED, f"prompt {name}: {reply.reason}")
             return
-        group.completions[reply.completion] = self._completion(reply, len(group.token_ids))
-        if len(group.completions) == len(group.seeds):
-            del self._groups[reply.prompt]
-            yield reply.prompt, tuple(group.completions[k] for k in range(len(group.seeds)))
+        if begun is None and self._goes_on(reply):
+            self._continue(group, reply)
+            return
+        whole.completions[k] = self._completion(reply, len(group.token_ids), begun)
+        if len(whole.completions) == len(whole.seeds):
+            del self._groups[name]
+            yield name, tuple(whole.completions[k] for k in range(len(whole.seeds)))
+
+    def _goes_on(self, sampled: Sampled) -> bool:
+        """Whether a completion was stopped at the limit of its thought."""
+        ids = list(sampled.token_ids)
+        return len(ids) == self._stops.thinking_limit and self._stops.reason(ids) is None
+
+    def _continue(self, group: _Group, sampled: Sampled) -> None:
+        """Ask for the rest of a completion, after the end of its thought if that is still open."""
+        ids = list(sampled.token_ids)
+        end = self._stops.end_of_thought(ids)
+        name = next(self._rests)
+        self._groups[name] = _Group(
+            joined([group.token_ids, ids, end]),
+            (completion_seed(group.seeds[sampled.completion], len(ids), 0) % SEEDS,),
+            {},
+            self._max_new_tokens - len(ids) - len(end),
+            _Begun(sampled.prompt, sampled.completion, sampled, len(ids) if end else None),
+        )
+        group.continuing.add(sampled.completion)
+        self._new_rests.append(name)
 
     def _ask(self, name: int, ids: list[int] | Rejection, numbers: Sequence[int]) -> Rejection | None:
         if isinstance(ids, Rejection):
             return ids
         seeds = tuple(completion_seed(self._seed, name, number) % SEEDS for number in numbers)
-        self._groups[name] = _Group(ids, seeds, {})
+        self._groups[name] = _Group(ids, seeds, {}, self._stops.thinking_limit)
         return None
 
-    def _completion(self, sampled: Sampled, prompt_length: int) -> Completion:
+    def _completion(self, sampled: Sampled, prompt_length: int, begun: _Begun | None) -> Completion:
+        routing = b""
+        if routers := self._policy.routers:
+            routing = routers.stored(sampled.experts, prompt_length + len(sampled.token_ids) - 1)
+        forced = None
+        if begun is not None:
+            forced = begun.forced
+            sampled = replace(
+                sampled,
+                token_ids=begun.sampled.token_ids + sampled.token_ids,
+                logprobs=begun.sampled.logprobs + sampled.logprobs,
+                versions=merged((*begun.sampled.versions, *sampled.versions)),
+            )
         ids = list(sampled.token_ids)
-        routers = self._policy.routers
         if not math.isfinite(sum(sampled.logprobs)):
             raise EngineError(f"{self._policy.name} gives logits that are not finite: its weights are broken")
         # If the two disagree on the text, vLLM's decides, because it stopped there.
         return Completion(
-            text=self._policy.decode(ids),
-            finish_reason=self._stops.reason(ids) or "stop_sequence",
+            text=self._policy.said(ids, forced),
+            finish_reason=self._stops.reason(list(self._policy.with_end_of_thought(ids, forced))) or "stop_sequence",
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             versions=sampled.versions,
-            routing=routers.stored(sampled.experts, prompt_length + len(ids) - 1) if routers else b"",
+            routing=routing,
+            forced=forced,
         )

@@ -365,7 +365,7 @@ def sampling_params(request: Generate, wanted: Wanted) -> SamplingParams:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        max_tokens=sampling.max_new_tokens,
+        max_tokens=wanted.max_tokens or sampling.max_new_tokens,
         seed=wanted.seed,
         stop=list(sampling.stop),
         include_stop_str_in_output=True,

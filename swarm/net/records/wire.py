@@ -50,6 +50,7 @@ from swarm.types import (
     VerifiedGroup,
     complete,
 )
+from swarm.types.thoughts import CLOSE
 
 
 class Announcement(Struct, frozen=True):
@@ -248,6 +249,18 @@ def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None
     return manifest
 
 
+class SealedManifest(Struct, frozen=True):
+    """A manifest whose signature has been checked, with the bytes that its founder sealed."""
+
+    sealed: bytes
+    manifest: RunManifest
+
+    @classmethod
+    def reopen(cls, sealed: bytes) -> SealedManifest:
+        """Check stored bytes, whatever the time is: their date was checked on arrival. Raises `Refusal`."""
+        return cls(sealed, open_manifest(sealed, now=math.inf))
+
+
 def is_outdated(manifest: RunManifest, known: RunManifest, *, now: float | None = None) -> bool:
     """Whether a manifest is older than the known one; a known manifest from the future does not count."""
     return manifest.created_at < known.created_at <= _now(now) + MAX_CLOCK_SKEW_S
@@ -398,6 +411,7 @@ def group_problems(group: RolloutGroup, limits: Limits) -> Iterator[str]:
             yield f"{num_tokens} token ids but {len(completion.logprobs)} logprobs"
         if completion.turns:
             yield from _turn_problems(completion)
+        yield from _forced_problems(completion)
         spans = [span.num_tokens for span in completion.versions]
         if spans and sum(spans) != num_tokens:
             yield f"{num_tokens} token ids but version spans of {sum(spans)} tokens"
@@ -413,6 +427,16 @@ def _turn_problems(completion: Completion) -> Iterator[str]:
     ):
         if stated != actual:
             yield f"{actual} {what} but turns of {stated}"
+
+
+def _forced_problems(completion: Completion) -> Iterator[str]:
+    """An end of a thought is in the text, and within the tokens of its turn."""
+    if completion.turns and completion.forced is not None:
+        yield "a completion of several turns must say of each whether the end of its thought was inserted"
+        return
+    for turn in completion.by_turn():
+        if turn.forced is not None and (turn.forced > len(turn.token_ids) or CLOSE not in turn.text):
+            yield f"an inserted end of a thought must be within its turn, got {turn.forced} of {len(turn.token_ids)}"
 
 
 def _manifest_problems(manifest: RunManifest) -> Iterator[str]:

@@ -34,8 +34,13 @@ from swarm.net.records.envelope import (
 from swarm.net.records.feed import FEED_PROTOCOL, HELLO_PROTOCOL
 from swarm.net.records.large import LARGE_PROTOCOL
 from swarm.net.runtime import AsyncRuntime, until
-from swarm.net.services.requests import HEARTBEAT_PROTOCOL, MANIFEST_PROTOCOL, PEERS_PROTOCOL
-from swarm.net.snapshots.messages import ANNOUNCE_PROTOCOL, ASK_PROTOCOL
+from swarm.net.services.requests import (
+    ANNOUNCE_PROTOCOL,
+    ASK_PROTOCOL,
+    HEARTBEAT_PROTOCOL,
+    MANIFEST_PROTOCOL,
+    PEERS_PROTOCOL,
+)
 from swarm.protocols import StreamHandler, Wakeup
 from swarm.reasons import Reason
 

@@ -91,6 +91,12 @@ class MixRound(Struct, frozen=True):
     """External groups in the update."""
     senders: dict[str, int] = {}
     """External groups in the update by sender."""
+    num_questions: int = 0
+    """Questions asked; 0 if not known."""
+    num_candidates: int = 0
+    """Others' groups that the update could have used."""
+    seconds: dict[str, float] = {}
+    """Of the round: `asking`, `receiving`, `mix`, `update`; empty where updates hide generation's time."""
 
 
 class MixState(Struct):
@@ -100,6 +106,8 @@ class MixState(Struct):
     """Name of the policy that wrote `state`."""
     rounds: list[MixRound]
     state: dict[str, float]
+    num_questions: int | None = None
+    """Of the next round, if the policy chose them."""
 
 
 class History(Struct, frozen=True):
@@ -113,6 +121,10 @@ class History(Struct, frozen=True):
     """At most `MAX_ROUNDS`, oldest first. The last is the current round: its update is still to come."""
     state: Mapping[str, float] = {}
     """The state in this policy's last decision; empty before the first."""
+    num_questions: int = 0
+    """Questions a round as configured; 0 where a policy cannot change them."""
+    num_steps: int = 1
+    """Most optimizer steps of an update."""
 
     @property
     def total(self) -> int:
@@ -149,6 +161,8 @@ class Decision(Struct, frozen=True):
     """A few words for people."""
     state: Mapping[str, float] = {}
     """What the policy wants to find in the next round's history, also after a restart."""
+    num_questions: int | None = None
+    """Questions of the next round; None: as configured."""
 
 
 class MixPolicy(Settings):

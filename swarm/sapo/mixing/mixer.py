@@ -66,9 +66,14 @@ class Appraiser(Protocol):
 class Mixer:
     """The mix by one policy."""
 
-    def __init__(self, settings: MixSettings) -> None:
-        """Start without rounds."""
+    def __init__(self, settings: MixSettings, num_questions: int = 0, num_steps: int = 1) -> None:
+        """Start without rounds. `num_questions`: those of a round as configured, if a policy may change them;
+        `num_steps`: most optimizer steps of an update."""
+        self.num_questions: int | None = None
+        """Of the next round; None: as configured."""
         self._settings = settings
+        self._usual = num_questions
+        self._num_steps = num_steps
         self._rounds: deque[MixRound] = deque(maxlen=MAX_ROUNDS)
         self._state: dict[str, float] = {}
         self._wanted: deque[int] = deque([settings.external], maxlen=WANTED_ROUNDS)
@@ -106,7 +111,7 @@ class Mixer:
 
     def _history(self, *rounds: MixRound) -> History:
         settings = self._settings
-        return History(settings.local, settings.external, rounds, dict(self._state))
+        return History(settings.local, settings.external, rounds, dict(self._state), self._usual, self._num_steps)
 
     def mix(
         self,
@@ -143,18 +148,30 @@ class Mixer:
         """Remember a finished round."""
         senders = Counter(graded.group.peer_id for graded in mixed.external)
         external = len(mixed.external)
-        self._rounds.append(replace(this, num_local=len(mixed.local), num_external=external, senders=dict(senders)))
+        self._rounds.append(
+            replace(
+                this,
+                num_local=len(mixed.local),
+                num_external=external,
+                senders=dict(senders),
+                num_candidates=sum(weight > 0 for weight in mixed.decision.weights or ()),
+            )
+        )
         self._state = dict(mixed.decision.state)
         self._wanted.append(mixed.decision.external)
+        if self._usual:
+            self.num_questions = mixed.decision.num_questions
 
     def dump(self) -> MixState:
         """Everything, for a checkpoint."""
-        return MixState(self._settings.policy, list(self._rounds), dict(self._state))
+        return MixState(self._settings.policy, list(self._rounds), dict(self._state), self.num_questions)
 
     def restore(self, saved: MixState) -> None:
         """Restore what `dump` returned; another policy keeps the rounds and starts without state."""
         self._rounds.extend(saved.rounds)
-        self._state = dict(saved.state) if saved.policy == self._settings.policy else {}
+        if saved.policy == self._settings.policy:
+            self._state = dict(saved.state)
+            self.num_questions = saved.num_questions if self._usual else None
 
     def _appraised(
         self, candidates: Sequence[Candidate], appraiser: Appraiser, author_of: AuthorOf, rng: np.random.Generator
@@ -202,9 +219,11 @@ def _checked(decision: object, policy: str, num_candidates: int) -> Decision:
     """
     if not isinstance(decision, Decision):
         raise ConfigError(f"mix.policy {policy} must return a swarm.sapo.mixing.Decision, got {decision!r}")
-    for name, count in (("local", decision.local), ("external", decision.external)):
-        if not isinstance(count, Integral) or count < 0:
-            raise ConfigError(f"mix.policy {policy}: {name} must be a whole number of at least 0, got {count!r}")
+    asks = 1 if decision.num_questions is None else decision.num_questions
+    counts = (("local", decision.local, 0), ("external", decision.external, 0), ("num_questions", asks, 1))
+    for name, count, least in counts:
+        if not isinstance(count, Integral) or count < least:
+            raise ConfigError(f"mix.policy {policy}: {name} must be a whole number of at least {least}, got {count!r}")
     weights, num_invalid = _usable(decision.weights, policy, num_candidates)
     notes = [decision.reason, f"{num_invalid} invalid weights count as 0" if num_invalid else ""]
     return Decision(
@@ -213,6 +232,7 @@ def _checked(decision: object, policy: str, num_candidates: int) -> Decision:
         weights=weights,
         reason=clean("; ".join(note for note in notes if note), MAX_REASON_CHARS),
         state=_usable_state(decision.state, policy),
+        num_questions=None if decision.num_questions is None else int(decision.num_questions),
     )
 
 

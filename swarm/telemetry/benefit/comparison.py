@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -28,6 +29,8 @@ class Evaluated(Struct, frozen=True):
     accuracy: float
     tasks: dict[str, tuple[int, int]]
     """(correct, asked) by task."""
+    processor_s: float | None = None
+    """Processor seconds of its rounds until then; None if they were not counted."""
 
 
 class NodeOutcome(Struct, frozen=True):
@@ -141,15 +144,19 @@ def node_outcome(history: PeerHistory) -> NodeOutcome:
 
 
 def _evaluated(history: PeerHistory) -> list[Evaluated]:
-    spent = {0: (0, 0.0)}  # (tokens, seconds) by round
-    seconds = 0.0
+    seconds, processor_s = 0.0, 0.0
+    spent = {0: (0, seconds, processor_s)}  # tokens and seconds by round
     for event in history.series():
-        seconds += sum(event.timings.values())
-        spent[event.round] = (event.tokens_generated, seconds)
+        seconds += event.seconds
+        processor_s += math.nan if event.processor_s is None else event.processor_s
+        spent[event.round] = (event.tokens_generated, seconds, processor_s)
     return [
-        Evaluated(number, *spent[number], event.accuracy, event.tasks)
+        Evaluated(
+            number, tokens, seconds, event.accuracy, event.tasks, None if math.isnan(processor_s) else processor_s
+        )
         for number, event in sorted(history.evaluations.items())
         if number in spent and event.accuracy is not None
+        for tokens, seconds, processor_s in [spent[number]]
     ]
 
 
@@ -280,9 +287,11 @@ def _compared(row: str, outcomes: Sequence[SwarmOutcome], baseline: Sequence[Swa
     )
 
 
-Cost = Literal["tokens", "seconds"]
-"""Tokens that a node generated for training; wall-clock time of its rounds, without evaluations and checkpoints."""
+Cost = Literal["tokens", "seconds", "processor_s"]
+"""Tokens that a node generated for training; wall-clock time of its rounds, without evaluations and checkpoints;
+processor seconds of these rounds."""
 COSTS: tuple[Cost, ...] = ("tokens", "seconds")
+"""Those of every curve."""
 
 N = TypeVar("N", float, Estimate)
 
@@ -294,10 +303,16 @@ class Point(Struct, Generic[N], frozen=True):
     tokens: N
     seconds: N
     accuracy: N
+    processor_s: N | None = None
+    """None if they were not counted."""
 
     def cost(self, kind: Cost) -> N:
-        """Until then."""
-        return self.tokens if kind == "tokens" else self.seconds
+        """Until then. Raises `ValueError` for processor seconds that were not counted."""
+        if kind != "processor_s":
+            return self.tokens if kind == "tokens" else self.seconds
+        if self.processor_s is None:
+            raise ValueError("processor seconds were not counted")
+        return self.processor_s
 
 
 def learning_curve(outcome: SwarmOutcome) -> list[Point[float]]:
@@ -318,7 +333,13 @@ def _mean_point(number: int, found: Sequence[Evaluated | Point[float]], mean: Ca
         tokens=mean([each.tokens for each in found]),
         seconds=mean([each.seconds for each in found]),
         accuracy=mean([each.accuracy for each in found]),
+        processor_s=_all_known([each.processor_s for each in found], mean),
     )
+
+
+def _all_known(found: Sequence[float | None], mean: Callable[[list[float]], N]) -> N | None:
+    known = [each for each in found if each is not None]
+    return mean(known) if len(known) == len(found) else None
 
 
 def accuracy_at(curve: Sequence[Point[float]], kind: Cost, amount: float) -> float:
@@ -327,7 +348,10 @@ def accuracy_at(curve: Sequence[Point[float]], kind: Cost, amount: float) -> flo
 
 
 def cost_to_reach(curve: Sequence[Point[float]], kind: Cost, accuracy: float) -> float | None:
-    """Cost at which a curve first reached an accuracy, interpolated likewise; None if it never did."""
+    """Cost at which a curve first reached an accuracy, interpolated likewise; None if it never did, or for processor
+    seconds that were not counted."""
+    if kind == "processor_s" and any(point.processor_s is None for point in curve):
+        return None
     if curve and curve[0].accuracy >= accuracy:
         return curve[0].cost(kind)
     for before, after in pairwise(curve):

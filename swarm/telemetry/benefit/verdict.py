@@ -5,12 +5,14 @@ Two clocks decide: a node may learn more per round and less in the same time, be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from swarm.sanitize import clean
+from swarm.telemetry.alerts import duration
 from swarm.telemetry.benefit.control import Benefit, InSeconds, benefit, is_enough
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory, mean, reward_window
 from swarm.types import Estimate, SwarmWorth
@@ -39,26 +41,24 @@ BY_ESTIMATE = (
 BY_PROGRESS = "Mean rewards of the first and the last rounds."
 MAX_DEMO_CHARS = 40
 NOT_KNOWN = "not known yet"
-MISSING = f"a node needs {NEEDED_ROUNDS} measured rounds with groups of its own and of others"
 HOW_LONG = (
     f"A node estimates it from {NEEDED_ROUNDS} measured rounds with own groups and others' on; it measures every other "
     "round."
 )
 
 
-def missing(worth: SwarmWorth) -> str:
-    """Missing measurements of an estimate, and how long they take."""
-    left = NEEDED_ROUNDS - worth.compared
-    if left <= 0:
-        return (
-            "its own groups do not agree yet on a direction to learn in; more questions per round "
-            "(generation.questions_per_round) tell sooner, and where the reward hardly changes it stays open"
-        )
-    have = f"{worth.compared} of {NEEDED_ROUNDS} measured rounds with own and others' groups"
-    if not worth.compared:
-        return have
-    more = -(-left * worth.rounds // worth.compared)
-    return f"{have}; about {more:,} more at this rate"
+def missing(worth: SwarmWorth, seconds_per_round: float | None = None) -> str:
+    """When an estimate will be known, or what it takes."""
+    if worth.rounds_left is not None:
+        took = "" if seconds_per_round is None else f" ({duration(worth.rounds_left * seconds_per_round)})"
+        rounds = f"{worth.rounds_left:,} more round{'s' * (worth.rounds_left != 1)}"
+        return f"known in about {rounds}{took} if they go on like this"
+    if worth.compared < NEEDED_ROUNDS:
+        return f"{worth.compared} of {NEEDED_ROUNDS} measured rounds with own and others' groups"
+    return (
+        "its own groups do not agree yet on a direction to learn in; more questions per round "
+        "(generation.questions_per_round) tell sooner, and where the reward hardly changes it stays open"
+    )
 
 
 def ratio(value: float) -> str:
@@ -73,7 +73,7 @@ def with_interval(found: Estimate | None) -> str:
 
 def in_own_groups(found: Estimate) -> str:
     """Worth of a group of others with its 95% interval."""
-    return f"{found.value:.1f} ({found.low:.1f} to {found.high:.1f})"
+    return f"{found.value:z.1f} ({found.low:z.1f} to {found.high:z.1f})"
 
 
 class Verdict(Struct, frozen=True):
@@ -169,7 +169,8 @@ def by_estimate(nodes: Sequence[PeerHistory]) -> Verdict:
     if known:
         return _of_several(known, len(nodes))
     if measured and any(node.groups["received"] for node in nodes):
-        needed = missing(measured[0][1]) if len(measured) == 1 else MISSING
+        pairs = [(found, node.seconds_per_round()) for node in nodes if (found := node.worth) is not None]
+        needed = missing(*max(pairs, key=lambda pair: math.inf if pair[0].rounds_left is None else pair[0].rounds_left))
         return Verdict("open", f"{UNKNOWN}: {needed}", progress(nodes), HOW_LONG)
     return Verdict("open", progress(nodes) or UNKNOWN, "", BY_PROGRESS)
 

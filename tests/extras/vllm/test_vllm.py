@@ -36,6 +36,7 @@ from swarm.policy.tiny import tiny_tokenizer
 from swarm.types import Rejection, Sampling, VersionSpan
 from tests.engines.models import make, random_policy
 from tests.extras.vllm.stand_in import FAKE, python_with_vllm, script_for_vllm
+from tests.thinking_models import FAMILIES, policy_of
 
 SAMPLING = Sampling(max_new_tokens=12)
 PROMPTS = ["Calculate 12 + 7.", "Solve for x: 2*x = 4"]
@@ -610,3 +611,28 @@ def test_sleep_needs_a_gpu(policy: Policy, script: Path, python: Path) -> None:
     settings = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python, sleep=True))
     with pytest.raises(EngineError, match="generation.vllm.sleep needs a GPU"):
         open_engine(choose_engine(settings, policy), policy, PolicySettings(), settings)
+
+
+def test_a_thought_is_ended_at_its_limit_and_the_completion_goes_on(
+    script: Path, python: Path, silence_s: float
+) -> None:
+    """The rest is another request; a crash between the two loses nothing."""
+    policy = policy_of(FAMILIES["qwen3 opened"])
+    settings = GenerationSettings(vllm=VllmSettings(python=python, silence_timeout_s=silence_s))
+    limited = Sampling(max_new_tokens=20, max_thinking_tokens=5)
+    with contextlib.closing(VllmService(policy, settings)) as service:
+        engine = VllmEngine(policy, settings, service)
+        first = engine.generate(PROMPTS, 4, limited, 1)
+        (script / "crash").touch()
+        assert engine.generate(PROMPTS, 4, limited, 1) == first
+        free = engine.generate(PROMPTS, 4, Sampling(max_new_tokens=20), 1)
+    completions = [each for group in first for each in group]
+    assert any(each.forced is not None for each in completions)
+    for each, unlimited in zip(completions, [each for group in free for each in group], strict=True):
+        assert each.token_ids[:5] == unlimited.token_ids[:5]
+        assert len(each.logprobs) == len(each.token_ids) == sum(span.num_tokens for span in each.versions)
+        assert each.text == policy.said(each.token_ids, each.forced)
+        if each.forced is not None:
+            assert each.forced == 5
+            assert len(each.token_ids) + len(policy.end_of_thought) <= 20
+            assert each.finish_reason in ("stop", "length")

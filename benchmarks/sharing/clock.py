@@ -1,0 +1,103 @@
+"""The table of processor time: processor seconds to an accuracy, alone and with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from benchmarks.common.report import Row
+from benchmarks.sharing.curves import along, time_to_reach
+from benchmarks.sharing.swarms import AUTO, Comparison, Scale, Size, peers, swarm_cells
+from benchmarks.sharing.table import Outcomes
+from nodes.simulation.cells import Cell
+from nodes.simulation.configs import Fields
+from swarm.policy.config import TINY_SPARSE
+from swarm.telemetry.benefit.comparison import (
+    Estimate,
+    SwarmOutcome,
+    cost_to_reach,
+    estimate,
+    learning_curve,
+    ratio_by_seed,
+)
+
+ACCURACIES = (0.05, 0.1, 0.15)
+"""Fixed beforehand: a node starts sparse, below the first."""
+DECIDES = 0.1
+FEWEST = 4
+"""Nodes from which on a swarm has a target."""
+MOST = 0.7
+"""Of the best lone node's processor seconds."""
+MOST_OF_AUTO = 1.05
+SLOTS = (8, 24)
+"""Own and others' groups of an update, at most."""
+TUNED: Fields = [("update.minibatches", "8"), ("policy.device", "cpu")]
+"""Of all rows."""
+LONE = "alone"
+LONE_AUTO = f"{LONE}, {AUTO}"
+LONE_QUESTIONS = (16, 8)
+LONE_NODES = 2
+"""They do not depend on each other."""
+NOTE = (
+    "Sparse start. Alone, two nodes a seed learn without each other, with 16 questions a round, or 8 in twice the "
+    "rounds, and as many groups an update, or as `auto` chooses. Together: at most 8 own and 24 others' groups, of "
+    "about 8 questions, as `auto` chooses. Updates have at most 8 optimizer steps. Seconds are processor seconds of a "
+    "node's rounds, with sharing, receiving and regrading, without start and evaluations; accuracies between two "
+    "evaluations are interpolated."
+)
+
+
+def by_clock(size: Size) -> list[Comparison]:
+    """Lone nodes of several settings, then two, four and so on, up to the number of nodes of the scale."""
+    scale = size.clock
+    longer = replace(scale, rounds=2 * scale.rounds)
+    cells = {}
+    for questions in LONE_QUESTIONS:
+        row, rounds = f"{LONE}, {questions} questions", scale if questions == max(LONE_QUESTIONS) else longer
+        asks = ("generation.questions_per_round", str(questions))
+        cells[row] = _cells(row, rounds, LONE_NODES, f"{questions}/0", [asks])
+    alone = [("share.groups", "none"), ("mix.local", "8"), ("mix.external", "0")]
+    cells[LONE_AUTO] = _cells(LONE_AUTO, longer, LONE_NODES, AUTO, alone)
+    most = [("mix.local", str(SLOTS[0])), ("mix.external", str(SLOTS[1])), ("generation.questions_per_round", "8")]
+    for count in (2**k for k in range(1, scale.nodes.bit_length())):
+        row = f"{count} nodes"
+        cells[row] = _cells(row, scale, count, AUTO, most)
+    return [Comparison("clock", cells)]
+
+
+def clock_findings(title: str, outcomes: Outcomes) -> list[Row]:
+    """Processor seconds to each accuracy, those of swarms and of `auto` against the best lone node's, and accuracies
+    along the way."""
+    costs = {row: _costs(found) for row, found in outcomes.items()}
+    fixed = {row: cost for row, cost in costs.items() if row.startswith(LONE) and row != LONE_AUTO and cost}
+    rows = time_to_reach(title, outcomes, ACCURACIES, "processor_s", "processor time")
+    if not fixed:
+        return [*rows, *along(title, outcomes)]
+    best = min(fixed, key=lambda row: estimate(list(fixed[row].values())).value)
+    against = []
+    for row, cost in costs.items():
+        if row in fixed:
+            continue
+        count = 1 if row == LONE_AUTO else int(row.split()[0])
+        target = MOST_OF_AUTO if row == LONE_AUTO else MOST if count >= FEWEST else None
+        what = f"{title}, {row}: processor time to {DECIDES:.0%}, against the best lone node, {best}"
+        against.append(_at_most(what, ratio_by_seed(cost, fixed[best]), target))
+    return [*against, *rows, *along(title, outcomes)]
+
+
+def _at_most(what: str, found: Estimate | None, target: float | None) -> Row:
+    if found is None:
+        return Row(what, None, "", target=target, met=None if target is None else False)
+    met = None if target is None else found.value <= target
+    return Row(what, found.value, "", target=target, met=met, spread=found.interval, n=found.n)
+
+
+def _costs(outcomes: Sequence[SwarmOutcome]) -> Mapping[int, float]:
+    """Processor seconds to the accuracy that decides, by seed; empty if one did not reach it."""
+    found = {each.seed: cost_to_reach(learning_curve(each), "processor_s", DECIDES) for each in outcomes}
+    reached = {seed: cost for seed, cost in found.items() if cost is not None}
+    return reached if len(reached) == len(found) else {}
+
+
+def _cells(row: str, scale: Scale, count: int, mix: str, changes: Fields) -> list[Cell]:
+    return swarm_cells(row, scale, peers(count), TINY_SPARSE, mix, [*TUNED, *changes])

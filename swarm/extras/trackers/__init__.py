@@ -1,0 +1,1 @@
+"""Where figures go besides the JSONL file: Prometheus, TensorBoard, Weights & Biases, MLflow, trackio."""
