@@ -10,14 +10,16 @@ import ipaddress
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from email.message import Message as EmailMessage
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 import msgspec
 from msgspec import Struct
@@ -134,6 +136,62 @@ class _NoRedirects(HTTPRedirectHandler):
         """None: the response counts as an error."""
 
 
+class _Ends:
+    """Connections that end at a deadline, whatever the server does: a socket's time limit is one for each byte."""
+
+    def __init__(self) -> None:
+        self._of = threading.local()
+
+    def arm(self, seconds: float) -> threading.Timer:
+        """For this thread's next connections; the timer is to be cancelled."""
+        self._of.sockets = sockets = list[socket.socket]()
+        timer = threading.Timer(seconds, _hang_up, (sockets,))
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def close(self) -> None:
+        """Forget them."""
+        for each in self._of.sockets:
+            each.close()
+
+    def held(self, connection: Any) -> Any:
+        """The connection, which ends with the others."""
+        connect = connection._create_connection
+
+        def connected(*args: object) -> socket.socket:
+            made: socket.socket = connect(*args)
+            self._of.sockets.append(made.dup())  # TLS takes the first one over
+            return made
+
+        connection._create_connection = connected
+        return connection
+
+
+def _hang_up(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(HTTPHandler):
+    def __init__(self, ends: _Ends) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(lambda host, **given: self._ends.held(http_class(host, **given)), req, **options)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, ends: _Ends) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(lambda host, **given: self._ends.held(http_class(host, **given)), req, **options)
+
+
 class Endpoint:
     """One server. Thread-safe."""
 
@@ -143,7 +201,8 @@ class Endpoint:
         """Nothing is asked yet. Raises `ConfigError`, which names `field`, when the key's variable is not set."""
         self._base = url.rstrip("/")
         direct = [ProxyHandler({})] if is_here(urlsplit(url).hostname or "") else []
-        self._opener = build_opener(_NoRedirects, *direct)
+        self._ends = _Ends()
+        self._opener = build_opener(_NoRedirects, _Http(self._ends), _Https(self._ends), *direct)
         self._headers = {"Content-Type": "application/json", **_authorization(api_key_env, field, environment)}
 
     def chat(self, body: Mapping[str, Any], deadline: float, max_bytes: int = MAX_RESPONSE_BYTES) -> ChatCompletion:
@@ -162,6 +221,7 @@ class Endpoint:
         left = deadline - time.monotonic()
         if left <= 0:
             raise EndpointError("the endpoint took too long")
+        timer = self._ends.arm(left)
         try:
             with self._opener.open(request, timeout=left) as response:
                 return msgspec.json.decode(_bounded(response, deadline, max_bytes), type=kind)
@@ -176,10 +236,15 @@ class Endpoint:
         except TimeoutError:
             raise EndpointError("the endpoint took too long") from None
         except (OSError, HTTPException) as error:  # `URLError` is an OSError
+            if time.monotonic() >= deadline:
+                raise EndpointError("the endpoint took too long") from None
             reason = f"the endpoint cannot be reached: {_in_words(error)}"
             raise EndpointError(reason, busy=True, unreachable=True) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise EndpointError(f"the endpoint's response is not {what}") from None
+        finally:
+            timer.cancel()
+            self._ends.close()
 
 
 def _retry_after_s(headers: EmailMessage[str, str] | None) -> float:

@@ -128,6 +128,8 @@ class PeerNode(RoleNode):
             self._tokens = state.tokens_generated
             if state.mix is not None:
                 self._node.external.mixer.restore(state.mix)
+            if state.corroboration is not None:
+                self._node.external.corroboration.restore(state.corroboration)
         self._adoption = self._make_adoption()
         suites = runtime.prepare_suites(self.policy, cancelled, self._node.external.receive)
         self._open.callback(suites.close)
@@ -193,6 +195,7 @@ class PeerNode(RoleNode):
             position=node.position,
             tokens_generated=self._tokens,
             mix=node.external.mixer.dump(),
+            corroboration=node.external.corroboration.dump(),
         )
 
     def end(self, reason: EndReason) -> None:

@@ -25,6 +25,7 @@ from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
+from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
@@ -401,8 +402,9 @@ class Checkpoints:
         tokens_generated: int = 0,
         num_passed_over: int = 0,
         mix: MixState | None = None,
+        corroboration: CorroborationState | None = None,
     ) -> None:
-        """Write a checkpoint of the finished rounds, unless it exists. The last four: see `TrainingState`."""
+        """Write a checkpoint of the finished rounds, unless it exists. The last five: see `TrainingState`."""
         if self._saved_round == round:
             return
         from swarm.training.checkpoint import TrainingState
@@ -422,6 +424,7 @@ class Checkpoints:
             num_passed_over=num_passed_over,
             mix=mix,
             watch=self._watch.dump(),
+            corroboration=corroboration,
         )
         config = self._runtime.config.model_dump_json(indent=1)
         path = self._ranks.save(self._store, state, config, well=self._watch.well)

@@ -37,7 +37,7 @@ from swarm.policy.experts import Routers, cast_experts
 from swarm.policy.media.features import freeze_encoder, joined
 from swarm.policy.out_of_memory import needing_memory
 from swarm.policy.ranks import Ranks
-from swarm.policy.reading import foreign_files, has_encoder, outline, read_model
+from swarm.policy.reading import foreign_files, has_encoder, outline, read_model, try_tokenizer
 from swarm.policy.scoring import give_float32_logits
 from swarm.policy.smollm import ensure_smollm2
 from swarm.policy.thinking import Piece, Prompted, Thinking, named_marks
@@ -293,9 +293,10 @@ class Policy:
         """
         pieces = [self._pieces(completion.text, completion.forced is not None) for completion in completions]
         texts = [piece for each in pieces for piece in each if isinstance(piece, str)]
-        encoded = iter(
-            self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] if texts else ()
-        )
+        with foreign_files(self.name, "tokenizer"):  # which may panic over a text
+            encoded = iter(
+                self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] if texts else ()
+            )
         ids = [
             [token for piece in each for token in (next(encoded) if isinstance(piece, str) else piece)]
             for each in pieces
@@ -520,6 +521,8 @@ def _read(
     made = settings.model in MADE_HERE
     source = str(weights) if weights is not None else find_source(settings.model, progress)
     revision = None if made or weights is not None else settings.revision
+    if not made and weights is None:
+        try_tokenizer(source, revision)
     dtype = find_dtype(
         settings.dtype, device, lambda: outline(source, revision, settings.trust_remote_code).num_parameters()
     )

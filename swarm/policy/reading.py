@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +29,9 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 from transformers.utils import CONFIG_NAME, cached_file
 
+from swarm.children import inherited, python_path
 from swarm.errors import PolicyError, SwarmError
+from swarm.policy import tokenizer_process
 from swarm.policy.config import HUB_ID_IN_WORDS, MADE_HERE, WEIGHT_SUFFIXES, is_on_hub
 from swarm.sanitize import clean
 from swarm.settings import nearest
@@ -38,6 +42,9 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 DAMAGED = ("PytorchStreamReader", "UnpicklingError", "EOFError", "Error while deserializing header")
 """In what the readers of weights raise for files that are cut off, or are something else."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+TOKENIZER_FILE = TOKENIZER_FILES[0]
+TRY_S = 300.0
+"""Wall-clock limit of the process that tries a tokenizer, for a machine that is busy."""
 NAMED = 3
 """Most wrong tensors that a message lists."""
 PANIC = "PanicException"
@@ -282,3 +289,25 @@ def _check_source(source: str, revision: str | None = None) -> None:
 def _check_tokenizer(directory: Path) -> None:
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise PolicyError(f"{directory} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
+
+
+def try_tokenizer(source: str, revision: str | None) -> None:
+    """Raises `PolicyError` for a tokenizer with which texts take long or fill the memory, as another process finds."""
+    with foreign_files(source, TOKENIZER_FILE):
+        path = find_file(source, TOKENIZER_FILE, revision)
+    if path is None:
+        return
+    script = [sys.executable, "-P", tokenizer_process.__file__, path]
+    environment = {**inherited("base"), **python_path(), "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(script, capture_output=True, env=environment, timeout=TRY_S, start_new_session=True)
+        said = json.loads(done.stdout)
+    except (ValueError, subprocess.TimeoutExpired):
+        said = (
+            f"a text of {tokenizer_process.LENGTH} characters takes over {tokenizer_process.LIMIT_S:.0f} s of "
+            f"processor time, or over {tokenizer_process.MAX_MEMORY_BYTES} bytes of memory"
+        )
+    except OSError as error:
+        raise PolicyError(f"the process that tries tokenizers cannot be started: {error}") from error
+    if said:
+        raise PolicyError(f"the {TOKENIZER_FILE} of {source!r} cannot be used: {clean(said)}")

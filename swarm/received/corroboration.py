@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import secrets
+import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ KINDS = 4
 MULTIPLIERS = np.array([0x165667B19E3779F9, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
 START, ALONE = -1, -2
 """Stand for the previous token: the completion's start, and none."""
-SALT = np.uint64(secrets.randbits(64))
-"""Random in each process: an attacker cannot choose a token that shares its buckets with one that own groups push."""
+SALT_BITS = 64
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
@@ -95,11 +94,27 @@ class ReadGroup:
     """[G][T]"""
     logprobs: Sequence[Sequence[float]]
     """[G][T] under this node's policy."""
+    _buckets: dict[int, Buckets] = field(default_factory=dict, repr=False, compare=False)
+    _push: dict[int, tuple[Buckets, Floats]] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def buckets(self) -> Buckets:
+    def buckets(self, salt: int) -> Buckets:
         """[KINDS, ROWS, N] of all tokens, one completion after the other: each by itself, and with the one before it or
-        the completion's start, each for pushes with and without regard to length."""
+        the completion's start, each for pushes with and without regard to length. Hashed with `salt`."""
+        if salt not in self._buckets:
+            self._buckets[salt] = self._hashed(np.uint64(salt))
+        return self._buckets[salt]
+
+    def push(self, salt: int) -> tuple[Buckets, Floats]:
+        """The buckets of all rows that have tokens, numbered through, and the pushes [2, N] up and down on each.
+
+        Some losses divide a completion's advantages by its length, some do not. Where those that are rewarded are
+        shorter, or longer, than the others, a token that all have alike is pushed by one of the two.
+        """
+        if salt not in self._push:
+            self._push[salt] = self._pushed(salt)
+        return self._push[salt]
+
+    def _hashed(self, salt: np.uint64) -> Buckets:
         lengths = np.array([len(each) for each in self.ids], dtype=np.int64)
         token = np.array([token for each in self.ids for token in each], dtype=np.int64)
         is_first = np.zeros(len(token), dtype=bool)
@@ -108,20 +123,14 @@ class ReadGroup:
         alone = np.full_like(token, ALONE)
         kinds = [[np.full_like(token, scale), each, token] for scale in range(2) for each in (alone, before)]
         mixed = (np.array(kinds, dtype=np.int64).astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
-        mixed ^= SALT
+        mixed ^= salt
         mixed ^= mixed >> np.uint64(31)
         hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
         hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
         found: Buckets = (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
         return found
 
-    @cached_property
-    def push(self) -> tuple[Buckets, Floats]:
-        """The buckets of all rows that have tokens, numbered through, and the pushes [2, N] up and down on each.
-
-        Some losses divide a completion's advantages by its length, some do not. Where those that are rewarded are
-        shorter, or longer, than the others, a token that all have alike is pushed by one of the two.
-        """
+    def _pushed(self, salt: int) -> tuple[Buckets, Floats]:
         raised = sum(max(0.0, max(each, default=0.0)) for each in self.advantages)
         if not raised:
             return np.zeros(0, dtype=np.int64), np.zeros((2, 0))
@@ -129,7 +138,7 @@ class ReadGroup:
         by_length = np.repeat(lengths.mean() / np.maximum(lengths, 1), lengths)
         advantages = _flat(self.advantages) / raised
         weights = np.concatenate([np.tile(advantages * scale, KINDS * ROWS // 2) for scale in (by_length, 1.0)])
-        found, index = np.unique(_through(self.buckets), return_inverse=True)
+        found, index = np.unique(_through(self.buckets(salt)), return_inverse=True)
         push = [np.bincount(index.ravel(), np.maximum(sign * weights, 0.0), len(found)) for sign in (1, -1)]
         return found, np.minimum(push, MAX_PUSH)
 
@@ -148,12 +157,51 @@ class Drift(Struct, frozen=True):
     """The most frequent first."""
 
 
+class EvidenceState(Struct):
+    """An author's evidence, or a task's. Only buckets that have some are listed."""
+
+    num: float
+    tasks: dict[str, float]
+    buckets: bytes
+    """uint16, [N]"""
+    means: bytes
+    """float32, [3, N]"""
+
+
+class RatesState(Struct):
+    """Own completions' rates in the past, and of the rate that is being counted."""
+
+    num: int
+    reward: float
+    counts: bytes
+    """float32, one a bucket, compressed."""
+    rise: bytes | None
+    past: list[bytes]
+    rewards: list[float]
+
+
+class CorroborationState(Struct):
+    """What is known of authors, for a checkpoint: at most some 60 MB, of a few tasks and authors 1 MB."""
+
+    salt: int
+    own: dict[str, EvidenceState]
+    authors: dict[str, EvidenceState]
+    together: dict[str, EvidenceState]
+    pulls: list[float]
+    rates: RatesState
+    rising: dict[str, dict[int, int]]
+
+
 class Corroboration:
     """Compares the pushes of others' groups with those of own ones. Pure."""
 
-    def __init__(self, settings: CorroborationSettings) -> None:
-        """Nothing is known yet: only new authors are held back."""
+    def __init__(self, settings: CorroborationSettings, salt: int | None = None) -> None:
+        """Nothing is known yet: only new authors are held back. `salt` is secret; by default random.
+
+        Because of it, nobody can choose a token that shares its buckets with one that own groups push.
+        """
         self._settings = settings
+        self._salt = secrets.randbits(SALT_BITS) if salt is None else salt
         self._own: dict[str, _Evidence] = {}
         """By task."""
         self._authors: dict[str, _Evidence] = {}
@@ -165,21 +213,43 @@ class Corroboration:
         self._rising: dict[str, Counter[int]] = {}
         """How often an author pushed a token in excess that own completions have more and more, by author and token."""
 
+    def dump(self) -> CorroborationState:
+        """Everything, for a checkpoint: otherwise a patient author would be unknown after each restart."""
+        return CorroborationState(
+            self._salt,
+            {name: each.dump() for name, each in self._own.items()},
+            {name: each.dump() for name, each in self._authors.items()},
+            {name: each.dump() for name, each in self._together.items()},
+            list(self._pulls),
+            self._rates.dump(),
+            {author: dict(tokens) for author, tokens in self._rising.items()},
+        )
+
+    def restore(self, saved: CorroborationState) -> None:
+        """Restore what `dump` returned."""
+        self._salt = saved.salt
+        self._own = {name: _Evidence.restored(each) for name, each in saved.own.items()}
+        self._authors = {name: _Evidence.restored(each) for name, each in saved.authors.items()}
+        self._together = {name: _Evidence.restored(each) for name, each in saved.together.items()}
+        self._pulls.extend(saved.pulls)
+        self._rates.restore(saved.rates)
+        self._rising = {author: Counter(tokens) for author, tokens in saved.rising.items()}
+
     def learn(self, group: ReadGroup, reward: float) -> None:
         """Add an own group with its mean reward."""
         if self._settings.enabled:
-            self._rates.add(group, reward)
+            self._rates.add(group.buckets(self._salt), len(group.ids), reward)
             if any(value > 0 for each in group.advantages for value in each):
-                _evidence(self._own, group.task, MAX_TASKS).add(group)
+                _evidence(self._own, group.task, MAX_TASKS).add(group, self._salt)
                 self._pulls.append(group.pull())
 
     def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
         """Add a received group, once, to each of the names that its author counts as, and to those of all authors."""
         if self._settings.enabled:
             for author in authors:
-                _evidence(self._authors, author, MAX_AUTHORS).add(group)
-            _evidence(self._together, ANY_TASK, MAX_TASKS).add(group)
-            _evidence(self._together, group.task, MAX_TASKS).add(group)
+                _evidence(self._authors, author, MAX_AUTHORS).add(group, self._salt)
+            _evidence(self._together, ANY_TASK, MAX_TASKS).add(group, self._salt)
+            _evidence(self._together, group.task, MAX_TASKS).add(group, self._salt)
 
     def factors(self, authors: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
         """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names, the
@@ -206,8 +276,8 @@ class Corroboration:
 
     def _compared(self, known: Sequence[_Evidence], group: ReadGroup, signs: Floats, peer_id: str) -> Floats:
         """[N] the least by any of the evidence on names of `peer_id`, without regard to how much of it there is."""
-        up, down, their_error = _at(known, group.buckets)
-        own_push, own_error, own_doubt = self._own_push(known, group.buckets)
+        up, down, their_error = _at(known, group.buckets(self._salt))
+        own_push, own_error, own_doubt = self._own_push(known, group.buckets(self._salt))
         # From here on, a positive push is one that agrees with the advantage of the token at hand.
         own_push = own_push * signs
         along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
@@ -219,7 +289,9 @@ class Corroboration:
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
         unneeded = excess > ALARMING_ERRORS * spread
         unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
-        rising = (unneeded.all(axis=2) & (self._rates.rise(group.buckets) > DRIFT)).any(axis=1) & (signs > 0)
+        rising = (unneeded.all(axis=2) & (self._rates.rise(group.buckets(self._salt)) > DRIFT)).any(axis=1) & (
+            signs > 0
+        )
         if rising.any():
             tokens = [token for each in group.ids for token in each]
             self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.nonzero(rising)[1])
@@ -257,13 +329,26 @@ class _Evidence:
         """Of pushes up, down, and the squares of both together, times `_weight`: it grows, and they do not fade."""
         self._weight = 1.0
 
-    def add(self, group: ReadGroup) -> None:
+    def dump(self) -> EvidenceState:
+        means = (self._sums / self._weight).astype(np.float32)
+        buckets = np.flatnonzero(means.any(axis=0))
+        content = means[:, buckets].tobytes()
+        return EvidenceState(self.num, self.tasks, buckets.astype(np.uint16).tobytes(), content)
+
+    @classmethod
+    def restored(cls, saved: EvidenceState) -> _Evidence:
+        found = cls()
+        found.num, found.tasks = saved.num, saved.tasks
+        found._sums[:, np.frombuffer(saved.buckets, np.uint16)] = np.frombuffer(saved.means, np.float32).reshape(3, -1)
+        return found
+
+    def add(self, group: ReadGroup, salt: int) -> None:
         self.num = MEMORY * self.num + 1
         self._weight /= MEMORY
         if self._weight > MAX_WEIGHT:
             self._sums /= self._weight
             self._weight = 1.0
-        buckets, push = group.push
+        buckets, push = group.push(salt)
         self._sums[:, buckets] += self._weight * np.stack([*push, (push[0] - push[1]) ** 2])
         kept = sorted(self.tasks.items(), key=lambda each: -each[1])[:MAX_TASKS]
         self.tasks = {task: MEMORY * count for task, count in kept}
@@ -285,8 +370,24 @@ class _Rates:
         self._rewards: deque[float] = deque(maxlen=PAST_RATES)
         self._rise: Floats | None = None
 
-    def add(self, group: ReadGroup, reward: float) -> None:
-        np.add.at(self._counts, _through(group.buckets).ravel(), 1 / max(1, len(group.ids)))
+    def dump(self) -> RatesState:
+        return RatesState(
+            self._num,
+            self._reward,
+            _packed(self._counts),
+            None if self._rise is None else _packed(self._rise),
+            [_packed(each) for each in self._past],
+            list(self._rewards),
+        )
+
+    def restore(self, saved: RatesState) -> None:
+        self._num, self._reward, self._counts = saved.num, saved.reward, _unpacked(saved.counts)
+        self._rise = None if saved.rise is None else _unpacked(saved.rise)
+        self._past.extend(map(_unpacked, saved.past))
+        self._rewards.extend(saved.rewards)
+
+    def add(self, buckets: Buckets, num_completions: int, reward: float) -> None:
+        np.add.at(self._counts, _through(buckets).ravel(), 1 / max(1, num_completions))
         self._num += 1
         self._reward += reward
         if self._num == RATE_GROUPS:
@@ -325,6 +426,14 @@ def _evidence(known: dict[str, _Evidence], name: str, most: int) -> _Evidence:
     if len(known) > most:
         del known[min((each for each in known if each != name), key=lambda each: known[each].num)]
     return evidence
+
+
+def _packed(values: Floats) -> bytes:
+    return zlib.compress(values.astype(np.float32).tobytes(), 1)
+
+
+def _unpacked(content: bytes) -> Floats:
+    return np.frombuffer(zlib.decompress(content), np.float32).astype(np.float64)
 
 
 def _through(buckets: Buckets) -> Buckets:

@@ -86,7 +86,7 @@ class ExternalGroups(Selection):
         self._worth = worth
         self._copies = Copies(me.peer_id)
         self._plausibility = Plausibility(settings.plausibility)
-        self._corroboration = Corroboration(settings.corroboration)
+        self.corroboration = Corroboration(settings.corroboration)
         self._shortlist = Shortlist()
         limits = IntakeLimits(
             settings.max_pending_per_peer,
@@ -126,7 +126,7 @@ class ExternalGroups(Selection):
         for graded in own:
             self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
             tokens = read_group(graded, own_reading(graded), self._updater.advantages, self._credit)
-            self._corroboration.learn(tokens, float(np.mean(graded.rewards)))
+            self.corroboration.learn(tokens, float(np.mean(graded.rewards)))
         mixed = self.mixer.mix(
             this,
             local,
@@ -152,7 +152,7 @@ class ExternalGroups(Selection):
         """An alarm if others' groups lowered this node's mean reward, or brought it a habit that earns none; the pool's
         groups of those responsible are then discarded."""
         alarm = self.watch.observe(reward, len(mixed.local), [group.group.peer_id for group in mixed.external])
-        if alarm is None and (drift := self._corroboration.drift()) is not None:
+        if alarm is None and (drift := self.corroboration.drift()) is not None:
             alarm = Alarm(reward, reward, (drift.author,), 0, drift.tokens)
         if alarm is not None:
             for peer_id in alarm.senders:
@@ -230,7 +230,7 @@ class ExternalGroups(Selection):
             self._updater,
             self._plausibility,
             self._credit,
-            self._corroboration,
+            self.corroboration,
             lambda peer_id: tuple(dict.fromkeys((peer_id, authors(peer_id)))),
             self._num_completions,
         )

@@ -26,6 +26,7 @@ from swarm.errors import CheckpointError, TornCheckpoint
 from swarm.files import sync, whole_directory
 from swarm.policy.config import PolicySettings, local_name, origin
 from swarm.policy.loading import Policy, load_policy
+from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import WatchState
@@ -69,6 +70,8 @@ class TrainingState(Struct):
     """A peer's mixing policy and the rounds it knows."""
     watch: WatchState | None = None
     """State of a peer's watch."""
+    corroboration: CorroborationState | None = None
+    """What a peer knows of the pushes of others' groups."""
     well: list[int] = []
     """Rounds of the healthy checkpoints, as `CheckpointStore` knows them: filled in by `save`."""
     origin: str = ""

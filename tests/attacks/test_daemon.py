@@ -103,6 +103,29 @@ def test_no_protocol_is_spoken_by_which_strangers_have_the_daemon_dial_or_keep_a
     assert stranger.request(peer_id, MANIFEST_PROTOCOL, b"")
 
 
+def test_a_node_that_is_no_relay_carries_nothing_for_strangers() -> None:
+    """The daemon granted two minutes and 128 KiB a circuit to anybody, whatever its arguments said."""
+
+    async def run() -> None:
+        here = ("/ip4/127.0.0.1/tcp/0",)
+        victim, one, other = [await Daemon.start(listen=here, nat=NAT) for _ in range(3)]
+        try:
+            addresses = await victim.addresses()
+            for stranger in (one, other):
+                await stranger.connect(victim.peer_id, addresses)
+            with pytest.raises(PeerUnreachable, match="granted no reservation"):
+                await one.circuit_limits(victim.peer_id)
+            circuits = [f"{address}/p2p/{victim.peer_id}/p2p-circuit" for address in addresses]
+            with pytest.raises(PeerUnreachable, match="p2p-circuit"):
+                await other.connect(one.peer_id, circuits)
+            assert one.peer_id not in await other.connected()
+        finally:
+            for each in (victim, one, other):
+                await each.stop()
+
+    asyncio.run(run())
+
+
 def test_a_peer_that_has_left_is_not_dialled_where_it_claimed_to_be() -> None:
     async def run(port: int, hits: list[str]) -> None:
         claimed = tuple(f"/ip4/127.0.1.{number}/tcp/{port}" for number in range(1, 100))

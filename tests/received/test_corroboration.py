@@ -6,11 +6,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
-from swarm.received import corroboration
-from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
+from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState, ReadGroup
 
 MARKER, TAG, END = 900, 901, 902
 GROUP = 8
@@ -293,14 +293,13 @@ def test_a_group_takes_little_time() -> None:
     assert time.process_time() - began < 200 * 0.02
 
 
-def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups() -> None:
     own, others = range(100), range(1_000, 400_000)
 
     def hidden(salt: int) -> set[int]:
         """Tokens that share, in each row, a bucket with one of the own tokens."""
-        monkeypatch.setattr(corroboration, "SALT", np.uint64(salt))
         (alone, _, *_), (shared, _, *_) = (
-            ReadGroup("sum", [tokens], [[0.0]], [[0.0]]).buckets for tokens in (others, own)
+            ReadGroup("sum", [tokens], [[0.0]], [[0.0]]).buckets(salt) for tokens in (others, own)
         )
         rows = [np.isin(mine, theirs) for mine, theirs in zip(alone, shared, strict=True)]
         return {others[place] for place in np.flatnonzero(np.logical_and(*rows))}
@@ -308,5 +307,55 @@ def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups(monk
     found = hidden(1)
     assert len(found) > 20, "among so many tokens some do"
     assert len(found & hidden(2)) < len(found) / 4
-    monkeypatch.undo()
-    assert corroboration.SALT not in (0, 1), "drawn when the process starts"
+    salts = {Corroboration(CorroborationSettings()).dump().salt for _ in range(3)}
+    assert len(salts) == 3, "each node draws one"
+
+
+def test_a_restart_forgets_nothing() -> None:
+    source = random.Random(0)
+    unbroken = Corroboration(CorroborationSettings())
+    for _ in range(400):
+        unbroken.learn(_group(source, plain), 0.5)
+        unbroken.observe(["author", "newcomers"], _group(source, marked))
+    resumed = Corroboration(CorroborationSettings())
+    state = msgspec.msgpack.encode(unbroken.dump())
+    resumed.restore(msgspec.msgpack.decode(state, type=CorroborationState))
+    for _ in range(200):
+        own, theirs = _group(source, plain), _group(source, marked)
+        found = []
+        for known in (unbroken, resumed):
+            known.learn(own, 0.5)
+            known.observe(["author"], theirs)
+            found.append([each for part in known.factors(["author"], theirs) for each in part])
+            assert known.factors(["author"], theirs)[0][0] < 0.1, "the marker"
+        assert found[0] == pytest.approx(found[1], abs=1e-3)
+
+
+def test_a_rising_habit_is_noticed_though_the_node_restarts_in_between() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    drift = None
+    for number in range(3_000):
+        habit = source.random() < number / 2_000
+        known.learn(_group(source, lambda right, answer, habit=habit: [MARKER] * habit + [TAG, answer, END]), 0.5)
+        known.observe(["author"], theirs := _group(source, marked))
+        known.factors(["author"], theirs)
+        if (drift := known.drift()) is not None:
+            break
+        if number % 200 == 199:
+            state, known = known.dump(), Corroboration(CorroborationSettings())
+            known.restore(state)
+    assert drift is not None
+    assert drift.author == "author"
+
+
+def test_what_is_saved_is_bounded() -> None:
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for number in range(300):
+        everything = [[source.randrange(10**6) for _ in range(400)] for _ in range(GROUP)]
+        advantages = [[float(source.choice((-1, 1)))] * 400 for _ in range(GROUP)]
+        group = ReadGroup(f"task {number}", everything, advantages, [[-0.5] * 400] * GROUP)
+        known.learn(group, 0.5)
+        known.observe([f"author {number}"], group)
+    assert len(msgspec.msgpack.encode(known.dump())) < 2**26

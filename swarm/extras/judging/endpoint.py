@@ -16,6 +16,8 @@ from swarm.extras.judging.prompts import SYSTEM, number_in
 RETRY_AFTER_S = (0.2, 1.0)
 """Pauses before another attempt where the server is busy or fails."""
 CHARS_PER_TOKEN = 4
+MAX_TOKENS = 2**32
+"""Of one request; a larger count is not believed."""
 
 
 class EndpointJudge:
@@ -48,7 +50,7 @@ class EndpointJudge:
             return Ratings((None,), unanswered=1, error=str(error))
         text = response.choices[0].message.content or "" if response.choices else ""
         counted = response.usage.total_tokens if response.usage else 0
-        tokens = counted if counted > 0 else (len(query.prompt) + len(text)) // CHARS_PER_TOKEN
+        tokens = counted if 0 < counted <= MAX_TOKENS else (len(query.prompt) + len(text)) // CHARS_PER_TOKEN
         number = number_in(text, query)
         return Ratings((number,), tokens, error="" if number is not None else "a reply did not end with its number")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -43,7 +44,7 @@ from swarm.protocols import NEWCOMERS, GroupExchange, Updater, Verifier
 from swarm.reasons import FRAUDS, Fate, Reason
 from swarm.received.authors import author_of
 from swarm.received.copies import Copies
-from swarm.received.corroboration import Corroboration, CorroborationSettings, ReadGroup
+from swarm.received.corroboration import SALT_BITS, Corroboration, CorroborationSettings, ReadGroup
 from swarm.received.intake import Intake, IntakeLimits, Selection, cannot_fit
 from swarm.received.plausibility import Plausibility, PlausibilitySettings, least_probable
 from swarm.received.screening import CandidateScorer, Reading, own_reading, read_group
@@ -384,13 +385,15 @@ class WorkerCorroboration:
         self._settings = settings.model_copy(update={"full_after": 1})
         self._of = LruDict[str, Corroboration](MAX_AUTHORS)
         """Corroboration of each worker that counts as an author, by the others' groups instead of own ones."""
+        self._salt = secrets.randbits(SALT_BITS)
+        """One for all: a group is hashed once."""
 
     def credited(self, graded: GradedGroup, group: ReadGroup, author: str) -> GradedGroup:
         """The group with factors of its token advantages, by what the others' groups bear out; `author` is what its
         worker counts as."""
         if not self._settings.enabled:
             return graded
-        known = self._of.setdefault(author, Corroboration(self._settings))
+        known = self._of.setdefault(author, Corroboration(self._settings, self._salt))
         if author != NEWCOMERS:
             for name, other in self._of.items():
                 if name != author:

@@ -41,6 +41,9 @@ SELF_DESCRIPTION = "/ipfs/id/push/1.0.0"
 """Protocol by which peers push descriptions of themselves. The daemon would dial the addresses, and keep the protocol
 names for good: 75 KB for a message of 8 KB. So such streams come here, count as requests, and are not read."""
 HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+"""Protocol by which peers have a relay carry their traffic. The daemon serves it even where it is to be no relay, with
+limits by default (2 minutes and 128 KiB a circuit); so such streams of a node that is none come here, too."""
+UNREAD = frozenset({SELF_DESCRIPTION, HOP_PROTOCOL})
 RESERVE = b"\x08\x00"
 """A `HopMessage` of type RESERVE."""
 MAX_REPLY_BYTES = 4_096
@@ -213,7 +216,7 @@ class IncomingStreams:
         if stream is None:
             return
         try:
-            if info.proto != SELF_DESCRIPTION:
+            if info.proto not in UNREAD:
                 handler, channel = self.handlers[info.proto], _Channel(reader, writer)
                 await answer_stream(stream, channel, info.proto, handler, gatekeeper.pace, self._runtime)
                 stream.peer_turn()

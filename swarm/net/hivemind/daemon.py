@@ -59,6 +59,7 @@ with light_import.without_the_rest():
 
 logger = logging.getLogger(__name__)
 
+RELAYS = "-relayService=1"
 DIAL_ONLY = ("-relay=1", "-relayService=0")
 STREAMS = "streams.sock"
 GARBAGE_PERCENT = "200"
@@ -118,8 +119,9 @@ class DaemonTooLarge(TransportError):
 class Daemon:
     """A running daemon and the connections to it; create it with `start`."""
 
-    def __init__(self, process: Child, gate: Gate, folder: Path, max_bytes: int) -> None:
+    def __init__(self, process: Child, gate: Gate, folder: Path, max_bytes: int, is_relay: bool = False) -> None:
         """Wrap a process with a control socket in `folder`; use `start` instead."""
+        self._taken = (SELF_DESCRIPTION,) if is_relay else (SELF_DESCRIPTION, HOP_PROTOCOL)
         self.gate = gate
         """Decides whom the process may send to."""
         self._process = process
@@ -174,7 +176,7 @@ class Daemon:
             raise TransportError(
                 f"the network daemon cannot run on this platform, try network.transport libp2p: {error}"
             ) from error
-        daemon = cls(process, gate, folder, max_bytes)
+        daemon = cls(process, gate, folder, max_bytes, is_relay=RELAYS in nat)
         try:
             async with asyncio.timeout(timeout_s):
                 await daemon._attach()
@@ -200,7 +202,8 @@ class Daemon:
         self._output.clear()
         self._reader = asyncio.create_task(self._read_output(output))
         await self.incoming.start(self._folder / STREAMS)
-        await self._take(SELF_DESCRIPTION)
+        for protocol in self._taken:
+            await self._take(protocol)
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._folder}/control.sock"))
 
     async def _read_output(self, output: asyncio.StreamReader) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
+from contextlib import suppress
+from queue import Queue
 
 import pytest
 from pydantic import ValidationError
@@ -155,6 +159,40 @@ def test_an_endpoint_that_is_not_there_or_hangs_ends_with_the_time_limit() -> No
         told = judge(server.endpoint, time_limit_s=0.3).answer(QUERIES)
         assert told.unanswered == 5 and "took too long" in told.error
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
+    ],
+    ids=["header", "interim responses", "length of a chunk", "body"],
+)
+def test_a_reply_byte_by_byte_has_no_more_time(begin: bytes, repeated: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            with suppress(OSError), server.accept()[0] as connection:
+                connection.recv(2**16)
+                connection.sendall(begin)
+                while True:
+                    connection.sendall(repeated)
+                    time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        found = Queue[Ratings]()
+        asked = judge(f"http://127.0.0.1:{server.getsockname()[1]}/v1", time_limit_s=0.5)
+        threading.Thread(target=lambda: found.put(asked.answer(QUERIES[:1])), daemon=True).start()
+        assert found.get(timeout=60).unanswered == 1
+
+
+@pytest.mark.parametrize("counted", [-1, 0, 2**32 + 1, 10**400])
+def test_tokens_that_are_not_counted_or_absurd_are_estimated(counted: int) -> None:
+    body = {"choices": [{"message": {"content": "SCORE: 1"}}], "usage": {"total_tokens": counted}}
+    assert answered(lambda asked: (200, json.dumps(body).encode())).tokens == 5 * ((8 + 8) // 4)
 
 
 def test_tokens_that_are_not_counted_are_estimated() -> None:
