@@ -33,7 +33,7 @@ from swarm.groups.building import Member, OwnGroups, with_grade
 from swarm.groups.credit import has_signal
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import make_run_id, seal_manifest
+from swarm.net.records.wire import SealedManifest, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.loading import load_policy
 from swarm.received.pool import Pool
@@ -57,13 +57,13 @@ FIELDS = {
 class Node:
     """One member: its own policy, questions and verifier, and a pool of others' groups."""
 
-    def __init__(self, config: NodeConfig, key: Path, hub: MemoryHub, manifest: bytes | None = None) -> None:
-        """Enter the swarm of `hub`; the first node founds the run, the others take its sealed `manifest`."""
+    def __init__(self, config: NodeConfig, key: Path, hub: MemoryHub, run: SealedManifest | None = None) -> None:
+        """Enter the swarm of `hub`; the first node founds the run, the others enter its `run`."""
         self.config = config
         self.round = 0
         self.identity = Identity.load_or_create(key)
-        self.manifest = manifest or found_run(config, self.identity)
-        transport = MemoryTransport(hub, self.identity.peer_id, self.manifest, clock=self.clock)
+        self.run = run or found_run(config, self.identity)
+        transport = MemoryTransport(hub, self.identity.peer_id, self.run, clock=self.clock)
         transport.start()
         self.policy = load_policy(config.policy)
         self.engine = TransformersEngine(self.policy, config.generation)
@@ -128,7 +128,7 @@ class Node:
         return mix(informative, candidates, decision, np.random.default_rng([self.seed, self.round]))
 
 
-def found_run(config: NodeConfig, founder: Identity) -> bytes:
+def found_run(config: NodeConfig, founder: Identity) -> SealedManifest:
     """The run's manifest, signed by its founder; the run id ends in a digest of the founder's key."""
     manifest = RunManifest(
         run_id=make_run_id("one-file", founder.peer_id),
@@ -141,7 +141,7 @@ def found_run(config: NodeConfig, founder: Identity) -> bytes:
         max_record_bytes=config.network.max_record_bytes,
         max_completion_chars=config.network.max_completion_chars,
     )
-    return seal_manifest(founder, manifest)
+    return SealedManifest(seal_manifest(founder, manifest), manifest)
 
 
 def run(num_nodes: int, num_rounds: int) -> list[list[tuple[float, Mix]]]:
@@ -151,7 +151,7 @@ def run(num_nodes: int, num_rounds: int) -> list[list[tuple[float, Mix]]]:
     nodes: list[Node] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(num_nodes):
-            nodes.append(Node(config, Path(folder, f"{number}.key"), hub, nodes[0].manifest if nodes else None))
+            nodes.append(Node(config, Path(folder, f"{number}.key"), hub, nodes[0].run if nodes else None))
     rounds = []
     for number in range(1, num_rounds + 1):
         rounds.append([node.run_round() for node in nodes])

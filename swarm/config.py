@@ -148,8 +148,9 @@ class NodeConfig(Settings):
     version: int = CONFIG_VERSION
     """Version of the configuration's format; a file without it is of the current one."""
     name: str = ""
-    """Name of this node in views and reports, and for the run's members. Default, not shown to members: the last
-    part of `out` with the end of the peer id, such as `peer-2 (kB9a)`."""
+    """Name of this node in views and reports, and for the run's members; nodes in folders of one name need one to be
+    told apart everywhere. Default, not shown to members: the last part of `out` with the end of the peer id, such as
+    `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""
     out: Path = Path("runs/peer")

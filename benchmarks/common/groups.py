@@ -8,7 +8,7 @@ import time
 from functools import lru_cache
 
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import make_run_id, seal, seal_manifest
+from swarm.net.records.wire import SealedManifest, make_run_id, seal, seal_manifest
 from swarm.types import Completion, PolicyId, ProceduralRef, RolloutGroup, RunManifest, Sampling
 
 NUM_COMPLETIONS = 8
@@ -18,12 +18,11 @@ MAX_RECORD_BYTES = 64 * 2**20
 """The limits of the benchmark's run: the largest allowed."""
 
 
-def benchmark_manifest(founder: Identity) -> bytes:
-    """A sealed manifest of a run without tasks."""
+def benchmark_manifest(founder: Identity) -> SealedManifest:
+    """A run without tasks."""
     run_id = make_run_id("benchmark", founder.peer_id)
-    return seal_manifest(
-        founder, RunManifest(run_id, founder.peer_id, time.time(), (), 4, 1, 1, MAX_RECORD_BYTES, MAX_CHARS)
-    )
+    manifest = RunManifest(run_id, founder.peer_id, time.time(), (), 4, 1, 1, MAX_RECORD_BYTES, MAX_CHARS)
+    return SealedManifest(seal_manifest(founder, manifest), manifest)
 
 
 def make_group(sequence: int, num_chars: int) -> RolloutGroup:

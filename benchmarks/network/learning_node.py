@@ -25,7 +25,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits, make_run_id, seal_manifest
+from swarm.net.records.wire import Limits, SealedManifest, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Outcome, Reason
 from swarm.received.pool import PoolSettings
@@ -261,22 +261,20 @@ class Learner:
         self._verifier.close()
 
 
-def _manifest(founder: Identity, limits: Limits) -> bytes:
+def _manifest(founder: Identity, limits: Limits) -> SealedManifest:
     run_id = make_run_id("arithmetic", founder.peer_id)
-    return seal_manifest(
-        founder,
-        RunManifest(
-            run_id,
-            founder.peer_id,
-            time.time(),
-            to_specs(TASKS),
-            GROUP_SIZE,
-            1,
-            1,
-            limits.max_record_bytes,
-            limits.max_completion_chars,
-        ),
+    manifest = RunManifest(
+        run_id,
+        founder.peer_id,
+        time.time(),
+        to_specs(TASKS),
+        GROUP_SIZE,
+        1,
+        1,
+        limits.max_record_bytes,
+        limits.max_completion_chars,
     )
+    return SealedManifest(seal_manifest(founder, manifest), manifest)
 
 
 def main() -> None:

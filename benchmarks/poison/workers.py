@@ -64,7 +64,7 @@ class Run:
         self._hub = MemoryHub()
         config = self._config("learner", 0)
         self._identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = found_run(config, self._identity).sealed
+        self._run = found_run(config, self._identity)
         self.peer_ids: list[str] = []
         """Of the workers."""
 
@@ -93,7 +93,7 @@ class Run:
         return config
 
     def _transport(self, peer_id: str) -> MemoryTransport:
-        transport = MemoryTransport(self._hub, peer_id, self._sealed)
+        transport = MemoryTransport(self._hub, peer_id, self._run)
         transport.start()
         return transport
 

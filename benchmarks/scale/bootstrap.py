@@ -114,7 +114,7 @@ class _Scene:
         """Let the crowd come, and look."""
         seen = Seen()
         daemon = _daemon(self._bootstrap)
-        manifest, _ = HivemindTransport.fetch_manifest(by_peer([self._address]), JOIN_TIMEOUT_S, None)
+        manifest = HivemindTransport.fetch_manifest(by_peer([self._address]), JOIN_TIMEOUT_S, None).manifest
         spec = CrowdSpec(self._address, manifest.run_id, setting.num_peers, setting.num_peers / setting.arrive_s)
         seen.daemon_bytes_alone = daemon.memory_info().rss
         before, began = usage(daemon).cpu_s, time.monotonic()

@@ -18,7 +18,7 @@ from swarm.net.hivemind.dht import PeerDirectory
 from swarm.net.records.feed import OTHERS_BYTES, OWN_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.stores import Held, record_id
-from swarm.net.records.wire import open_manifest, seal, seal_peer_record
+from swarm.net.records.wire import seal, seal_peer_record
 from swarm.types import PeerRecord
 
 PUSHED = (OTHERS_BYTES, OWN_BYTES)
@@ -54,7 +54,7 @@ def _line(sizes: Sequence[float], costs: Sequence[float]) -> Line:
 def _sealing_s(size_bytes: int, repeats: int) -> float:
     """CPU seconds of sealing a group of about this size."""
     identity = Identity.generate()
-    run_id = open_manifest(benchmark_manifest(identity)).run_id
+    run_id = benchmark_manifest(identity).manifest.run_id
     group = msgspec.structs.replace(
         make_group(1, chars_for(size_bytes)), run_id=run_id, peer_id=identity.peer_id, created_at=time.time()
     )

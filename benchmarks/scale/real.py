@@ -25,7 +25,7 @@ from swarm.net.membership.following import FETCHED_AT_ONCE, Following
 from swarm.net.membership.member import Member, Profile
 from swarm.net.records.feed import FOLLOWED_AT_ONCE
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import open_manifest, seal
+from swarm.net.records.wire import SealedManifest, seal
 from swarm.net.runtime import AsyncioRuntime
 from swarm.net.trust.accounts import SafetySettings
 from swarm.types import VerifiedGroup
@@ -68,7 +68,7 @@ def usage(process: psutil.Process) -> Usage:
 class Node:
     """One daemon, and the member of a run behind it."""
 
-    def __init__(self, identity: Identity, daemon: Daemon, process: psutil.Process, manifest: bytes) -> None:
+    def __init__(self, identity: Identity, daemon: Daemon, process: psutil.Process, manifest: SealedManifest) -> None:
         """Connected with nobody."""
         self.daemon = daemon
         self.process = process
@@ -155,7 +155,7 @@ async def daemons(count: int, dials: int | None = None, *, seed: int = 0) -> Asy
         await asyncio.gather(*(node.stop() for node in nodes))
 
 
-async def _start(key: Path, manifest: bytes) -> Node:
+async def _start(key: Path, manifest: SealedManifest) -> Node:
     identity = Identity.load_or_create(key)
     before = set(psutil.Process().children())
     daemon = await Daemon.start(listen=(LISTEN,), identity=key)
@@ -172,8 +172,8 @@ def groups(authors: Sequence[Node], size_bytes: int, count: int, *, foreign: boo
     for number in range(count):
         member = authors[number % len(authors)].member
         identity = somebody if foreign else member.identity
-        assert member.run.sealed is not None
-        run_id = open_manifest(member.run.sealed).run_id
+        assert member.run.manifest is not None
+        run_id = member.run.manifest.run_id
         group = replace(make_group(number, num_chars), run_id=run_id, peer_id=identity.peer_id, created_at=time.time())
         found.append(seal(identity, run_id, "group", group))
     return found

@@ -60,7 +60,7 @@ DEFAULT = Size(
     each_policy=False,
     real=REAL,
     timed=Scale(nodes=8, rounds=120, seeds=5, evaluation=360, every=20),
-    clock=Scale(nodes=8, rounds=120, seeds=5, evaluation=180, every=15),
+    clock=Scale(nodes=8, rounds=60, seeds=5, evaluation=90, every=10),
     sampled=Scale(nodes=32, rounds=24, seeds=2, evaluation=0),
 )
 FULL = replace(

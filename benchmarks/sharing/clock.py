@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from benchmarks.common.report import Row
 from benchmarks.sharing.curves import along, time_to_reach
@@ -30,29 +31,34 @@ MOST = 0.7
 MOST_OF_AUTO = 1.05
 SLOTS = (8, 24)
 """Own and others' groups of an update, at most."""
-TUNED: Fields = [("update.minibatches", "4"), ("mix.completions_per_group", "4"), ("policy.device", "cpu")]
+TUNED: Fields = [("update.minibatches", "8"), ("policy.device", "cpu")]
 """Of all rows."""
 LONE = "alone"
 LONE_AUTO = f"{LONE}, {AUTO}"
-LONE_QUESTIONS = (8, 16)
+LONE_QUESTIONS = (16, 8)
+LONE_NODES = 2
+"""They do not depend on each other."""
 NOTE = (
-    "Sparse start. Alone, as many nodes as in the largest swarm learn without each other, with 8 or 16 questions a "
-    "round and as many groups an update, or as `auto` chooses. Together: at most 8 own and 24 others' groups, of about "
-    "8 questions, as `auto` chooses. Seconds are processor seconds of a node's rounds, with sharing, receiving and "
-    "regrading, without start and evaluations; accuracies between two evaluations are interpolated."
+    "Sparse start. Alone, two nodes a seed learn without each other, with 16 questions a round, or 8 in twice the "
+    "rounds, and as many groups an update, or as `auto` chooses. Together: at most 8 own and 24 others' groups, of "
+    "about 8 questions, as `auto` chooses. Updates have at most 8 optimizer steps. Seconds are processor seconds of a "
+    "node's rounds, with sharing, receiving and regrading, without start and evaluations; accuracies between two "
+    "evaluations are interpolated."
 )
 
 
 def by_clock(size: Size) -> list[Comparison]:
     """Lone nodes of several settings, then two, four and so on, up to the number of nodes of the scale."""
     scale = size.clock
+    longer = replace(scale, rounds=2 * scale.rounds)
     cells = {}
     for questions in LONE_QUESTIONS:
-        row, fixed = f"{LONE}, {questions} questions", str(questions)
-        cells[row] = _cells(row, scale, scale.nodes, f"{questions}/0", [("generation.questions_per_round", fixed)])
+        row, rounds = f"{LONE}, {questions} questions", scale if questions == max(LONE_QUESTIONS) else longer
+        asks = ("generation.questions_per_round", str(questions))
+        cells[row] = _cells(row, rounds, LONE_NODES, f"{questions}/0", [asks])
     alone = [("share.groups", "none"), ("mix.local", "8"), ("mix.external", "0")]
-    cells[LONE_AUTO] = _cells(LONE_AUTO, scale, scale.nodes, AUTO, alone)
-    most = [("mix.local", str(SLOTS[0])), ("mix.external", str(SLOTS[1]))]
+    cells[LONE_AUTO] = _cells(LONE_AUTO, longer, LONE_NODES, AUTO, alone)
+    most = [("mix.local", str(SLOTS[0])), ("mix.external", str(SLOTS[1])), ("generation.questions_per_round", "8")]
     for count in (2**k for k in range(1, scale.nodes.bit_length())):
         row = f"{count} nodes"
         cells[row] = _cells(row, scale, count, AUTO, most)

@@ -20,7 +20,7 @@ from nodes.boot.directory import (
     remember,
     write_addresses,
 )
-from nodes.boot.manifest import SealedManifest, check_group_size, sharing_of_own_tools
+from nodes.boot.manifest import check_group_size, sharing_of_own_tools
 from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of
@@ -39,6 +39,7 @@ from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
+from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import MADE_HERE, public_name
 from swarm.policy.ranks import Ranks
@@ -212,8 +213,7 @@ def open_network(
     for line in lost:
         warn(console, line)
     network = network.model_copy(update={"listen": listen})
-    sealed = directory.run.sealed if directory.run else None
-    return open_transport(network, directory.identity, profile=profile, manifest=sealed), network
+    return open_transport(network, directory.identity, directory.run, profile), network
 
 
 def ask_bootstraps(settings: NetworkSettings, console: Console) -> SealedManifest | None:
@@ -231,15 +231,12 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> SealedManifes
     asked = "a member" if len(multiaddrs) == 1 else f"{len(multiaddrs)} members"
     console.print(f"asking {asked} for the run, at most {ASK_TIMEOUT_S:g} s", highlight=False)
     try:
-        manifest, sealed = fetch_manifest(
-            multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport
-        )
+        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)
     except OtherRun as error:
         raise ConfigError(f"network.run_id is {settings.run_id}, but {error}") from error
     except PeerUnreachable as error:
         warn(console, f"{error}; training alone until one answers")
         return None
-    return SealedManifest(sealed, manifest)
 
 
 def check_no_twin(settings: NetworkSettings, peer_id: str, kept: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct, structs
 
-from nodes.boot.manifest import SealedManifest, found_run, left_run
+from nodes.boot.manifest import found_run, left_run
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.errors import ConfigError, DirectoryOfAnotherRun, IdentityInUse, Refusal
 from swarm.files import private_directory, replace_file
@@ -24,7 +24,7 @@ from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.listening import check_free
 from swarm.net.addresses.nat import most_reachable_first
 from swarm.net.records.identity import Identity, check_unused
-from swarm.net.records.wire import is_outdated
+from swarm.net.records.wire import SealedManifest, is_outdated
 from swarm.policy.config import check_model_path, check_peft
 from swarm.sanitize import clean
 from swarm.types import Terms

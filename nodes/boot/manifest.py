@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import JsonValue
 
@@ -31,7 +30,7 @@ from swarm.environments.specs import (
 from swarm.environments.tools.base import TRUSTED_TOOL
 from swarm.errors import ConfigError, Refusal, TaskError
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import is_outdated, make_run_id, open_manifest, seal_manifest
+from swarm.net.records.wire import SealedManifest, is_outdated, make_run_id, open_manifest, seal_manifest
 from swarm.sanitize import clean
 from swarm.types import RunManifest, TaskSpec, Terms
 from swarm.types.media import Modality
@@ -40,18 +39,6 @@ MEMBER_FIELDS = frozenset({"name", "kind", "weight", "public", "path", "revision
 """Settings of a task in which members may differ, or which are compared otherwise."""
 MAX_SHOWN_CHARS = 60
 NO_TASKS = "it lists none: its founder's use tools of its own, and it trusts nobody"
-
-
-class SealedManifest(Struct, frozen=True):
-    """A manifest whose signature has been checked, with the bytes that its founder sealed."""
-
-    sealed: bytes
-    manifest: RunManifest
-
-    @classmethod
-    def reopen(cls, sealed: bytes) -> SealedManifest:
-        """Check stored bytes, whatever the time is: their date was checked on arrival. Raises `Refusal`."""
-        return cls(sealed, open_manifest(sealed, now=math.inf))
 
 
 def found_run(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodes.boot.directory import RunDirectory, resumed
-from nodes.boot.manifest import SealedManifest, manifest_values, other_files, other_options
+from nodes.boot.manifest import manifest_values, other_files, other_options
 from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig, overlay
 from swarm.environments.judge import lacking_judge, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
+from swarm.net.records.wire import SealedManifest
 from swarm.policy.config import SMOLLM2, local_name
 from swarm.policy.media.processor import modalities_of
 from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks

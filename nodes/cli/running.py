@@ -159,7 +159,7 @@ def _start(
     supervised: SupervisedOption = False,
 ) -> None:
     """Start a node, unless something can be refused at once: the commands join, learn and work."""
-    say_starting(f"a {ROLES[command]}")
+    say_starting(f"`swarm {command}`")
     options: Options = {
         "policy.model": model,
         "generation.engine": engine,

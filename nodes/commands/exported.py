@@ -21,7 +21,7 @@ from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.specs import data_files, files_digest, from_specs, left_out, to_specs
 from swarm.errors import ConfigError, TaskError
 from swarm.files import at_home
-from swarm.policy.config import EXPORTED, read_exported, write_exported
+from swarm.policy.config import EXPORTED, read_exported, template_values, write_exported
 from swarm.types import Sampling, TaskSpec
 
 DATA = "data"
@@ -45,10 +45,12 @@ class Trained(Struct, frozen=True):
     sampling: Sampling
     tasks: tuple[TaskSpec, ...]
     suites: dict[str, ExportedSuite] = {}
+    chat_template_kwargs: dict[str, object] = {}
+    thinking_marks: tuple[str, ...] = ()
 
 
 def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> list[str]:
-    """Write `prompt`, sampling, tasks and suites beside a model, with a copy of the suites' local data.
+    """Write beside a model `prompt`, what fills its chat template, sampling, tasks and suites with their local data.
 
     Returns a line for each task of a suite on local data: what was copied, or why it was not. Tasks that no manifest
     could name are left out. Raises `OSError`.
@@ -61,7 +63,8 @@ def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> li
         for name, suite in config.evaluation.suites.items()
     }
     tasks = tuple(spec for task in config.tasks for spec in _spec(task))
-    trained = Trained(config.generation.sampling(), tasks, suites)
+    policy = config.policy
+    trained = Trained(config.generation.sampling(), tasks, suites, {**template_values(policy)}, policy.thinking_marks)
     write_exported(directory, prompt, msgspec.to_builtins(trained))
     return list(_copy_data(directory / DATA, config))
 
@@ -114,7 +117,10 @@ def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
         trained = msgspec.convert(known, Trained)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
-    values: Values = {"generation": structs.asdict(trained.sampling)}  # all of it: the defaults here are others
+    generation: Values = structs.asdict(trained.sampling)  # all of it: the defaults here are others
+    generation["max_thinking_tokens"] = trained.sampling.max_thinking_tokens or None
+    template = {"chat_template_kwargs": trained.chat_template_kwargs, "thinking_marks": list(trained.thinking_marks)}
+    values: Values = {"generation": generation, "policy": cast(Values, template)}
     run, lines = own.config.tasks, list[str]()
     if "tasks" not in own.origins:
         run, lines = _tasks(model, trained.tasks, own.config)

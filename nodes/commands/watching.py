@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -69,10 +70,14 @@ INDENT = "    "
 def find_nodes(runs: Sequence[Path]) -> list[Found]:
     """The nodes in `runs`, in the order of their names; without any, those that run on this machine.
 
-    A control comes last.
+    A control comes last. Folders of one name are called with the one around them.
     """
-    folders = [folder for run in runs or running_nodes() for folder in _nodes_in(run)]
-    found = [Found(folder, folder.name, _is_control(folder)) for folder in dict.fromkeys(folders)]
+    folders = dict.fromkeys(folder for run in runs or running_nodes() for folder in _nodes_in(run))
+    names = Counter(folder.name for folder in folders)
+    found = [
+        Found(folder, _called(folder) if names[folder.name] > 1 else folder.name, _is_control(folder))
+        for folder in folders
+    ]
     return sorted(found, key=lambda each: (each.control, str(each.folder.parent), _by_number(each.name)))
 
 
@@ -90,6 +95,10 @@ def _nodes_in(run: Path) -> list[Path]:
     if (run / METRICS_FILE).exists():
         return [run]
     return [path.parent for path in run.glob(f"*/{METRICS_FILE}")]
+
+
+def _called(folder: Path) -> str:
+    return "/".join(folder.absolute().parts[-2:])
 
 
 def _is_control(folder: Path) -> bool:

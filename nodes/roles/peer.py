@@ -69,8 +69,7 @@ class PeerNode(RoleNode):
             f"groups of at most {network.max_record_bytes / 1e6:g} MB, with completions of at most "
             f"{network.max_completion_chars:,} characters"
         )
-        on_cpu, on_gpu = (config.num_questions(device) for device in ("cpu", "cuda"))
-        questions = str(on_cpu) if on_cpu == on_gpu else f"{on_cpu} (on a GPU {on_gpu})"
+        questions = config.num_questions(config.policy.device.partition(":")[0])
         return [
             ("per round", f"{questions} questions x {generation.group_size} completions"),
             ("per update", f"{mix.local} local + {mix.external} external groups, {mix.policy} mix"),

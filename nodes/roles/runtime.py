@@ -30,7 +30,7 @@ from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
 from swarm.sapo.mixing import MixState
-from swarm.sapo.watch import Watch
+from swarm.sapo.watch import RewardGuard
 from swarm.schedule import Pausing, Schedule
 from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
@@ -341,7 +341,9 @@ class Neighbours:
 class Checkpoints:
     """The checkpoints of a node that trains: saves its state, resumes and rolls back."""
 
-    def __init__(self, runtime: RoleRuntime, store: CheckpointStore, ranks: RankGroup, watch: Watch, role: str) -> None:
+    def __init__(
+        self, runtime: RoleRuntime, store: CheckpointStore, ranks: RankGroup, watch: RewardGuard, role: str
+    ) -> None:
         """`store` is that from which `ranks` was loaded."""
         self._runtime = runtime
         self._store = store

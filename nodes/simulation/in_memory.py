@@ -22,7 +22,7 @@ from swarm.errors import ConfigError, Interrupted
 from swarm.machine import return_free_memory
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits
+from swarm.net.records.wire import Limits, SealedManifest
 from swarm.protocols import TaskVerifier
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
@@ -64,7 +64,7 @@ class MemoryRun:
         self._waiting = deque(sorted(members, key=lambda member: member.joins_at))
         self._stop = stop
         self._clock = clock
-        self._sealed: bytes | None = None
+        self._run: SealedManifest | None = None
         self._verifiers: dict[str, TaskVerifier] = {}
 
     @property
@@ -102,12 +102,12 @@ class MemoryRun:
     def _join(self, config: NodeConfig) -> PeerNode:
         config.out.mkdir(parents=True, exist_ok=True)
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity).sealed
+        self._run = self._run or found_run(config, identity)
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         transport = MemoryTransport(
             self.hub,
             identity.peer_id,
-            self._sealed,
+            self._run,
             limits=limits,
             offers_per_s=ROUND_S * config.network.offers_per_s,
             clock=self._clock,

@@ -80,7 +80,7 @@ def _limited(policy: Policy, sampling: Sampling) -> Thinking | None:
     thinking = policy.thinking
     if thinking is None or not thinking.by_token:
         raise SamplingError(
-            f"max_thinking_tokens is {limit}, but {policy.name} has no tokens that mark a thought: set it to null, or "
+            f"max_thinking_tokens is {limit}, but {policy.name} has no tokens that mark a thought: set it to 0, or "
             "name them in policy.thinking_marks"
         )
     if limit + len(thinking.end) >= sampling.max_new_tokens:

@@ -114,9 +114,10 @@ class GenerationSettings(Settings):
     """Sample from tokens whose probability is at least this fraction of the most likely token's."""
     max_new_tokens: int = Field(512, ge=1)
     """Longest completion; the default for `tiny` is 16."""
-    max_thinking_tokens: int | None = Field(None, ge=1)
+    max_thinking_tokens: int = Field(0, ge=0)
     """Tokens after which the closing mark of a thought is inserted, so that an answer follows (budget forcing); the
-    inserted tokens are not trained on. Needs a model with tokens that mark its thoughts. Source: arXiv:2501.19393."""
+    inserted tokens are not trained on. 0: thoughts end by themselves. Needs a model with tokens that mark its thoughts.
+    Source: arXiv:2501.19393."""
     stop: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
     """Texts that end a completion and remain in it."""
     stop_tokens: tuple[StopText, ...] = Field((), max_length=MAX_STOPS)
@@ -175,5 +176,5 @@ class GenerationSettings(Settings):
             min_p=self.min_p,
             stop=self.stop,
             stop_tokens=self.stop_tokens,
-            max_thinking_tokens=self.max_thinking_tokens or 0,
+            max_thinking_tokens=self.max_thinking_tokens,
         )

@@ -15,7 +15,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import MemberTransport
 from swarm.net.records.identity import Identity
-from swarm.types import RunManifest
+from swarm.net.records.wire import SealedManifest
 
 T = TypeVar("T")
 
@@ -32,7 +32,10 @@ TRANSPORTS: Kinds[type[MemberTransport]] = Kinds(
 
 
 def open_transport(
-    settings: NetworkSettings, identity: Identity, manifest: bytes | None = None, profile: Profile | None = None
+    settings: NetworkSettings,
+    identity: Identity,
+    manifest: SealedManifest | None = None,
+    profile: Profile | None = None,
 ) -> MemberTransport:
     """A transport that has not started. Raises `ConfigError` or `TransportError` as its constructor does."""
     return _backend(settings.transport)(settings, identity, manifest, profile)
@@ -44,8 +47,8 @@ def fetch_manifest(
     *,
     run_id: str | None = None,
     transport: Literal["hivemind", "libp2p"] = "hivemind",
-) -> tuple[RunManifest, bytes]:
-    """A run's manifest, decoded and as its founder sealed it, from the first of `multiaddrs` that has it.
+) -> SealedManifest:
+    """A run's manifest, from the first of `multiaddrs` that has it.
 
     Starts and stops its own network. Raises `PeerUnreachable` with every address and its failure, `ConfigError` for an
     address without a valid peer id, `TransportError` if the network cannot be started.

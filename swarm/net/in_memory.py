@@ -14,7 +14,7 @@ from swarm.net.records.envelope import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES, NOT_Y
 from swarm.net.records.offers import OFFERS, check_pulled, open_offers
 from swarm.net.records.repair import MAX_LISTED
 from swarm.net.records.stores import Mailbox, RecordStore, record_id
-from swarm.net.records.wire import Limits, check_seal, open_group, open_manifest, refused
+from swarm.net.records.wire import Limits, SealedManifest, check_seal, open_group, open_manifest, refused
 from swarm.net.trust.sharing import OFFERS_PER_S, OfferRate
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
@@ -60,7 +60,7 @@ class MemoryTransport:
         self,
         hub: MemoryHub,
         peer_id: str,
-        manifest: bytes | None = None,
+        manifest: SealedManifest | None = None,
         *,
         inbox_records: int = 1_024,
         inbox_bytes: int = 64 * 2**20,
@@ -70,7 +70,7 @@ class MemoryTransport:
         offers_per_s: float = OFFERS_PER_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A peer of `hub`. With `manifest` (sealed) it is in that run; otherwise it takes the run of the others.
+        """A peer of `hub`. With `manifest` it is in that run; otherwise it takes the run of the others.
 
         Records that exceed `limits` are refused.
         """
@@ -87,12 +87,9 @@ class MemoryTransport:
         self._handlers: dict[str, StreamHandler] = {}
         self._counts: Counter[str] = Counter()
         self._complaints: list[tuple[str, Reason]] = []
-        self._sealed: bytes | None = None
-        self._manifest: RunManifest | None = None
+        self._run = manifest
         self._open = False
         self._alone_since: float | None = None
-        if manifest is not None:
-            self.set_manifest(manifest)
 
     def start(self) -> None:
         """Enter the hub."""
@@ -102,24 +99,21 @@ class MemoryTransport:
 
     def manifest(self) -> RunManifest | None:
         """The run that this node is in; None until known."""
-        if self._manifest is None and self._open:
-            for member in self._hub.others(self.peer_id):
-                if member._sealed is not None:
-                    self.set_manifest(member._sealed)
-                    break
-        return self._manifest
+        if self._run is None and self._open:
+            self._run = next((each._run for each in self._hub.others(self.peer_id) if each._run is not None), None)
+        return self._run.manifest if self._run is not None else None
 
     def sealed_manifest(self) -> bytes | None:
         """The manifest as its founder signed it."""
-        return self._sealed
+        return self._run.sealed if self._run is not None else None
 
     def set_manifest(self, sealed: bytes) -> None:
         """Join the run of a sealed manifest. Raises `TransportError` if it is invalid or of another run."""
         try:
-            manifest = open_manifest(sealed, self._manifest.run_id if self._manifest else None)
+            manifest = open_manifest(sealed, self._run.manifest.run_id if self._run is not None else None)
         except Refusal as refusal:
             raise TransportError(f"the run's manifest was refused: {refusal}") from refusal
-        self._sealed, self._manifest = sealed, manifest
+        self._run = SealedManifest(sealed, manifest)
 
     def publish(self, record: bytes) -> None:
         """Put a record into the inbox of every peer in the run."""

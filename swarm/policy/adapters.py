@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -113,7 +114,9 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     if settings.quantized:
         freeze(model, settings.frozen_dtype)
     try:
-        inserted: PeftModel = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers is nothing that users can mend
+            inserted: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise PolicyError(f"policy.lora.targets do not fit the model: {error}") from error
     _refuse_embeddings(model)

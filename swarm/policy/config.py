@@ -112,7 +112,7 @@ class PolicySettings(Settings):
     """File with a Jinja chat template in place of the model's."""
     chat_template_kwargs: dict[TemplateVariable, JsonValue] = Field({}, max_length=MAX_KWARGS)
     """Values for the chat template's own variables, such as `{enable_thinking: false}` for Qwen3. A name that the
-    template does not read is refused."""
+    template does not read is refused. Default: none; the trained policy's for a directory that `swarm export` wrote."""
     thinking_marks: tuple[ThinkingMark, ...] = Field((), max_length=2)
     """Opening and closing mark of a thought, such as `["<think>", "</think>"]`. Default: those in the chat template."""
     trust_remote_code: bool = False
@@ -219,6 +219,17 @@ def exported_prompt(model: str) -> str | None:
     """The system prompt that `swarm export` wrote beside a model; None without one. Raises `ConfigError`."""
     known = read_exported(model)
     return None if known is None else str(known["system_prompt"])
+
+
+def template_values(settings: PolicySettings) -> dict[str, JsonValue]:
+    """Values of the chat template: those set, else the trained policy's for a directory that `swarm export` wrote.
+
+    Raises `ConfigError`.
+    """
+    if settings.chat_template_kwargs:
+        return settings.chat_template_kwargs
+    found = (read_exported(settings.model) or {}).get("chat_template_kwargs")
+    return cast(dict[str, JsonValue], found) if isinstance(found, dict) else {}
 
 
 def read_exported(model: str) -> dict[str, object] | None:

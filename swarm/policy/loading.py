@@ -31,6 +31,7 @@ from swarm.policy.config import (
     local_name,
     origin,
     read_chat_template,
+    template_values,
 )
 from swarm.policy.experts import Routers, cast_experts
 from swarm.policy.media.features import freeze_encoder, joined
@@ -435,7 +436,7 @@ def _policy(
         ranks=ranks,
         routing_replay=settings.routing_replay,
         media=_media(settings, model, tokenizer, dtype, ranks),
-        template=TemplateUse(settings.chat_template_kwargs, named_marks(settings.thinking_marks)),
+        template=TemplateUse(template_values(settings), named_marks(settings.thinking_marks)),
     )
     policy.origin = origin(settings.model, settings.revision)
     policy.check_template()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from swarm.errors import PolicyError
-from swarm.policy.config import MADE_HERE, PolicySettings, read_chat_template
+from swarm.policy.config import MADE_HERE, PolicySettings, read_chat_template, template_values
 from swarm.policy.reading import MAX_CONFIG_BYTES, find_file, foreign_files, read_config
 from swarm.policy.thinking import Prompted, find_marks, named_marks, prompted
 from swarm.policy.turns import QUESTION, RENDERER, always_the_same_day
@@ -27,7 +27,7 @@ def thinks(settings: PolicySettings) -> bool:
         return marks is not None
     values = {"messages": [{"role": "user", "content": QUESTION}], "add_generation_prompt": True}
     try:
-        prompt = RENDERER.render(always_the_same_day(template), {**settings.chat_template_kwargs, **values})
+        prompt = RENDERER.render(always_the_same_day(template), {**template_values(settings), **values})
     except PolicyError:  # loading it says what is wrong
         return False
     return prompted(marks, prompt) is not Prompted.OFF

@@ -155,7 +155,7 @@ class Conversations:
         if self._tokenizer.chat_template and QUESTION not in self._question:
             raise PolicyError("the model's chat template leaves out the question: repair it, or choose another model")
         for name in self._use.arguments:
-            if not self._tokenizer.chat_template or not re.search(rf"\b{name}\b", self._template):
+            if not self._tokenizer.chat_template or not re.search(rf"\b{re.escape(name)}\b", self._template):
                 raise PolicyError(
                     f"policy.chat_template_kwargs.{name}: the model's chat template reads no value of this name"
                 )

@@ -28,7 +28,7 @@ from swarm.received.screening import CandidateScorer, own_reading, read_group
 from swarm.received.waiting import Waiting
 from swarm.sapo.mixing import Candidate, Mix, Mixer, MixRound, MixSettings
 from swarm.sapo.shortlist import GradingContext, Shortlist
-from swarm.sapo.watch import Alarm, Watch, WatchSettings
+from swarm.sapo.watch import Alarm, RewardGuard, WatchSettings
 from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, ReceivedGroup, RolloutGroup
@@ -76,7 +76,7 @@ class ExternalGroups(Selection):
         self.max_completions = settings.max_group_size
         self.pool = Pool(settings.pool, keep)
         self.mixer = Mixer(settings.mix, settings.num_questions, settings.num_steps)
-        self.watch = Watch(settings.watch)
+        self.watch = RewardGuard(settings.watch)
         self._credit: Credit = settings.credit
         self._num_completions = settings.mix.completions_per_group
         self._me = me

@@ -258,5 +258,10 @@ class SapoNode:
 
 def _by_purpose(seconds: Mapping[str, float]) -> dict[str, float]:
     """`MixRound.seconds` from those by stage."""
-    purposes = {"asking": ("draw", "generate", "grade"), "others": ("share", "receive", "mix"), "update": ("update",)}
+    purposes = {
+        "asking": ("draw", "generate", "grade"),
+        "receiving": ("share", "receive"),
+        "mix": ("mix",),
+        "update": ("update",),
+    }
     return {name: sum(seconds.get(stage, 0.0) for stage in stages) for name, stages in purposes.items()}

@@ -71,7 +71,7 @@ class WatchState(Struct):
     rest: int
 
 
-class Watch:
+class RewardGuard:
     """Rewards of rounds and the authors in their updates. Pure: time is counted in rounds."""
 
     def __init__(self, settings: WatchSettings) -> None:

@@ -54,6 +54,8 @@ MAX_WIDTH = 1.0
 """The worth of groups is known if its interval is narrower than this or excludes 1."""
 MAX_HELP_WIDTH = 2.0
 """The same for help, which decides nothing and is shown with its interval."""
+KNOWN_EVERY = 4
+"""Once help is known, one of so many measurements is made: they cost a part of the update."""
 BLOCK_ROUNDS = 4
 NUM_DRAWS = 1_000
 PACE_ROUNDS = 256
@@ -209,8 +211,9 @@ class WorthEstimator:
         return {**found, "worth/cost_s": cost}
 
     def begin(self, number: int) -> bool:
-        """Whether round `number`, whose update comes next, is measured."""
-        due = self.refusal is None and number % self._every_rounds == 0
+        """Whether round `number`, whose update comes next, is measured: more rarely once `help` is known."""
+        every = self._every_rounds * (1 if self._known().help is None else KNOWN_EVERY)
+        due = self.refusal is None and number % every == 0
         if due:
             self._sketcher.begin()
         return due

@@ -222,18 +222,22 @@ def text_rows(
     ]
 
 
+_Text = tuple[str, FinishReason, bool]
+"""A text, how it ended, and whether an engine ended its thought."""
+
+
 class RememberedTokens:
     """Tokenizes each text once from its arrival to its update; the oldest are forgotten."""
 
     def __init__(self, encode: Encode) -> None:
         """Nothing is remembered yet."""
         self._encode = encode
-        self._known: dict[tuple[str, FinishReason, bool], list[int]] = {}
+        self._known: dict[_Text, list[int]] = {}
         self._num_tokens = 0
 
     def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
         """As `Policy.encode_completions`."""
-        keys = [(each.text, each.finish_reason, each.forced is not None) for each in completions]
+        keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None) for each in completions]
         missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
         found = dict(zip(missing, self._encode(list(missing.values())), strict=True))
         tokens = [found[key] if key in found else self._known[key] for key in keys]

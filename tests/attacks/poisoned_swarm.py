@@ -23,6 +23,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.machine import return_free_memory
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.records.wire import SealedManifest
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import TINY
 from swarm.reasons import Fate, Reason
@@ -303,7 +304,7 @@ class Swarm:
         self._plan = plan
         self._clock, self._hub = Clock(), MemoryHub()
         self._folder, self._stack = folder, stack
-        self._sealed: bytes | None = None
+        self._run: SealedManifest | None = None
         models = [*[plan.model] * plan.nodes, *plan.others]
         honest = [self._join(plan.config(model), 1_000 * seed + k) for k, model in enumerate(models)]
         self.nodes = honest[: plan.nodes]
@@ -357,8 +358,8 @@ class Swarm:
         config = base.model_copy(update={"out": self._folder / f"peer-{seed}", "seed": seed})
         config.out.mkdir()
         identity = Identity.load_or_create(config.out / IDENTITY_FILE)
-        self._sealed = self._sealed or found_run(config, identity).sealed
-        transport = MemoryTransport(self._hub, identity.peer_id, self._sealed, clock=self._clock)
+        self._run = self._run or found_run(config, identity)
+        transport = MemoryTransport(self._hub, identity.peer_id, self._run, clock=self._clock)
         transport.start()
         node = Node(config, identity, transport, self._clock)
         self._stack.callback(node.close)

@@ -17,6 +17,7 @@ from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import LARGE_PROTOCOL, LargeRequest
+from swarm.net.records.wire import SealedManifest
 from swarm.net.roster import read_roster
 from swarm.net.services.requests import MANIFEST_PROTOCOL
 from swarm.telemetry.samples import read as read_samples
@@ -105,8 +106,8 @@ def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
         until(lambda peer=peer: len(_own_texts(peer)) >= TEXTS, peer, "groups of its own")
     before = _signed([text for peer in peers for text in _own_texts(peer)[-TEXTS:]], KNOWN)
     began = [peer.round() for peer in peers]
-    manifest = stranger.request(bootstrap, MANIFEST_PROTOCOL, b"")
-    with _poisoning(stranger, KNOWN, manifest, everybody, run_id, tmp_path) as own:
+    run = SealedManifest.reopen(stranger.request(bootstrap, MANIFEST_PROTOCOL, b""))
+    with _poisoning(stranger, KNOWN, run, everybody, tmp_path) as own:
         until(lambda: own.round >= TRAINED, peers[0], "rounds of the attacker's own node", 900.0)
         for peer, start in zip(peers, began, strict=True):
             until(lambda peer=peer, start=start: peer.round() >= start + LONG, peer, "rounds under attack")
@@ -119,8 +120,8 @@ def test_a_stranger_that_knows_what_is_plausible_does_not_make_it_likely(
 class Bridge(MemoryTransport):
     """Brings a stranger's own node what victims offer and it chooses."""
 
-    def __init__(self, hub: MemoryHub, sealed: bytes, stranger: Stranger, victims: Sequence[str]) -> None:
-        super().__init__(hub, "bridge", sealed)
+    def __init__(self, hub: MemoryHub, run: SealedManifest, stranger: Stranger, victims: Sequence[str]) -> None:
+        super().__init__(hub, "bridge", run)
         self._stranger = stranger
         self._victims = victims
 
@@ -135,14 +136,14 @@ class Bridge(MemoryTransport):
 
 @contextmanager
 def _poisoning(
-    stranger: Stranger, attack: Attack, sealed: bytes, victims: Sequence[str], run_id: str, folder: Path
+    stranger: Stranger, attack: Attack, run: SealedManifest, victims: Sequence[str], folder: Path
 ) -> Iterator[Node]:
     """The stranger publishes poison that passes the screen of its own node, which hears what the run's gossip says."""
     hub = MemoryHub()
-    bridge = Bridge(hub, sealed, stranger, victims)
+    bridge = Bridge(hub, run, stranger, victims)
     config = Plan().config("tiny", ("share.groups", "none"), ("out", str(folder / "own")))
     config.out.mkdir()
-    inside = MemoryTransport(hub, "own", sealed)
+    inside = MemoryTransport(hub, "own", run)
     for transport in (bridge, inside):
         transport.start()
     own = Node(config, Identity.generate(), inside, time.time)
@@ -159,7 +160,7 @@ def _poisoning(
             elapsed, at = time.monotonic() - at, time.monotonic()
             poisoner.publish(min(elapsed, ROUND_S))  # on a slow machine, no more than its own round should have
             for arrival in bridge.drain():
-                stranger.publish(run_id, arrival.record)
+                stranger.publish(run.manifest.run_id, arrival.record)
             took = time.monotonic() - at
             enough.wait(max(took, ROUND_S - took))  # its victims need the processor, too
 

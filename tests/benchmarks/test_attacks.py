@@ -13,7 +13,7 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits, make_run_id, seal_manifest
+from swarm.net.records.wire import Limits, SealedManifest, make_run_id, seal_manifest
 from swarm.net.trust.accounts import SafetySettings
 from swarm.net.trust.exchange import Exchange
 from swarm.received.pool import PoolSettings
@@ -36,20 +36,9 @@ class Room:
         founder = Identity.generate()
         run_id = make_run_id("arithmetic", founder.peer_id)
         limits = Limits()
-        self._manifest = seal_manifest(
-            founder,
-            RunManifest(
-                run_id,
-                founder.peer_id,
-                0.0,
-                (),
-                GROUP_SIZE,
-                1,
-                1,
-                limits.max_record_bytes,
-                limits.max_completion_chars,
-            ),
-        )
+        bytes_, chars = limits.max_record_bytes, limits.max_completion_chars
+        manifest = RunManifest(run_id, founder.peer_id, 0.0, (), GROUP_SIZE, 1, 1, bytes_, chars)
+        self._run = SealedManifest(seal_manifest(founder, manifest), manifest)
         self.pupil = Pupil()
         self.honest = self._node(Pupil(), seed=1, safety=safety)
         self.victim = self._node(self.pupil, seed=2, safety=safety)
@@ -58,7 +47,7 @@ class Room:
         self.attacks = Attacks(run_id, limits, mixture)
 
     def _transport(self, identity: Identity) -> MemoryTransport:
-        transport = MemoryTransport(self._hub, identity.peer_id, self._manifest, inbox_bytes=2**30)
+        transport = MemoryTransport(self._hub, identity.peer_id, self._run, inbox_bytes=2**30)
         transport.start()
         return transport
 

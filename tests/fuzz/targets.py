@@ -69,7 +69,7 @@ from swarm.net.records.identity import Backup, Identity, open_backup, seal_backu
 from swarm.net.records.large import MARK, LargeRequest, Referrals, answer_large, read_referral
 from swarm.net.records.repair import GiveRequest, HaveRequest, RecordReader, answer_give, answer_have
 from swarm.net.records.stores import RecordStore, record_id
-from swarm.net.records.wire import open_peer_record
+from swarm.net.records.wire import SealedManifest, open_peer_record
 from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster
 from swarm.net.services.diagnosis import DialBacks
 from swarm.net.services.requests import HEARTBEAT_PROTOCOL, answer_peers, ask_peers
@@ -157,7 +157,8 @@ def _messages() -> dict[str, Target]:
     part = msgspec.msgpack.encode(msgspec.msgpack.Ext(0x50, msgspec.msgpack.encode((0.0, 0.0, [member]))))
     dial_backs = DialBacks(lambda peer_id: ("/ip4/192.0.2.1/tcp/4001",), lambda host, ports: dict.fromkeys(ports, True))
 
-    peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, CurrentRun(None, manifest), Counters(), lambda: NOW)
+    run = CurrentRun(None, SealedManifest.reopen(manifest))
+    peers = KnownPeers(NetworkSettings(), FOUNDER.peer_id, run, Counters(), lambda: NOW)
     referrals = Referrals(peers.is_record_of)
     slot = Slot((FOUNDER.peer_id,), 2, None)
 

@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from swarm.net.in_memory import Heard, MemoryHub, MemoryTransport
 from swarm.net.records.envelope import SignedRecord
+from swarm.net.records.wire import SealedManifest
 
 
 class Fault(Enum):
@@ -23,7 +24,9 @@ class Fault(Enum):
 class FaultyTransport(MemoryTransport):
     """A `MemoryTransport` of which three in ten records suffer one of some faults before they are drained."""
 
-    def __init__(self, hub: MemoryHub, peer_id: str, manifest: bytes | None, faults: Collection[Fault], seed: int):
+    def __init__(
+        self, hub: MemoryHub, peer_id: str, manifest: SealedManifest | None, faults: Collection[Fault], seed: int
+    ):
         super().__init__(hub, peer_id, manifest)
         self.faults = sorted(faults, key=lambda fault: fault.value)
         self._chance = random.Random(seed)

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from swarm.net.config import NetworkSettings
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import Limits, check_age, check_seal, make_run_id, open_group, seal, seal_manifest
+from swarm.net.records.wire import (
+    Limits,
+    SealedManifest,
+    check_age,
+    check_seal,
+    make_run_id,
+    open_group,
+    seal,
+    seal_manifest,
+)
 from swarm.protocols import Transport
 from swarm.types import (
     Arrival,
@@ -46,8 +55,9 @@ def make_manifest(founder: Identity, name: str = "demo") -> RunManifest:
     return RunManifest(make_run_id(name, founder.peer_id), founder.peer_id, 1.0, (), 4, 1, 1, 1_000_000, 1_000)
 
 
-def sealed_manifest(founder: Identity, name: str = "demo") -> bytes:
-    return seal_manifest(founder, make_manifest(founder, name))
+def sealed_manifest(founder: Identity, name: str = "demo") -> SealedManifest:
+    manifest = make_manifest(founder, name)
+    return SealedManifest(seal_manifest(founder, manifest), manifest)
 
 
 def make_group(run_id: str = "", peer_id: str = "", sequence: int = 0) -> RolloutGroup:

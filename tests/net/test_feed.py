@@ -199,7 +199,7 @@ def test_who_greets_too_early_is_greeted_when_the_run_is_known(clock: Clock) -> 
     assert greetings.answer("early", hello("some-run")) == hello("")
     assert greetings.answer("also", hello("")) == hello("")
     assert greetings.members() == {"early"}, "for all that is known"
-    run.adopt(sealed_manifest(ALICE), now=float("inf"))
+    run.adopt(sealed_manifest(ALICE).sealed, now=float("inf"))
     assert set(greetings.due(frozenset({"early", "also"}))) == {"early", "also"}
     greetings.heard("early", hello("some-run"), knows_us=True)
     assert greetings.members() == frozenset()

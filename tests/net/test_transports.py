@@ -23,7 +23,7 @@ from swarm.net.records.envelope import MAX_CHUNK_BYTES
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import describe, seal_offers
 from swarm.net.records.stores import record_id
-from swarm.net.records.wire import Limits, seal
+from swarm.net.records.wire import Limits, SealedManifest, seal
 from swarm.types import Arrival, OfferedGroup, OfferedGroups, RefusedRecord
 
 from .hub import DirectHub, DirectTransport
@@ -58,7 +58,7 @@ class Network:
     def identity(self, name: str) -> Identity:
         return make_identity(self._folder, name)
 
-    def node(self, identity: Identity, manifest: bytes | None = None) -> AnyTransport:
+    def node(self, identity: Identity, manifest: SealedManifest | None = None) -> AnyTransport:
         node = self._make(identity, manifest)
         self.nodes.append(node)
         return node
@@ -79,16 +79,16 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]
         bootstrap = (*network.elsewhere, *(address for node in network.nodes for address in node.multiaddrs()))
         return fast_settings(bootstrap).model_copy(update=network.changes)
 
-    def memory(identity: Identity, manifest: bytes | None) -> AnyTransport:
+    def memory(identity: Identity, manifest: SealedManifest | None) -> AnyTransport:
         return MemoryTransport(hub, identity.peer_id, manifest, limits=Limits(max_record_bytes=64 * 2**20))
 
-    def direct(identity: Identity, manifest: bytes | None) -> AnyTransport:
+    def direct(identity: Identity, manifest: SealedManifest | None) -> AnyTransport:
         return DirectTransport(direct_hub, settings().model_copy(update={"bootstrap": ()}), identity, manifest)
 
-    def hivemind(identity: Identity, manifest: bytes | None) -> AnyTransport:
+    def hivemind(identity: Identity, manifest: SealedManifest | None) -> AnyTransport:
         return HivemindTransport(settings(), identity, manifest)
 
-    def libp2p(identity: Identity, manifest: bytes | None) -> AnyTransport:
+    def libp2p(identity: Identity, manifest: SealedManifest | None) -> AnyTransport:
         return Libp2pTransport(settings(), identity, manifest)
 
     makes = {"memory": memory, "direct": direct, "hivemind": hivemind, "libp2p": libp2p}
@@ -408,10 +408,10 @@ def test_alone_and_without_a_run_records_are_dropped_and_counted(network: Networ
     assert node.counters()["no_run"] == 1
     with pytest.raises(TransportError, match="refused"):
         node.set_manifest(b"junk")
-    node.set_manifest(sealed_manifest(founder))
+    node.set_manifest(sealed_manifest(founder).sealed)
     assert node.manifest() == make_manifest(founder) and node.status().run_id == make_manifest(founder).run_id
     with pytest.raises(TransportError, match="wrong_run"):
-        node.set_manifest(sealed_manifest(founder, "other"))
+        node.set_manifest(sealed_manifest(founder, "other").sealed)
     assert node.manifest() == make_manifest(founder)
     node.publish(b"y")
     assert node.counters()["no_run"] == 1

@@ -129,6 +129,22 @@ def test_an_export_keeps_what_equals_the_defaults_of_the_wire(tmp_path: Path) ->
     assert not left and values["generation"]["max_new_tokens"] == tokens  # type: ignore[call-overload, index]
 
 
+def test_what_fills_the_chat_template_travels(tmp_path: Path) -> None:
+    fields = (
+        ("policy.chat_template_kwargs", "{enable_thinking: false}"),
+        ("policy.thinking_marks", "[<think>, </think>]"),
+    )
+    for name, given in (("plain", ()), ("thinks", fields)):
+        (tmp_path / name).mkdir()
+        config = load_config(command_line=[("policy.model", "tiny"), *given]).config
+        exported.write_trained(tmp_path / name, None, config)
+        values, _ = exported_values(tmp_path / name, load_config())
+        again = load_config(None, values).config
+        assert again.policy.chat_template_kwargs == config.policy.chat_template_kwargs
+        assert again.policy.thinking_marks == config.policy.thinking_marks
+        assert again.generation.sampling() == config.generation.sampling()
+
+
 def test_whose_tasks_and_sampling_are_asked_is_said(tmp_path: Path) -> None:
     saved(tmp_path / "run", ("policy.model", "tiny"))
     export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))

@@ -26,7 +26,7 @@ def _node(out: Path, identity: Identity) -> PeerNode:
         "mix": {"local": 2},
     }
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

@@ -32,7 +32,7 @@ def _node(out: Path) -> PeerNode:
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
     out.mkdir(exist_ok=True)
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

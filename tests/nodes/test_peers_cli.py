@@ -79,7 +79,7 @@ def test_any_other_bytes_are_a_typed_error(encoded: bytes) -> None:
 
 
 def test_the_most_useful_come_first_with_what_became_of_their_groups() -> None:
-    lines = drawn(160).splitlines()
+    lines = drawn(165).splitlines()
     assert lines[0] == "demo-1234: 3 peers, 2 connected"
     assert [line.split()[0] for line in lines[2:5]] == ["..busy0002", "..evil0003", "..idle0001"]
     busy = " ".join(lines[2].split())

@@ -56,8 +56,22 @@ def test_an_address_is_refused_before_anything_slow_is_imported(tmp_path: Path, 
     command = [sys.executable, "-c", LIGHT, "join", address]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 2 and message in result.stderr, result.stderr
-    assert result.stdout == "[]\n", "these imports take seconds"
+    assert result.stdout == "starting `swarm join` ...\n[]\n", "these imports take seconds"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [("learn", "starting `swarm learn` ..."), ("demo", "starting a swarm on")]
+)
+def test_the_first_line_is_there_before_anything_slow_is_imported(tmp_path: Path, command: str, line: str) -> None:
+    stop = "from nodes.cli import running; running.say_starting = lambda what: print('starting', what, '...') or exit()"
+    result = subprocess.run(
+        [sys.executable, "-c", stop + LIGHT, command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert result.stdout.startswith(line) and result.stdout.endswith("[]\n"), result
 
 
 @pytest.mark.parametrize("command", ["join", "learn", "work", "bootstrap"])

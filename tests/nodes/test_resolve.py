@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from nodes.boot.directory import RunDirectory, claim_directory
-from nodes.boot.manifest import SealedManifest, found_run
+from nodes.boot.manifest import found_run
 from nodes.boot.resolve import Notice, ResolvedNode, resolve
 from nodes.roles.peer import PeerNode
 from swarm.config import LoadedConfig, load_config
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
+from swarm.net.records.wire import SealedManifest
 
 FOUNDER = load_config(command_line=[("mix.local", "3"), ("mix.external", "5"), ("generation.group_size", "4")]).config
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nodes.boot.assemble import shown_address
 from nodes.boot.directory import MANIFEST_FILE, best_address, claim_directory, remember, remembered
-from nodes.boot.manifest import SealedManifest, found_run, lacking_files, manifest_values, other_files, other_options
+from nodes.boot.manifest import found_run, lacking_files, manifest_values, other_files, other_options
 from nodes.boot.resolve import Notice, possible
 from nodes.roles.runtime import RoleRuntime
 from swarm.config import NodeConfig, load_config
@@ -20,7 +20,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.known_peers import CurrentRun
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import open_manifest, seal_manifest
+from swarm.net.records.wire import SealedManifest, open_manifest, seal_manifest
 from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
 from tests.net.records import of_version
 
@@ -43,7 +43,7 @@ def test_whoever_joins_with_nothing_but_the_manifest_can_train_its_mix(tmp_path:
 def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path) -> None:
     founder = _config(tmp_path, ("generation.group_size", "4"))
     identity = Identity.generate()
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity))
     verifier = InlineVerifier(founder.tasks)
     for size in ("2", "4"):
         runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
@@ -274,7 +274,7 @@ def test_a_running_node_takes_no_older_manifest(tmp_path: Path) -> None:
     founder = Identity.generate()
     first = found_run(_config(tmp_path), founder)
     older, newer = first.sealed, found_run(_config(tmp_path, ("mix.local", "2")), founder, first.manifest).sealed
-    run = CurrentRun(None, older)
+    run = CurrentRun(None, first)
     run.adopt(newer)
     with pytest.raises(Refusal, match="stale"):
         run.adopt(older)

@@ -173,7 +173,7 @@ def _peer(out: Path, **evaluation: object) -> PeerNode:
     config = _config(values, suites={"small": GCD}, **evaluation)
     out.mkdir()
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodes.boot.manifest import check_terms, found_run, terms_of
 from nodes.boot.resolve import fitted
-from swarm.config import load_config
+from nodes.commands.exported import exported_values, write_trained
+from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
-from swarm.net.records.identity import Identity
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import load_policy
+from swarm.policy.published import thinks
+from swarm.policy.thinking import Prompted
 from tests.nodes.processes import LOOPBACK, address_of, swarm, until
 from tests.thinking_models import write_qwen3
 
@@ -95,7 +98,7 @@ def test_embedded_policies_have_nothing_to_say() -> None:
         ({"policy.chat_template_kwargs.messages": "[]"}, "messages: the node itself sets it"),
         ({"policy.chat_template_kwargs.a-b": "1"}, "chat_template_kwargs"),
         ({"policy.thinking_marks": "[<a>]"}, "must be two different texts"),
-        ({"generation.max_thinking_tokens": "0"}, "greater than or equal to 1"),
+        ({"generation.max_thinking_tokens": "-1"}, "must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, str], message: str) -> None:
@@ -118,13 +121,28 @@ def test_a_node_that_cannot_start_says_why_in_a_line(
     assert code not in (0, None) and message in " ".join(errors.split()) and "Traceback" not in errors
 
 
-def test_a_worker_that_thinks_otherwise_than_its_learner_is_told_at_the_start(tmp_path: Path) -> None:
-    model = str(write_qwen3(tmp_path / "model"))
-    off = load_config(
-        command_line=[("policy.model", model), ("policy.chat_template_kwargs.enable_thinking", "false")]
-    ).config
-    on = load_config(command_line=[("policy.model", model)]).config
-    manifest = found_run(off, Identity.generate(), terms=terms_of(off)).manifest
-    check_terms(off, manifest)
-    with pytest.raises(ConfigError, match=r"""has the values {"enable_thinking": false}, not {}: set --policy"""):
-        check_terms(on, manifest)
+def test_the_example_runs_on_a_model_of_its_kind(
+    tmp_path: Path, run_here: Callable[..., tuple[int | str | None, str]]
+) -> None:
+    model = write_qwen3(tmp_path / "model", "qwen3 opened")
+    small = ["--generation.max_new_tokens=40", "--generation.max_thinking_tokens=16", "--generation.group_size=2"]
+    quick = ["--evaluation.num_questions=0", "--rounds=2", "--mix.local=1", "--generation.questions_per_round=1"]
+    example = str(Path(__file__).parents[2] / "examples" / "qwen3-thinking.yaml")
+    code, errors = run_here("join", example, f"--policy.model={model}", "--out", "peer", *small, *quick, *LOOPBACK)
+    assert code == 0, errors
+    sampled = (tmp_path / "peer" / "samples.jsonl").read_text()
+    assert (
+        '"role":"thought"' in sampled and "thoughts/forced_ratio" in (tmp_path / "peer" / "metrics.jsonl").read_text()
+    )
+
+
+def test_an_exported_policy_is_asked_as_it_was_trained(tmp_path: Path) -> None:
+    model = write_qwen3(tmp_path / "model")
+    off = PolicySettings(model=str(model), chat_template_kwargs={"enable_thinking": False})
+    write_trained(model, None, NodeConfig(policy=off))
+    assert load_policy(PolicySettings(model=str(model))).thinking.prompted is Prompted.OFF
+    assert not thinks(PolicySettings(model=str(model)))
+    on = PolicySettings(model=str(model), chat_template_kwargs={"enable_thinking": True})
+    assert load_policy(on).thinking.prompted is Prompted.FREE and thinks(on)
+    values, _ = exported_values(model, load_config())
+    assert load_config(manifest=values).config.generation.max_thinking_tokens == 0

@@ -55,7 +55,7 @@ def node(tmp_path: Path, script: Path) -> Iterator[PeerNode]:
     }
     config = load_config(None, values).config
     identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
     node = PeerNode(config, identity, transport, Parity())
     node.begin()

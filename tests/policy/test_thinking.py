@@ -179,7 +179,7 @@ def test_marks_of_ones_own_are_tokens() -> None:
     made = type(policy)(
         "x", policy.model, policy.tokenizer, None, template=TemplateUse({}, named_marks(("<r>", "</r>")))
     )
-    with pytest.raises(PolicyError, match="must begin with tokens"):
+    with pytest.raises(PolicyError, match="must begin with added tokens"):
         made.check_template()
     made = type(policy)(
         "x", policy.model, policy.tokenizer, None, template=TemplateUse({}, named_marks(("[INST]", "[/INST]")))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
+from swarm.training import rows
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
@@ -180,6 +182,55 @@ def test_completions_of_others_are_scored_in_the_tokens_that_an_update_trains_on
     believing = _updater(policy, MixSettings(external_old_logprobs="behaviour"))
     assert believing.read([letters])[0][0][0].logprobs == pytest.approx(_logprobs(policy, list(spelled)), abs=1e-4)
     assert _updater(policy).read([letters]) == _updater(policy).read([group]), "it trains on the text's tokens"
+
+
+def test_an_update_of_several_steps_takes_what_the_screen_has_read(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' texts are tokenized once, and scored once between two changes of the weights."""
+    tokenized: list[str] = []
+    encode = Policy.encode_completions
+
+    def counted(self: Policy, completions: Sequence[Completion]) -> list[list[int]]:
+        tokenized.extend(each.text for each in completions)
+        return encode(self, completions)
+
+    monkeypatch.setattr(Policy, "encode_completions", counted)
+    groups = [_group(policy, ids=False), _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)]
+    fresh, reading = (_updater(copy.deepcopy(policy), minibatches=2) for _ in range(2))
+    fresh.update([], groups)
+    tokenized.clear()
+    scored: list[int] = []
+    logprobs = reading._runner.logprobs
+    monkeypatch.setattr(reading._runner, "logprobs", lambda rows: scored.append(len(rows)) or logprobs(rows))
+    assert all(reading.fits(group) for group in groups)
+    before = reading.read(groups)
+    reading.update([], groups)
+    assert sorted(tokenized) == sorted(TEXTS)
+    assert sum(scored) == len(TEXTS), "the second group has the same texts"
+    ours, theirs = (each._policy.model.state_dict() for each in (reading, fresh))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs), "the same update"
+    after = reading.read(groups)
+    assert sum(scored) == 2 * len(TEXTS), "by other weights"
+    assert after[0][0][0].logprobs[0] != before[0][0][0].logprobs[0]
+
+
+def test_few_tokens_of_texts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_REMEMBERED_TOKENS", 6)
+    asked: list[str] = []
+
+    def encode(completions: Sequence[Completion]) -> list[list[int]]:
+        asked.extend(each.text for each in completions)
+        return [[ord(letter) for letter in each.text] for each in completions]
+
+    remembered = rows.RememberedTokens(encode)
+    first, second = Completion("abc", "stop"), Completion("defgh", "stop")
+    assert remembered([first, first]) == [[97, 98, 99]] * 2 and asked == ["abc"]
+    remembered([second])
+    assert remembered([first, second]) == [[97, 98, 99], [100, 101, 102, 103, 104]]
+    assert asked == ["abc", "defgh", "abc"], "the oldest is forgotten"
+    endless = Completion("x" * 9, "stop")
+    assert remembered([endless]) == [[120] * 9], "longer than all that may be remembered"
 
 
 def test_nothing_to_learn_from_is_no_update(policy: Policy) -> None:

@@ -15,7 +15,7 @@ from swarm.errors import NonFiniteUpdates
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records import envelope
 from swarm.net.records.identity import Identity
-from swarm.net.records.wire import make_run_id, seal_manifest
+from swarm.net.records.wire import SealedManifest, make_run_id, seal_manifest
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Fate, Reason
 from swarm.received.pool import PoolSettings
@@ -131,18 +131,15 @@ class Swarm:
     def __init__(self) -> None:
         self.hub = MemoryHub()
         self.founder = Identity.generate()
-        self.manifest = seal_manifest(
-            self.founder,
-            RunManifest(
-                make_run_id("test", self.founder.peer_id), self.founder.peer_id, 0.0, (), GROUP_SIZE, 2, 2, 10**6, 10**4
-            ),
-        )
+        run_id = make_run_id("test", self.founder.peer_id)
+        manifest = RunManifest(run_id, self.founder.peer_id, 0.0, (), GROUP_SIZE, 2, 2, 10**6, 10**4)
+        self.run = SealedManifest(seal_manifest(self.founder, manifest), manifest)
 
     def node(self, seed: int, **parts: object) -> SapoNode:
         identity = Identity.generate()
         # Rounds take no time here: by the clock, a few nodes make as many groups as a large swarm.
         clock = parts.get("clock", time.time)
-        transport = MemoryTransport(self.hub, identity.peer_id, self.manifest, offers_per_s=1e9, clock=clock)  # type: ignore[arg-type]
+        transport = MemoryTransport(self.hub, identity.peer_id, self.run, offers_per_s=1e9, clock=clock)  # type: ignore[arg-type]
         transport.start()
         values = {
             "questions": 6,

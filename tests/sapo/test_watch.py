@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from swarm.sapo.watch import Alarm, Watch, WatchSettings, WatchState
+from swarm.sapo.watch import Alarm, RewardGuard, WatchSettings, WatchState
 
 SETTINGS = WatchSettings(rest_rounds=50, return_rounds=100)
 OTHERS = ("friend", "poisoner", "poisoner")
@@ -19,7 +19,7 @@ def _rewards(seed: int, means: np.ndarray, completions: int = 64, correlated: in
 
 
 def _alarms(rewards: np.ndarray, authors: tuple[str, ...] = OTHERS) -> list[tuple[int, Alarm]]:
-    watch = Watch(SETTINGS)
+    watch = RewardGuard(SETTINGS)
     seen = [(k, watch.observe(float(reward), 4, authors)) for k, reward in enumerate(rewards)]
     return [(k, alarm) for k, alarm in seen if alarm is not None]
 
@@ -33,7 +33,7 @@ def test_a_fall_with_others_in_the_updates_is_an_alarm() -> None:
 
 
 def test_a_fall_is_charged_to_those_whose_part_grew_before_it() -> None:
-    watch = Watch(SETTINGS)
+    watch = RewardGuard(SETTINGS)
     honest = ("friend", "other")
     for _ in range(100):
         assert watch.observe(0.5, 4, honest) is None
@@ -60,8 +60,8 @@ def test_rewards_that_rise_or_slowly_vary_are_no_alarm() -> None:
         assert _alarms(_rewards(seed, 0.25 + 0.1 * np.tanh(time / 200 - 1) + 0.02 * np.sin(time / 50))) == []
 
 
-def _after_alarm(settings: WatchSettings = SETTINGS) -> Watch:
-    watch = Watch(settings)
+def _after_alarm(settings: WatchSettings = SETTINGS) -> RewardGuard:
+    watch = RewardGuard(settings)
     for _ in range(100):
         watch.observe(0.5, 4, OTHERS)
     assert watch.share == 1.0 and watch.well
@@ -69,7 +69,7 @@ def _after_alarm(settings: WatchSettings = SETTINGS) -> Watch:
     return watch
 
 
-def _fall(watch: Watch) -> Alarm:
+def _fall(watch: RewardGuard) -> Alarm:
     for _ in range(100):
         if alarm := watch.observe(0.0, 4, OTHERS):
             return alarm
@@ -113,7 +113,7 @@ def test_a_restart_ends_no_rest() -> None:
     for _ in range(10):
         watch.observe(0.5, 8, ())
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(watch.dump()), type=WatchState)
-    resumed = Watch(SETTINGS)
+    resumed = RewardGuard(SETTINGS)
     resumed.restore(state)
     assert watch.share == resumed.share == 0.0
     for _ in range(200):

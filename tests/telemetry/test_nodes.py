@@ -14,6 +14,7 @@ from swarm.errors import ConfigError
 from swarm.net.roster import write_roster
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory
 from swarm.telemetry.nodes import MAX_CLAIMS, Leader, NodeReader, kinds, leaders
+from swarm.telemetry.records import METRICS_FILE
 from swarm.types import MemberSummary
 from tests.telemetry.folders import crowd, events, hostile, roster, row, swarm
 from tests.telemetry.synthetic import EPOCH, write
@@ -111,3 +112,11 @@ def test_find(tmp_path: Path) -> None:
     assert [found.name for found in find_nodes([folder / "peer-3"])] == ["peer-3"]
     with pytest.raises(ConfigError, match="there is no directory"):
         check_named([tmp_path / "nowhere"])
+
+
+def test_folders_of_one_name_are_called_with_those_around_them(tmp_path: Path) -> None:
+    for folder in ("a/peer", "b/peer", "b/other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / METRICS_FILE).touch()
+    found = find_nodes([tmp_path / "a", tmp_path / "b"])
+    assert [each.name for each in found] == ["a/peer", "b/peer", "other"]

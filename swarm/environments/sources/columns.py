@@ -40,7 +40,8 @@ class Column:
             if steps is not None:
                 self.name, self.steps = name, steps
                 return
-        raise ValueError(f"no column {path!r}; the columns are {', '.join(columns)}")
+        has = ", ".join(columns)
+        raise ValueError(f"no column {path!r}; the columns are {has}; the task's `prompt`, `answer`, ... say which")
 
     def value(self, row: Row) -> object:
         """The value in a row. Raises `MalformedRow` if there is none."""

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from swarm.config import NodeConfig, Values
 from swarm.errors import ConfigError
-from swarm.policy.config import LoraSettings, public_name
+from swarm.policy.config import LoraSettings, public_name, template_values
 from swarm.sanitize import clean
 from swarm.types import RunManifest, Sampling, Terms
 
@@ -135,7 +135,7 @@ def terms_of(config: NodeConfig, policy: Policy | None = None) -> Terms:
         policy.media.reader.digest if policy is not None and policy.media is not None else "",
         _adapters(config.policy.lora),
         policy.base if policy is not None else "",
-        config.policy.chat_template_kwargs,
+        template_values(config.policy),
     )
 
 

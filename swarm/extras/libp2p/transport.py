@@ -25,9 +25,8 @@ from swarm.net.guard import Counters
 from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import CLOSED, MemberTransport
 from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
-from swarm.net.records.wire import MAX_MANIFEST_BYTES
+from swarm.net.records.wire import MAX_MANIFEST_BYTES, SealedManifest
 from swarm.net.services.requests import MANIFEST_PROTOCOL, ask_for_manifest
-from swarm.types import RunManifest
 
 if TYPE_CHECKING:
     import trio
@@ -51,7 +50,7 @@ class Libp2pTransport(MemberTransport):
         self,
         settings: NetworkSettings,
         identity: Identity,
-        manifest: bytes | None = None,
+        manifest: SealedManifest | None = None,
         profile: Profile | None = None,
         *,
         clock: Callable[[], float] = time.time,
@@ -63,14 +62,12 @@ class Libp2pTransport(MemberTransport):
         self._scope: trio.CancelScope | None = None
 
     @staticmethod
-    def fetch_manifest(
-        peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
-    ) -> tuple[RunManifest, bytes]:
+    def fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:
         """See `MemberTransport`."""
         import trio
 
         try:
-            found: tuple[RunManifest, bytes] = trio.run(_fetch_manifest, peers, timeout_s, run_id)
+            found: SealedManifest = trio.run(_fetch_manifest, peers, timeout_s, run_id)
             return found
         except ExceptionGroup as group:
             if isinstance(error := _innermost(group), PeerUnreachable):
@@ -184,9 +181,7 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-async def _fetch_manifest(
-    peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
-) -> tuple[RunManifest, bytes]:
+async def _fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:
     from swarm.extras.libp2p.host import TrioRuntime, open_host
 
     # It does not listen, so any key will do.

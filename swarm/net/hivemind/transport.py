@@ -22,9 +22,9 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import CLOSED, MemberTransport
 from swarm.net.records.identity import Identity
+from swarm.net.records.wire import SealedManifest
 from swarm.net.runtime import AsyncioRuntime
 from swarm.net.services.requests import MANIFEST_PROTOCOL, ask_for_manifest, no_manifest
-from swarm.types import RunManifest
 
 if TYPE_CHECKING:
     from swarm.net.hivemind.daemon import Daemon
@@ -50,7 +50,7 @@ class HivemindTransport(MemberTransport):
         self,
         settings: NetworkSettings,
         identity: Identity,
-        manifest: bytes | None = None,
+        manifest: SealedManifest | None = None,
         profile: Profile | None = None,
         *,
         clock: Callable[[], float] = time.time,
@@ -65,9 +65,7 @@ class HivemindTransport(MemberTransport):
         """Consecutive daemons that failed early."""
 
     @staticmethod
-    def fetch_manifest(
-        peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
-    ) -> tuple[RunManifest, bytes]:
+    def fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:
         """See `MemberTransport`."""
         return asyncio.run(_fetch_manifest(peers, timeout_s, run_id))
 
@@ -204,9 +202,7 @@ async def _end_strays() -> None:
     await asyncio.gather(*strays, return_exceptions=True)
 
 
-async def _fetch_manifest(
-    peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
-) -> tuple[RunManifest, bytes]:
+async def _fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:
     addresses = [address for group in peers.values() for address in group]
     problems = await asyncio.gather(*map(probe, addresses))
     if all(problems):

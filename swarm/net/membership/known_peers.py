@@ -19,9 +19,9 @@ from swarm.net.addresses.dial import by_peer
 from swarm.net.addresses.nat import candidates
 from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
-from swarm.net.records.wire import is_outdated, open_manifest, open_peer_record
+from swarm.net.records.wire import SealedManifest, is_outdated, open_manifest, open_peer_record
 from swarm.reasons import Reason
-from swarm.types import PeerRecord, RunManifest
+from swarm.types import PeerRecord
 
 logger = logging.getLogger(__name__)
 
@@ -208,19 +208,16 @@ def _remembered(path: Path | None) -> dict[str, tuple[str, ...]]:
 class CurrentRun:
     """The run of the newest adopted manifest; none at first. Any thread may adopt and read."""
 
-    def __init__(self, run_id: str | None, sealed: bytes | None) -> None:
-        """`run_id`: join this run only; None: any run. `sealed`: a manifest whose date was checked on arrival.
-
-        Raises `Refusal` if it is invalid or of another run.
-        """
-        self.sealed: bytes | None = None
-        self.manifest: RunManifest | None = None
+    def __init__(self, run_id: str | None, run: SealedManifest | None) -> None:
+        """`run_id`: join this run only; None: any run. Raises `Refusal` if `run` is another."""
+        if run is not None and run_id not in (None, run.manifest.run_id):
+            raise Refusal(Reason.WRONG_RUN, f"expected the run {run_id!r}, got {run.manifest.run_id!r}")
+        self.sealed = run.sealed if run is not None else None
+        self.manifest = run.manifest if run is not None else None
         self.since = time.monotonic()
         """When this node entered the run."""
         self._wanted = run_id
         self._adopting = threading.Lock()
-        if sealed is not None:
-            self.adopt(sealed, now=math.inf)
 
     def adopt(self, sealed: bytes, *, now: float | None = None) -> None:
         """Adopt a manifest. Raises `Refusal` if it is invalid, outdated or of another run."""

@@ -37,6 +37,7 @@ from swarm.net.records.wire import (
     MAX_PEER_CONTENT_BYTES,
     MAX_PEER_RECORD_BYTES,
     MAX_PEER_RECORD_LIFE_S,
+    SealedManifest,
     seal_peer_record,
 )
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL, answer_peers
@@ -59,10 +60,10 @@ class Member:
         settings: NetworkSettings,
         identity: Identity,
         profile: Profile,
-        manifest: bytes | None,
+        manifest: SealedManifest | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has not started; with `manifest` (sealed) it is in that run from the start.
+        """A node that has not started; with `manifest` it is in that run from the start.
 
         Raises `ConfigError` for an address without a valid peer id, `Refusal` for a bad manifest.
         """

@@ -17,6 +17,7 @@ from swarm.net.membership.member import Member, Profile
 from swarm.net.membership.session import MemberSession
 from swarm.net.records.identity import Identity
 from swarm.net.records.large import INLINE_BYTES
+from swarm.net.records.wire import SealedManifest
 from swarm.protocols import RequestHandler, StreamHandler
 from swarm.reasons import Reason
 from swarm.types import Arrival, MemberSummary, NetworkStatus, OfferedGroup, PeerRecord, RunManifest
@@ -34,12 +35,12 @@ class MemberTransport(ABC):
         self,
         settings: NetworkSettings,
         identity: Identity,
-        manifest: bytes | None = None,
+        manifest: SealedManifest | None = None,
         profile: Profile | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A node that has not started. With `manifest` (sealed) it is in that run; otherwise it asks its bootstraps.
+        """A node that has not started. With `manifest` it is in that run; otherwise it asks its bootstraps.
 
         `identity` must be loaded from a file because the network library reads it. Raises `ConfigError` for a bad
         bootstrap address, and `TransportError` for a bad manifest.
@@ -63,10 +64,8 @@ class MemberTransport(ABC):
 
     @staticmethod
     @abstractmethod
-    def fetch_manifest(
-        peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None
-    ) -> tuple[RunManifest, bytes]:
-        """The first manifest that one of the peers has, decoded and sealed; `peers` are multiaddrs by peer id.
+    def fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:
+        """The first manifest that one of the peers has; `peers` are multiaddrs by peer id.
 
         Starts and stops its own network. Raises `PeerUnreachable`, or `TransportError` if the network cannot start.
         """

@@ -249,6 +249,18 @@ def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None
     return manifest
 
 
+class SealedManifest(Struct, frozen=True):
+    """A manifest whose signature has been checked, with the bytes that its founder sealed."""
+
+    sealed: bytes
+    manifest: RunManifest
+
+    @classmethod
+    def reopen(cls, sealed: bytes) -> SealedManifest:
+        """Check stored bytes, whatever the time is: their date was checked on arrival. Raises `Refusal`."""
+        return cls(sealed, open_manifest(sealed, now=math.inf))
+
+
 def is_outdated(manifest: RunManifest, known: RunManifest, *, now: float | None = None) -> bool:
     """Whether a manifest is older than the known one; a known manifest from the future does not count."""
     return manifest.created_at < known.created_at <= _now(now) + MAX_CLOCK_SKEW_S

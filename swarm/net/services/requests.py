@@ -14,10 +14,10 @@ from msgspec import Meta
 from swarm.errors import OtherRun, PeerUnreachable, Refusal
 from swarm.net.records.envelope import joined
 from swarm.net.records.large import Fetch
-from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, open_manifest, open_peer_record
+from swarm.net.records.wire import MAX_PEER_RECORD_BYTES, SealedManifest, open_manifest, open_peer_record
 from swarm.net.runtime import AsyncRuntime
 from swarm.reasons import Reason
-from swarm.types import PeerRecord, RunManifest
+from swarm.types import PeerRecord
 
 MANIFEST_PROTOCOL = "/swarm/manifest/1"
 PEERS_PROTOCOL = "/swarm/peers/1"
@@ -36,8 +36,8 @@ async def ask_for_manifest(
     run_id: str | None,
     timeout_s: float,
     runtime: AsyncRuntime,
-) -> tuple[RunManifest, bytes]:
-    """The first manifest of `peers`, asked in order, decoded and sealed; `ask(peer_id, addresses)` gets it sealed.
+) -> SealedManifest:
+    """The first manifest of `peers`, asked in order; `ask(peer_id, addresses)` gets it sealed.
 
     Raises `PeerUnreachable` with every address and its failure.
     """
@@ -49,7 +49,7 @@ async def ask_for_manifest(
                 try:
                     if not (sealed := await ask(peer_id, addresses)):
                         raise PeerUnreachable(f"{', '.join(addresses)}: it does not know the run yet")
-                    return open_manifest(sealed, run_id), sealed
+                    return SealedManifest(sealed, open_manifest(sealed, run_id))
                 except PeerUnreachable as error:
                     failures.append(str(error))
                 except Refusal as refusal:

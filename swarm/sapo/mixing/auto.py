@@ -7,11 +7,12 @@ the gradient:
 
 and its seconds, from the stages of the last rounds:
 
-    T = asked x seconds a question + n x seconds a trained group + external x seconds a received group + the rest
+    T = asked x seconds a question + n x seconds a trained group + external x seconds a mixed group + the rest
 
-At the mix the questions are asked: others' groups are added, those of most worth first, as long as P / T rises. Before
-the next round the number of questions is chosen as if all others would choose alike, so that others' groups come in
-proportion to it: if each counted on the others instead, nobody would ask.
+At the mix the questions are asked: others' groups are added, those of most worth first, as long as the progress of one
+more exceeds what its seconds bring at the usual rate, that of the last rounds with others' groups or without them.
+Before the next round the number of questions is chosen as if all others would choose alike, so that others' groups come
+in proportion to it: if each counted on the others instead, nobody would ask.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ OWN = UNKNOWN = 1.0
 """Worth of an own group, and of a group whose sender's worth is unknown."""
 LEAST_ROUNDS = 8
 """Timed rounds before their seconds decide; until then an update's progress does."""
-EXPLORE_ROUNDS = 16
-"""In one of so many rounds a group of others is used although it promises nothing: its worth may have changed."""
+EXPLORE_SHARE = 0.02
+"""Of the seconds is for groups of others that promise nothing: their worth may have changed."""
+RATE_ROUNDS = 64
+"""Rounds of the usual rate: where groups are rare, fewer say little."""
 CLEARLY = 1.03
 """A change of the number of questions must promise so much more progress a second."""
 ASK_RANGE = (0.25, 2.0)
@@ -45,33 +48,44 @@ class Costs(Struct, frozen=True):
 
     question: float
     """Drawn, answered and graded."""
-    received: float
-    """A group of others in the update: received, regraded and screened."""
+    mixed: float
+    """One more group of others in the update, before it is trained on: screened and compared."""
     trained: float
-    """A group in the update."""
+    """One more group in the update."""
     rest: float
-    """Whatever is done once a round."""
+    """Whatever a round takes without these, receiving included: it is paid before the mix."""
 
     @classmethod
     def of(cls, rounds: Sequence[MixRound]) -> Costs | None:
         """Those of the timed rounds; None while there are too few."""
         rounds = [each for each in rounds if each.seconds and each.num_questions]
-        external = sum(each.num_external for each in rounds)
-        trained = external + sum(each.num_local for each in rounds)
-        if len(rounds) < LEAST_ROUNDS or not trained:
+        external = [each.num_external for each in rounds]
+        trained = [each.num_local + each.num_external for each in rounds]
+        if len(rounds) < LEAST_ROUNDS or not any(trained):
             return None
-        spent = {stage: sum(each.seconds.get(stage, 0.0) for each in rounds) for stage in rounds[0].seconds}
-        asking, others, update = (spent.pop(stage, 0.0) for stage in ("asking", "others", "update"))
-        return cls(
-            question=asking / sum(each.num_questions for each in rounds),
-            received=others / external if external else 0.0,
-            trained=update / trained,
-            rest=(sum(spent.values()) + (0.0 if external else others)) / len(rounds),
-        )
+        stages = {stage: [each.seconds[stage] for each in rounds] for stage in ("asking", "receiving", "mix", "update")}
+        question = sum(stages["asking"]) / sum(each.num_questions for each in rounds)
+        mixed = _each(stages["mix"], external)
+        update = _each(stages["update"], trained)
+        others = sum(stages["receiving"]) + sum(stages["mix"]) - mixed * sum(external)
+        rest = others + sum(stages["update"]) - update * sum(trained)
+        return cls(question, mixed, update, rest / len(rounds))
 
     def seconds(self, asked: float, trained: float, external: float) -> float:
         """Of a round."""
-        return self.rest + asked * self.question + trained * self.trained + external * self.received
+        return self.rest + asked * self.question + trained * self.trained + external * self.mixed
+
+
+def _each(seconds: Sequence[float], counts: Sequence[int]) -> float:
+    """Seconds for one more: the slope of the rounds' seconds over their counts, at most the seconds over the counts."""
+    mean, mean_count = fmean(seconds), fmean(counts)
+    spread = sum((count - mean_count) ** 2 for count in counts)
+    if not mean_count:
+        return 0.0
+    if not spread:
+        return mean / mean_count
+    slope = sum((count - mean_count) * (each - mean) for count, each in zip(counts, seconds, strict=True)) / spread
+    return min(max(0.0, slope), mean / mean_count)
 
 
 class Auto(MixPolicy):
@@ -111,9 +125,9 @@ class Auto(MixPolicy):
         *before, this = history.rounds[-self.window_rounds :]
         own = this.num_informative
         rounds = [*before, replace(this, num_candidates=len(usable))]
-        costs = Costs.of(rounds)
+        costs = Costs.of(history.rounds)
         external = self._external(history, usable, costs)
-        if not external and usable and this.round % EXPLORE_ROUNDS == 0 and own < history.total:
+        if not external and usable and own < history.total and costs is not None and _is_due(history.rounds, costs):
             external = 1
         reason = f"{own} own groups with signal, {external} of {len(candidates)} others' wanted"
         if caution.factor < 1:
@@ -126,21 +140,22 @@ class Auto(MixPolicy):
 
     def _external(self, history: History, worths: Sequence[float], costs: Costs | None) -> int:
         """J for candidates of these worths, after this round's own groups."""
-        slots, this = history.total, history.rounds[-1]
-        own = this.num_informative
+        slots, own = history.total, history.rounds[-1].num_informative
+        usual = _usual_rate(history, fmean(worths) if worths else 0.0, costs) if costs else 0.0
 
-        def rate(kept: int, total: float, external: int) -> float:
+        def gain(kept: int, total: float, external: int) -> float:
+            """Progress beyond what the same seconds are worth otherwise."""
             progress = _progress(kept + external, kept + total, history.num_steps)
-            return progress / (costs.seconds(this.num_questions, kept + external, external) if costs else 1.0)
+            return progress - (usual * costs.seconds(0, kept + external, external) if costs else 0.0)
 
-        best, highest = 0, rate(min(own, slots), 0.0, 0)
+        best, highest = 0, gain(min(own, slots), 0.0, 0)
         total = 0.0
         for external, worth in enumerate(sorted(worths, reverse=True)[:slots], 1):
             total += worth
             kept = min(own, slots - external)
             if kept < own and (worth <= OWN or external > self.most * slots):
                 break
-            if (found := rate(kept, total, external)) > highest:
+            if (found := gain(kept, total, external)) > highest:
                 best, highest = external, found
         return best
 
@@ -228,3 +243,28 @@ def _arrived(rounds: Sequence[MixRound]) -> float:
     used = sum(each.num_external for each in rounds[:-1])
     came = last.num_candidates - first.num_candidates + used
     return max(0.0, came * len(rounds) / max(1, len(rounds) - 1))
+
+
+def _usual_rate(history: History, worth: float, costs: Costs) -> float:
+    """Progress a second in the last rounds with others' groups of this worth, or without them if that is more."""
+    rounds = [each for each in history.rounds[-RATE_ROUNDS:] if each.seconds]
+    rates = []
+    for share in (0, 1):
+        groups = [(each.num_local, share * each.num_external) for each in rounds]
+        made = sum(_progress(own + others, own + worth * others, history.num_steps) for own, others in groups)
+        spent = sum(
+            costs.seconds(each.num_questions, own + others, others)
+            for each, (own, others) in zip(rounds, groups, strict=True)
+        )
+        rates.append(made / spent if spent else 0.0)
+    return max(rates)
+
+
+def _is_due(rounds: Sequence[MixRound], costs: Costs) -> bool:
+    """Whether it is time to try a group of others again."""
+    idle = 0.0
+    for each in reversed(rounds[:-1]):
+        if each.num_external:
+            break
+        idle += sum(each.seconds.values())
+    return idle * EXPLORE_SHARE >= costs.mixed + costs.trained > 0

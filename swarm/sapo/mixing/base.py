@@ -96,7 +96,7 @@ class MixRound(Struct, frozen=True):
     num_candidates: int = 0
     """Others' groups that the update could have used."""
     seconds: dict[str, float] = {}
-    """Of the round: `asking`, `others`, `update`; empty where updates hide generation's time."""
+    """Of the round: `asking`, `receiving`, `mix`, `update`; empty where updates hide generation's time."""
 
 
 class MixState(Struct):

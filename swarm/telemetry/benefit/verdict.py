@@ -73,7 +73,7 @@ def with_interval(found: Estimate | None) -> str:
 
 def in_own_groups(found: Estimate) -> str:
     """Worth of a group of others with its 95% interval."""
-    return f"{found.value:.1f} ({found.low:.1f} to {found.high:.1f})"
+    return f"{found.value:z.1f} ({found.low:z.1f} to {found.high:z.1f})"
 
 
 class Verdict(Struct, frozen=True):

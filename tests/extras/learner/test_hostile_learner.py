@@ -37,7 +37,7 @@ class HostileLearner:
             listen=("/ip4/127.0.0.1/tcp/0",), nat_port_map=False, snapshots=SnapshotSettings(poll_s=0.5)
         )
         self.peer_id = identity.peer_id
-        self.transport = HivemindTransport(network, identity, found_run(config, identity).sealed)
+        self.transport = HivemindTransport(network, identity, found_run(config, identity))
         self.transport.start()
         self.version = 0
         serve_heartbeats(self.transport, lambda peer_id, beat: Orders(self.version, 8, True))

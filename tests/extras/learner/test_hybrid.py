@@ -50,7 +50,7 @@ def _node(out: Path) -> PeerNode:
     }
     config = load_config(None, values).config
     identity = Identity.load_or_create(out / IDENTITY_FILE)
-    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity).sealed)
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
     return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
 

@@ -66,7 +66,7 @@ class Run:
         self.values = {**VALUES, "learner": {"rollouts_per_step": 16, "spot_check": 1.0, **learner}}
         (out / "learner").mkdir(parents=True)
         self.identity = Identity.load_or_create(out / "learner" / IDENTITY_FILE)
-        self.sealed = found_run(self.config("learner"), self.identity).sealed
+        self.run = found_run(self.config("learner"), self.identity)
 
     def config(self, name: str, **changes: object) -> NodeConfig:
         (self.out / name).mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ class Run:
         return load_config(None, values).config
 
     def transport(self, peer_id: str) -> MemoryTransport:
-        transport = self.network(self.hub, peer_id, self.sealed)
+        transport = self.network(self.hub, peer_id, self.run)
         transport.start()
         return transport
 
@@ -309,7 +309,7 @@ def test_a_worker_with_other_adapters_is_told_and_once_why_its_learner_s_snapsho
 
 def test_a_worker_of_a_named_learner_waits_for_the_run_too(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.sealed = None
+    run.run = None
     run.values["follow"] = {"learner": run.identity.peer_id}
     with run.workers("one") as (worker,):
         until(lambda: any("knows the run" in m.text for m in _history(run, "one").moments), "it waits", PATIENCE_S)

@@ -89,3 +89,18 @@ def test_equal_terms_and_what_is_not_known_yet_are_no_difference() -> None:
 def test_a_name_from_elsewhere_is_cleaned() -> None:
     (said,) = differences(worker("tiny"), replace(LEARNER, model="\x1b[31mred\n" + "x" * 300))
     assert "\x1b" not in said and "\n" not in said and len(said) < 400
+
+
+def test_other_values_of_the_chat_template_are_a_difference() -> None:
+    """Known before a model is loaded; a version that does not say has none."""
+    off, long = {"enable_thinking": False}, {"note": "x" * 200}
+    learner, unsaid = (
+        make_terms("m", Sampling(), None, "", None, template_kwargs=off),
+        replace(LEARNER, template_kwargs=""),
+    )
+    (said,) = differences(make_terms("m", Sampling(), None, "", None), learner)
+    assert said.startswith(
+        'the learner\'s chat template has the values {"enable_thinking": false}, not {}: set --policy'
+    )
+    assert not list(differences(learner, learner)) and not list(differences(worker(), unsaid))
+    assert len(make_terms("m", Sampling(), None, "", None, template_kwargs=long).template_kwargs) <= 100

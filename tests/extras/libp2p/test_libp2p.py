@@ -83,8 +83,8 @@ def test_manifest_can_be_fetched_without_a_node(start: Start) -> None:
     a = start("founder")
     port = free_port()
     dead = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
-    manifest, sealed = fetch_manifest([dead, *a.multiaddrs()], 20.0, transport="libp2p")
-    assert manifest == a.manifest() and sealed == a.sealed_manifest()
+    run = fetch_manifest([dead, *a.multiaddrs()], 20.0, transport="libp2p")
+    assert run.manifest == a.manifest() and run.sealed == a.sealed_manifest()
     with pytest.raises(PeerUnreachable, match="expected the run 'other'"):
         fetch_manifest(a.multiaddrs(), 20.0, run_id="other", transport="libp2p")
     impostor = a.multiaddrs()[0].replace(a.peer_id, Identity.generate().peer_id)

@@ -36,7 +36,7 @@ from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport, Verifier
 from swarm.reasons import Fate
-from swarm.sapo.watch import Alarm, Watch
+from swarm.sapo.watch import Alarm, RewardGuard
 from swarm.telemetry.records import LearningFigures, RoundEvent
 from swarm.training.checkpoint import CheckpointStore
 from swarm.types import GradedGroup, RolloutGroup, RunManifest, Terms
@@ -104,7 +104,7 @@ class LearnerNode(RoleNode, LearnerObserver):
         self._policy, self._updater = self._ranks.policy, self._ranks.updater
         self._terms = terms_of(config, self._policy)
         self._workforce = Workforce(config.learner, time.monotonic, self._terms, runtime.exchange.established)
-        self._watch = Watch(config.watch)
+        self._watch = RewardGuard(config.watch)
         self._evaluations = EvaluationWatch(config.watch)
         self._noted: set[str] = set()
         """Workers whose differences a note has named."""

@@ -31,11 +31,13 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Rows of cells; a column is [heading, cell of row, class].
+// Rows of cells; a column is [heading, cell of row, class]. On narrow screens each row is a block whose cells have their
+// headings before them.
 export function table(columns, rows, rowClass = () => null) {
   const head = el("tr", {}, columns.map(([title, , kind]) => el("th", { scope: "col", class: kind }, title)));
-  const body = rows.map((row) => el("tr", { class: rowClass(row) }, columns.map(([, cell, kind]) => el("td", { class: kind }, cell(row)))));
-  return el("table", {}, el("thead", {}, head), el("tbody", {}, body));
+  const cells = (row) => columns.map(([title, cell, kind]) => el("td", { class: kind, role: "cell", "data-title": title }, cell(row)));
+  const body = rows.map((row) => el("tr", { class: rowClass(row), role: "row" }, cells(row)));
+  return el("table", { role: "table" }, el("thead", {}, head), el("tbody", {}, body));
 }
 
 export function figure(value, digits = 3) {

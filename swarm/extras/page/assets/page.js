@@ -235,10 +235,16 @@ function tasks(rows) {
   return table([
     ["task", (row) => row.task],
     ["reward", (row) => figure(row.reward), "number"],
-    ["by round", (row) => spark(row.points)],
+    ["by round", (row) => sparks(row.points)],
     ["held-out before", (row) => interval(row.before)],
     ["after", (row) => interval(row.after)],
   ], rows);
+}
+
+function sparks(points) {
+  if (points.length < 2) return "";
+  const highest = figure(Math.max(...points.map(([, value]) => value)));
+  return [spark(points), el("p", { class: "note" }, `rounds ${points[0][0]} to ${points.at(-1)[0]}, at most ${highest}`)];
 }
 
 function groupBoxes(groups, given) {
@@ -292,9 +298,9 @@ function peers(rows) {
     ["peer id", (row) => row.peer],
     ["connection", (row) => el("span", { class: row.standing === "isolated" ? "bad" : null }, row.standing)],
     ["received", (row) => count(row.received), "number"],
-    ["= used", (row) => count(row.used), "number"],
-    ["+ not used", (row) => count(row.unused), "number"],
-    ["complaints", (row) => row.complaints, "wide"],
+    ["=\u00a0used", (row) => count(row.used), "number"],
+    ["+\u00a0not\u00a0used", (row) => count(row.unused), "number"],
+    ["complaints", (row) => row.complaints, "some"],
     ["worth, in own groups", (row) => row.worth],
     ["sent", (row) => size(row.bytes), "number"],
     ["reputation", (row) => row.reputation.toFixed(2), "number"],
