@@ -18,6 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from swarm.endpoint import EndpointSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
 from swarm.environments.judge import JudgeSettings
@@ -181,6 +182,7 @@ class NodeConfig(Settings):
     follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
+    endpoint: EndpointSettings = EndpointSettings()
     network: NetworkSettings = NetworkSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()

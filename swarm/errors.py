@@ -96,6 +96,26 @@ class WeightsRefused(EngineError):
     """New weights do not fit the policy; the old ones stay in use."""
 
 
+class EndpointError(EngineError):
+    """An OpenAI-compatible server gave no reply of the right form."""
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        code: int | None = None,
+        busy: bool = False,
+        unreachable: bool = False,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        """`code`: the HTTP status, if there was one. `busy`: another attempt may succeed, after `retry_after_s`."""
+        super().__init__(text)
+        self.code = code
+        self.busy = busy
+        self.unreachable = unreachable
+        self.retry_after_s = retry_after_s
+
+
 class NonFiniteUpdates(SwarmError):
     """Too many consecutive optimizer steps had a non-finite loss or gradient."""
 

@@ -265,6 +265,7 @@ class Reason(StrEnum):
     NOT_FINISHED = "not_finished", Subject.OWN, "The worker had begun to answer this question and gave it up."
     PROMPT_EMPTY = "prompt_empty", Subject.OWN, "Its prompt has no tokens."
     PROMPT_TOO_LONG = "prompt_too_long", Subject.OWN, "Its prompt leaves no room for a completion."
+    UNANSWERED = "unanswered", Subject.OWN, "The endpoint gave no usable answer in three attempts."
     ENGINE_REFUSED = "engine_refused", Subject.OWN, "The engine refused its prompt."
 
 

@@ -31,6 +31,7 @@ PURE = {
     "swarm.kernel",
     "swarm.machine",
     "swarm.torchao",
+    "swarm.endpoint",
     "swarm.following",
 }
 LEDGER = {"swarm.telemetry.ledger"}
@@ -55,6 +56,7 @@ ALLOWED = {
     "swarm/children.py": set(),
     "swarm/machine.py": set(),
     "swarm/torchao.py": set(),
+    "swarm/endpoint.py": {"swarm.errors", "swarm.settings"},
     "swarm/protocols.py": {"swarm.reasons", "swarm.types", "swarm.files"},
     "swarm/evaluation.py": PURE | {"swarm.groups"},
     "swarm/suites": PURE
@@ -76,6 +78,9 @@ ALLOWED = {
     "swarm/extras/judging": PURE
     | {"swarm.extras.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
+    "swarm/extras/give": {"swarm", "nodes.boot", "nodes.roles"},
+    "swarm/extras/give/engine.py": PURE | {"swarm.extras.give"},
+    "swarm/extras/give/giving.py": PURE | {"swarm.extras.give", "swarm.groups"} | LEDGER,
     "swarm/groups": PURE | {"swarm.groups"},
     "swarm/received": PURE | {"swarm.received", "swarm.groups"} | LEDGER,
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
@@ -182,6 +187,7 @@ FORBIDDEN = {
     "swarm/schedule.py": {"torch"},
     "swarm/extras/schedule": {"torch"},
     "swarm/extras/judging": {"torch", "transformers"},
+    "swarm/extras/give": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }
 
@@ -192,8 +198,8 @@ ENTRY = ROOT / "swarm" / "__main__.py"
 PUBLIC = ROOT / "swarm" / "__init__.py"
 """`import swarm`, which names what users import, `nodes.api` included, and loads nothing by itself."""
 
-ROLES = ROOT / "swarm" / "extras" / "learner" / "roles"
-"""The nodes of an extra, which stand on `nodes/`."""
+ROLES = {ROOT / "swarm" / "extras" / name / "roles" for name in ("give", "learner")}
+"""The nodes of extras, which stand on `nodes/`."""
 
 
 def _modules(part: str) -> list[Path]:
@@ -246,7 +252,9 @@ def test_a_part_imports_only_what_it_may(part: str) -> None:
 
 @pytest.mark.parametrize("part", FORBIDDEN)
 def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
-    for path in [path for path in _modules(part) if path != PUBLIC and (part != "swarm" or ROLES not in path.parents)]:
+    for path in [
+        path for path in _modules(part) if path != PUBLIC and (part != "swarm" or not ROLES & {*path.parents})
+    ]:
         bad = {module for module in _imports(path) if _under(module, FORBIDDEN[part])}
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
@@ -303,6 +311,7 @@ HEAVY = ("torch", "transformers", "hivemind", "reasoning_gym", "datasets", "matp
         "import nodes.cli",
         "import nodes.commands.demo, nodes.commands.sweep",
         "import nodes.commands.doctor",
+        "import nodes.commands.give, nodes.roles.bootstrap, swarm.extras.give.roles.giver",
         "import nodes.commands.watching",
         "import swarm.extras.page.server, swarm.extras.page.report",
         "import nodes.cli, sys; sys.argv = ['swarm', '--help']; nodes.cli.app(standalone_mode=False)",

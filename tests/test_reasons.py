@@ -30,7 +30,7 @@ ON_DISK = (
     "zero_advantage pool_full not_needed expired improbable "
     "harmful update_skipped lost_in_restart not_invited wrong_version stale_version buffer_full other_policy "
     "other_sampling no_tokens hidden_tokens wrong_tokens wrong_logprobs unlike_samples not_sampled "
-    "not_finished prompt_empty prompt_too_long engine_refused"
+    "not_finished prompt_empty prompt_too_long unanswered engine_refused"
 )
 """As ledgers in checkpoints, metrics and rosters have them; one that is renamed there is another one."""
 

@@ -36,6 +36,7 @@ TUNED: Fields = [("update.minibatches", "8"), ("policy.device", "cpu")]
 LONE = "alone"
 LONE_AUTO = f"{LONE}, {AUTO}"
 LONE_QUESTIONS = (16, 8)
+LONE_ROWS = {f"{LONE}, {questions} questions": questions for questions in LONE_QUESTIONS}
 LONE_NODES = 2
 """They do not depend on each other."""
 NOTE = (
@@ -52,8 +53,8 @@ def by_clock(size: Size) -> list[Comparison]:
     scale = size.clock
     longer = replace(scale, rounds=2 * scale.rounds)
     cells = {}
-    for questions in LONE_QUESTIONS:
-        row, rounds = f"{LONE}, {questions} questions", scale if questions == max(LONE_QUESTIONS) else longer
+    for row, questions in LONE_ROWS.items():
+        rounds = scale if questions == max(LONE_QUESTIONS) else longer
         asks = ("generation.questions_per_round", str(questions))
         cells[row] = _cells(row, rounds, LONE_NODES, f"{questions}/0", [asks])
     alone = [("share.groups", "none"), ("mix.local", "8"), ("mix.external", "0")]
@@ -68,21 +69,19 @@ def by_clock(size: Size) -> list[Comparison]:
 def clock_findings(title: str, outcomes: Outcomes) -> list[Row]:
     """Processor seconds to each accuracy, those of swarms and of `auto` against the best lone node's, and accuracies
     along the way."""
-    costs = {row: _costs(found) for row, found in outcomes.items()}
-    fixed = {row: cost for row, cost in costs.items() if row.startswith(LONE) and row != LONE_AUTO and cost}
-    rows = time_to_reach(title, outcomes, ACCURACIES, "processor_s", "processor time")
-    if not fixed:
-        return [*rows, *along(title, outcomes)]
-    best = min(fixed, key=lambda row: estimate(list(fixed[row].values())).value)
+    costs = {row: _costs(found) for row, found in outcomes.items() if found}
+    lone = {row: cost for row, cost in costs.items() if row.startswith(LONE) and cost}
+    rows = [*time_to_reach(title, outcomes, ACCURACIES, "processor_s", "processor time"), *along(title, outcomes)]
     against = []
     for row, cost in costs.items():
-        if row in fixed:
+        others = [each for each in lone if each != LONE_AUTO or row != LONE_AUTO]
+        if row in LONE_ROWS or not others:
             continue
-        count = 1 if row == LONE_AUTO else int(row.split()[0])
-        target = MOST_OF_AUTO if row == LONE_AUTO else MOST if count >= FEWEST else None
+        best = min(others, key=lambda row: estimate(list(lone[row].values())).value)
+        target = MOST_OF_AUTO if row == LONE_AUTO else MOST if int(row.split()[0]) >= FEWEST else None
         what = f"{title}, {row}: processor time to {DECIDES:.0%}, against the best lone node, {best}"
-        against.append(_at_most(what, ratio_by_seed(cost, fixed[best]), target))
-    return [*against, *rows, *along(title, outcomes)]
+        against.append(_at_most(what, ratio_by_seed(cost, lone[best]), target))
+    return [*against, *rows]
 
 
 def _at_most(what: str, found: Estimate | None, target: float | None) -> Row:

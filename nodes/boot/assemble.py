@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -42,10 +43,12 @@ from swarm.net.membership.member import Profile
 from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.policy.config import MADE_HERE, public_name
-from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport
 from swarm.sanitize import clean, is_name
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
+
+if TYPE_CHECKING:
+    from swarm.policy.ranks import Ranks
 
 ASK_TIMEOUT_S = 20.0
 MAX_PLAN_CHARS = 2_000
@@ -125,17 +128,19 @@ def _without_numbers(detail: str) -> str:
 
 @contextlib.contextmanager
 def opened(
-    role: type[RoleNode], loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks
+    role: type[RoleNode], loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks | None
 ) -> Iterator[RunningNode]:
     """A node of this role, ready to begin, until the block ends.
 
-    `loaded` is its own configuration, without a run's values. Raises `SwarmError`.
+    `loaded` is its own configuration, without a run's values. `ranks`: None for a role without a policy. Raises
+    `SwarmError`.
     """
-    if warning := check_settings(loaded.config):
+    if role.has_policy and (warning := check_settings(loaded.config)):
         warn(console, warning)
-    loaded, lines = fitted(loaded)
-    for line in lines:
-        say(console, line)
+    if role.has_policy:
+        loaded, lines = fitted(loaded)
+        for line in lines:
+            say(console, line)
     network = loaded.config.network
     asked = ask_bootstraps(network, console)
     terms = role.terms(loaded.config)
@@ -144,21 +149,22 @@ def opened(
         stack.callback(directory.identity.close)
         check_no_twin(network, directory.identity.peer_id, network.identity or directory.out)
         notices: list[Notice] = []
+        num_processes = ranks.size if ranks else 1
         try:
-            resolved = resolve(role, loaded, directory, asked, ranks.size, notices)
+            resolved = resolve(role, loaded, directory, asked, num_processes, notices)
         finally:
             for notice in notices:
                 (warn if notice.is_warning else say)(console, notice.text)
         if directory.run:
             remember(directory.out, directory.run.sealed)
-        console.print(plan_table(resolved, ranks.size))
+        console.print(plan_table(resolved, num_processes))
         for difference in resolved.differences():
             warn(console, difference)
         yield _assemble(resolved, console, stop, ranks, stack)
 
 
 def _assemble(
-    resolved: ResolvedNode, console: Console, stop: Callable[[], bool], ranks: Ranks, stack: contextlib.ExitStack
+    resolved: ResolvedNode, console: Console, stop: Callable[[], bool], ranks: Ranks | None, stack: contextlib.ExitStack
 ) -> RunningNode:
     """Open network, verification and policy; `stack` closes them."""
     config, role, directory = resolved.config, resolved.role, resolved.directory
@@ -187,12 +193,15 @@ def _assemble(
     ):
         if shown is not None:
             say(console, shown)
-    if config.policy.model not in MADE_HERE:
-        where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
-        say(console, f"loading {config.policy.model}{where}")
     make: Callable[..., RoleNode] = role  # what the classes of roles are called with is in `RoleNode`
-    with policy_progress(console, config.policy.model) as progress:
-        node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
+    if not role.has_policy:
+        node = make(config, directory.identity, transport, verifier, stop)
+    else:
+        if config.policy.model not in MADE_HERE:
+            where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
+            say(console, f"loading {config.policy.model}{where}")
+        with policy_progress(console, config.policy.model) as progress:
+            node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
     write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
@@ -272,16 +281,17 @@ def shown_address(network: NetworkSettings, multiaddrs: Sequence[str]) -> str | 
 
 def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     """The node's plan, for people."""
-    config, manifest, peer_id = resolved.config, resolved.manifest, resolved.directory.identity.peer_id
+    role, config, manifest = resolved.role, resolved.config, resolved.manifest
+    peer_id = resolved.directory.identity.peer_id
     founded = manifest is not None and manifest.founder == peer_id
     processes = f", shared by {num_processes} processes" if num_processes > 1 else ""
     unknown = "unknown until a bootstrap answers"
     rows = [
         ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
         ("peer id", peer_id),
-        ("policy", f"{config.policy.model} on {config.policy.device}{processes}"),
+        ("policy", f"{config.policy.model} on {config.policy.device}{processes}" if role.has_policy else "none"),
         ("tasks", ", ".join(task.name for task in config.tasks)),
-        *resolved.role.plan(config),
+        *role.plan(config),
         ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),
         ("directory", str(config.out)),
     ]
@@ -294,7 +304,7 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
 def profile_of(role: type[RoleNode], config: NodeConfig) -> Profile:
     """What members learn of this node."""
     return Profile(
-        model=public_name(config.policy.model),
+        model=public_name(config.policy.model) if role.has_policy else config.endpoint.public_model,
         tasks=tuple(task.name for task in config.tasks),
         role=role.role,
         version=own_version(),

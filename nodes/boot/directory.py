@@ -82,14 +82,12 @@ def claim_directory(
     A run that the directory leaves another for is not stored: the caller does it once the node is sure to start.
     `founds`: in its own run always. Raises `ConfigError` or `IdentityInUse` when the chosen directory is not free.
     """
-    from swarm.training.checkpoint import CheckpointStore
-
     chosen = out_was_given or config.network.identity is not None
     joins = asked is not None or bool(config.network.bootstrap)
     passed: list[str] = []
     for number in count(1):
         out = config.out if number == 1 else config.out.with_name(f"{config.out.name}-{number}")
-        if not chosen and CheckpointStore(out / CHECKPOINTS).has_another_model(config.policy):
+        if not chosen and _has_another_model(config, out):
             continue
         if role and not (chosen or joins):
             try:
@@ -105,6 +103,14 @@ def claim_directory(
             if chosen:
                 raise
     raise AssertionError("count() does not end")
+
+
+def _has_another_model(config: NodeConfig, out: Path) -> bool:
+    if not (out / CHECKPOINTS).is_dir():
+        return False
+    from swarm.training.checkpoint import CheckpointStore  # imports torch
+
+    return CheckpointStore(out / CHECKPOINTS).has_another_model(config.policy)
 
 
 def _claim(
@@ -181,7 +187,9 @@ def resumed(config: NodeConfig, role: str, tasks_of_the_run: bool) -> str | None
     Raises `ConfigError` for a checkpoint of another experiment: of another role, with another objective or, unless the
     run sets them, other tasks. `checkpoint.resume_changed` allows it.
     """
-    from swarm.training.checkpoint import CheckpointStore
+    if not (config.out / CHECKPOINTS).is_dir():
+        return None
+    from swarm.training.checkpoint import CheckpointStore  # imports torch
 
     earlier = CheckpointStore(config.out / CHECKPOINTS).earlier()
     if earlier is None:
@@ -283,6 +291,16 @@ def check_joins(loaded: LoadedConfig) -> None:
         "a worker needs the address of its learner, which `swarm learn` prints at its start: swarm work "
         f"/ip4/.../p2p/12D3KooW...; {config.out} has worked for none yet"
     )
+
+
+def check_gives(loaded: LoadedConfig) -> None:
+    """Raises `ConfigError` for a giver that was given no run, and was in none in its directory."""
+    config = loaded.config
+    if not config.network.bootstrap and remembered(config.out) is None:
+        raise ConfigError(
+            "a giver needs the address of a member of a run, which prints it at its start: swarm give "
+            "/ip4/.../p2p/12D3KooW... --endpoint http://127.0.0.1:8000/v1 --model NAME"
+        )
 
 
 def _check_writable(out: Path) -> None:

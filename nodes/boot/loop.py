@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from nodes import exits
 from nodes.boot.assemble import RunningNode, opened
-from nodes.roles.ranks import follow, leading
 from nodes.roles.runtime import EndReason, RoleNode
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
@@ -24,12 +24,14 @@ from swarm.errors import (
     TaskError,
     TransportError,
 )
-from swarm.policy.ranks import Ranks, open_ranks
 from swarm.sanitize import clean_lines
 from swarm.telemetry.history import KEPT_ROUNDS, PeerHistory, pause_in_words, suite_in_words
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, NoteEvent, PauseEvent, RoundEvent, SuiteEvent
 from swarm.telemetry.report import print_end, swarm_summary, write_report
+
+if TYPE_CHECKING:
+    from swarm.policy.ranks import Ranks
 
 REPORTED_IN_DETAIL = 4_096
 """Most rounds whose figures the report at the end reads: a node may have run for weeks."""
@@ -43,6 +45,11 @@ def launch(
     Returns the process's exit code. Among torchrun's processes, rank 0 is the node. Raises `SwarmError` for errors
     before the start.
     """
+    if not role.has_policy:
+        return _launch(role, loaded, console, live and console.is_terminal, report, StopRequest(supervised), None)
+    from nodes.roles.ranks import follow, leading
+    from swarm.policy.ranks import open_ranks
+
     with open_ranks() as ranks:
         if ranks.rank > 0:
             return follow(ranks)
@@ -57,7 +64,7 @@ def _launch(
     live: bool,
     report: bool,
     stop: StopRequest,
-    ranks: Ranks,
+    ranks: Ranks | None,
 ) -> int:
     with opened(role, loaded, console, stop, ranks) as running:
         config = running.config

@@ -15,12 +15,7 @@ from swarm.environments.specs import left_out
 from swarm.errors import ConfigError
 from swarm.net.records.wire import SealedManifest
 from swarm.policy.config import SMOLLM2, local_name
-from swarm.policy.media.processor import modalities_of
-from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks
-from swarm.policy.smollm import check_smollm2
-from swarm.preflight.check import check_policy, check_start
 from swarm.telemetry.alerts import HIGH_LEARNING_RATE, USUAL_LEARNING_RATES, high_learning_rate
-from swarm.training.objective import check_own_code
 from swarm.types import RunManifest
 
 THINKING_TOKENS = 4_096
@@ -69,6 +64,10 @@ class ResolvedNode:
 
 def check_settings(config: NodeConfig) -> str | None:
     """A warning about a configuration by itself. Raises `SwarmError` for what this machine cannot run."""
+    from swarm.policy.smollm import check_smollm2
+    from swarm.preflight.check import check_policy
+    from swarm.training.objective import check_own_code
+
     if config.policy.model == SMOLLM2:
         check_smollm2()
     check_policy(config.policy)
@@ -83,6 +82,8 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 
     Raises `PolicyError` for a model whose files cannot be read.
     """
+    from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks
+
     policy = loaded.config.policy
     lines = []
     if thinks(policy):
@@ -134,16 +135,19 @@ def resolve(
     tasks_of_the_run = loaded.origins.get("tasks") == "manifest"
     if manifest:
         role.check(loaded.config, manifest, peer_id)
-    config = possible(loaded.config, tasks_of_the_run, notices)
+    config = possible(loaded.config, tasks_of_the_run, notices, role.has_policy)
     if (resuming := resumed(config, role.role, tasks_of_the_run)) is not None:
         notices.append(Notice(resuming))
     notices += map(Notice, directory.warnings)
-    if short := check_start(config, role.role, num_processes):
-        notices.append(Notice(short))
+    if role.has_policy:
+        from swarm.preflight.check import check_start
+
+        if short := check_start(config, role.role, num_processes):
+            notices.append(Notice(short))
     return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)
 
 
-def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice]) -> NodeConfig:
+def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice], has_policy: bool = True) -> NodeConfig:
     """The configuration without the run's tasks for which this node lacks a judge, or a policy that reads their media.
 
     Raises `ConfigError` if these tasks are the node's own, or all, and `PolicyError`.
@@ -151,17 +155,22 @@ def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice]) 
     for difference in other_judges(config.tasks, config.judge):
         notices.append(Notice(f"{difference}: groups may be rated differently here"))
     config = _without(config, lacking_judge(config.tasks, config.judge), tasks_of_the_run, notices)
-    return _without(config, _unreadable(config), tasks_of_the_run, notices)
+    return _without(config, _unreadable(config, has_policy), tasks_of_the_run, notices)
 
 
-def _unreadable(config: NodeConfig) -> dict[str, str]:
-    """The tasks that this node's policy cannot read, by name with the reason. Raises `PolicyError`."""
+def _unreadable(config: NodeConfig, has_policy: bool) -> dict[str, str]:
+    """The tasks that this node's policy cannot read, by name with the reason; an endpoint is asked in text. Raises
+    `PolicyError`."""
     needed = {task.name: needs for task in config.tasks if (needs := task.media)}
     if not needed:
         return {}
-    readable = modalities_of(config.policy)
+    readable, whose = frozenset[str](), "an endpoint"
+    if has_policy:
+        from swarm.policy.media.processor import modalities_of
+
+        readable, whose = modalities_of(config.policy), config.policy.model
     return {
-        name: f"its questions have media ({', '.join(sorted(needs))}) that {config.policy.model} cannot read"
+        name: f"its questions have media ({', '.join(sorted(needs))}) that {whose} cannot read"
         for name, needs in needed.items()
         if needs - readable
     }

@@ -54,11 +54,11 @@ def doctor(
 def evaluate(
     context: typer.Context,
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MODEL_OR_RUN", help="A checkpoint, a node's directory, a model directory, tiny, or a hub id."
         ),
-    ],
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Configuration with tasks, suites and sampling; default: its own.")
     ] = None,
@@ -72,13 +72,25 @@ def evaluate(
         int | None, typer.Option(min=1, help="Held-out questions, or at most of each task of a suite. Default: 900.")
     ] = None,
     engine: EngineOption = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Ask the OpenAI-compatible server at this address, and load no model.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--model", help="The model's name at the endpoint.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure accuracy, or suites' avg@k and pass@k, on held-out questions, per task, with 95% intervals."""
-    from nodes.commands.evaluate import Asked
+    from nodes.commands.evaluate import Asked, evaluate_endpoint
     from nodes.commands.evaluate import evaluate as run
 
     pairs = [*given_fields({"generation.engine": engine}), *extra_fields(context)]
+    if endpoint is not None or name is not None:
+        if model is not None:
+            raise ConfigError(f"name a model to load or an endpoint to ask, got {model} and --endpoint")
+        pairs += given_fields({"endpoint.url": endpoint, "endpoint.model": name})
+        asked = Asked(name or "", config, pairs, tuple(suite or ()), questions)
+        raise typer.Exit(evaluate_endpoint(asked, as_json, make_console()))
+    if model is None:
+        raise ConfigError("name a model or run to evaluate, or a server by --endpoint URL --model NAME")
     raise typer.Exit(run(Asked(model, config, pairs, tuple(suite or ()), questions), as_json, make_console()))
 
 

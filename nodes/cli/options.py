@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from swarm.config import LoadedConfig
 
 FIELD_COMMANDS = frozenset(
-    {"join", "learn", "work", "bootstrap", "evaluate", "doctor", "config show", "sweep", "tasks try", "tasks strategy"}
+    {
+        "join",
+        "learn",
+        "work",
+        "bootstrap",
+        "evaluate",
+        "give",
+        "doctor",
+        "config show",
+        "sweep",
+        "tasks try",
+        "tasks strategy",
+    }
 )
 """Commands with a configuration, whose fields may be given as options."""
 
@@ -36,6 +48,7 @@ OTHER_COMMANDS = {
     "learner": "it is called `swarm learn`",
     "worker": "it is called `swarm work`",
     "peer": "it is called `swarm join`",
+    "giver": "it is called `swarm give`",
     "create": "`swarm bootstrap` starts a run for others; `swarm init` writes a configuration",
     "status": "`swarm top` shows the nodes of this machine, `swarm top --once` prints it once",
     "ps": "`swarm top` shows the nodes of this machine",

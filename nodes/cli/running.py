@@ -220,6 +220,41 @@ _node_command(
 
 
 @app.command()
+def give(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this giver in views and reports.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds of questions.")] = None,
+    out: OutOption = None,
+    live: LiveOption = True,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Give a swarm the graded answers of any model behind an endpoint: no GPU, no torch. Trains nothing.
+
+    Set any configuration field with --path.to.field VALUE, such as --endpoint.api_key_env OPENAI_API_KEY.
+    """
+    from nodes.commands.give import give as run
+    from swarm.policy.config import BEHIND_ENDPOINT
+
+    options: Options = {
+        "out": out or "runs/giver",
+        "policy.model": BEHIND_ENDPOINT,
+        "endpoint.url": endpoint,
+        "endpoint.model": model,
+        "name": name,
+        "rounds": rounds,
+    }
+    file, pairs = find_target(target, bootstrap)
+    loaded = check_node(file, [*pairs, *given_fields(options), *extra_fields(context)])
+    raise typer.Exit(run(loaded, make_console(), live=live, supervised=supervised))
+
+
+@app.command()
 def bootstrap(
     context: typer.Context,
     config: ConfigArgument = None,

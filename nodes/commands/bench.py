@@ -15,6 +15,7 @@ FOLDER = ROOT / "benchmarks"
 BENCHMARKS = (
     "broadcast",
     "engine",
+    "giving",
     "grading",
     "network",
     "overlap",

@@ -20,7 +20,7 @@ from nodes import exits
 from nodes.boot.directory import CHECKPOINTS
 from nodes.boot.resolve import fitted
 from nodes.commands.exported import exported_values, write_trained
-from nodes.console import literal_console
+from nodes.console import literal_console, say
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig, Values, load_config
@@ -31,10 +31,12 @@ from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
+from swarm.kinds import extra
 from swarm.policy.adapters import is_adapter_directory
-from swarm.policy.config import MADE_HERE, check_model_path, default_prompt
+from swarm.policy.config import BEHIND_ENDPOINT, MADE_HERE, check_model_path, default_prompt
 from swarm.policy.loading import load_policy
 from swarm.protocols import StreamingEngine
+from swarm.sanitize import clean
 from swarm.suites.config import Suite
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import SuiteScores
@@ -44,6 +46,8 @@ from swarm.types import Sampling
 EVERY_SUITE = "all"
 NUM_QUESTIONS = 900
 """Held-out questions of the mixture, by default."""
+PATIENCE_S = 60.0
+"""For an endpoint that is gone or busy."""
 FILTERS = ("top_p", "top_k", "min_p")
 SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
 
@@ -125,16 +129,58 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     choice = choose_engine(config.generation, policy)
     engine = open_engine(choice, policy, config.policy, config.generation, stop)
     if not as_json:
-        console.print(str(choice), highlight=False, soft_wrap=True)
-        for line in (*remarks, f"system prompt: {policy.system_prompt or 'none'}"):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(console, str(choice), *remarks, f"system prompt: {policy.system_prompt or 'none'}")
+    return _ask(asked, str(source.weights or asked.model), chosen, engine, config, stop, as_json, console)
+
+
+def evaluate_endpoint(asked: Asked, as_json: bool, console: Console) -> int:
+    """As `evaluate`, for the model behind an endpoint: nothing is loaded here.
+
+    Raises `EndpointError` when it cannot be asked, or is gone for long, besides what `evaluate` raises.
+    """
+    fields = [("policy.model", BEHIND_ENDPOINT), *asked.overrides]
+    loaded = load_config(asked.file, None, os.environ, fields)
+    config = loaded.config
+    _check_names(asked.suites, config)
+    prompt = config.policy.system_prompt
+    prompt = default_prompt(BEHIND_ENDPOINT) if prompt is None else prompt
+    stop = StopRequest()
+    notes = literal_console(stderr=True)
+    engine = extra("give.engine").EndpointEngine(
+        config.endpoint,
+        system_prompt=prompt,
+        patience_s=PATIENCE_S,
+        cancelled=stop,
+        note=lambda text, level: say(notes, text),
+    )
+    reported = clean(engine.probe())
+    if not as_json:
+        remarks = () if asked.suites else _how_asked(loaded)
+        _say(console, f"endpoint: {reported} at {config.endpoint.url}", *remarks, f"system prompt: {prompt or 'none'}")
+    return _ask(asked, reported, _chosen(asked, suites_of(config, None)), engine, config, stop, as_json, console)
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _ask(
+    asked: Asked,
+    weights: str,
+    chosen: Sequence[Suite],
+    engine: StreamingEngine,
+    config: NodeConfig,
+    stop: Callable[[], bool],
+    as_json: bool,
+    console: Console,
+) -> int:
+    """Ask suites or the mixture, and close the engine; the exit code."""
     try:
         if chosen:
             _evaluate_suites(asked.model, chosen, engine, config, stop, as_json, console)
         else:
-            _evaluate_mixture(
-                str(source.weights or asked.model), asked.questions or NUM_QUESTIONS, engine, config, as_json, console
-            )
+            _evaluate_mixture(weights, asked.questions or NUM_QUESTIONS, engine, config, as_json, console)
     except Interrupted:
         return exits.INTERRUPTED
     finally:

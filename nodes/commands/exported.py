@@ -118,7 +118,6 @@ def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
     generation: Values = structs.asdict(trained.sampling)  # all of it: the defaults here are others
-    generation["max_thinking_tokens"] = trained.sampling.max_thinking_tokens or None
     template = {"chat_template_kwargs": trained.chat_template_kwargs, "thinking_marks": list(trained.thinking_marks)}
     values: Values = {"generation": generation, "policy": cast(Values, template)}
     run, lines = own.config.tasks, list[str]()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from msgspec.structs import replace
 
 from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
-from nodes.roles.ranks import RankGroup
-from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig, Values
 from swarm.distribution import versions
 from swarm.environments.judge import unjudged
@@ -22,10 +20,9 @@ from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
+from swarm.net.services.usage import GroupUsage, serve_usage
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
-from swarm.policy.loading import Policy
-from swarm.preflight.need import RoleName
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.pool import PooledGroup
@@ -50,8 +47,14 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.training.checkpoint import CheckpointStore, TrainingState, is_of
-from swarm.types import MemberSummary, RunManifest, Terms
+from swarm.types import Estimate, MemberSummary, RunManifest, Terms
+
+if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
+    from nodes.roles.ranks import RankGroup
+    from nodes.roles.suites import NodeSuites
+    from swarm.policy.loading import Policy
+    from swarm.preflight.need import RoleName
+    from swarm.training.checkpoint import CheckpointStore, TrainingState
 
 NEIGHBOURS_EVERY_S = 30.0
 EndReason = Literal["done", "interrupted", "error"]
@@ -98,6 +101,9 @@ class RoleRuntime:
             offer_life_s=config.network.backfill_s,
             clock=clock,
         )
+        serve_usage(transport, self._usage_of)
+        self.worth: Mapping[str, Estimate] = {}
+        """Worth of others' groups to this node by author, as far as it is known."""
         self.peer_id = identity.peer_id
         self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self.config = config
@@ -158,6 +164,7 @@ class RoleRuntime:
     def record(self, event: RoundEvent) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
         self.note_refusals(event.groups)
+        self.worth = event.worth.senders if event.worth else {}
         if self.config.share.summary:
             self._transport.summarize(self._summary(event))
         network = self._transport.status()
@@ -228,6 +235,8 @@ class RoleRuntime:
 
         `between` is called now and then while training waits for a suite. Raises `ConfigError`.
         """
+        from nodes.roles.suites import NodeSuites
+
         self._suites = NodeSuites(self.config, policy, self._write, cancelled, between)
         return self._suites
 
@@ -271,6 +280,12 @@ class RoleRuntime:
                 samples=result.samples,
             )
         )
+
+    def _usage_of(self, peer_id: str) -> GroupUsage:
+        """What became of a peer's groups here, for that peer; on the network thread."""
+        known = self.exchange.book.find(peer_id)
+        counts = (known.received, known.used, dict(known.dropped)) if known else (0, 0, {})
+        return GroupUsage(*counts, self.worth.get(peer_id))
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""
@@ -390,6 +405,8 @@ class Checkpoints:
         """Write a checkpoint of the finished rounds, unless it exists. The last four: see `TrainingState`."""
         if self._saved_round == round:
             return
+        from swarm.training.checkpoint import TrainingState
+
         state = TrainingState(
             peer_id=self._runtime.peer_id,
             model=self._ranks.policy.name,
@@ -440,6 +457,8 @@ class RoleNode(ABC):
     """Its activity while no peer is connected, for messages."""
     invites: ClassVar[str] = "join"
     """The subcommand with which others join it."""
+    has_policy: ClassVar[bool] = True
+    """Whether it holds a model; otherwise nothing of torch is loaded, and it is called without progress and ranks."""
     founds: ClassVar[bool] = False
     """Whether a node of this role without an address founds a run as a matter of course."""
 
@@ -518,6 +537,8 @@ class RoleNode(ABC):
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:
     """Raises `CheckpointError` when the checkpoint's model is not the configured one."""
+    from swarm.training.checkpoint import is_of
+
     if is_of(state, settings):
         return
     name, revision = local_name(settings.model), f" at {settings.revision}" if settings.revision else ""

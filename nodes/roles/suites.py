@@ -28,13 +28,13 @@ from swarm.suites.config import Suite, suite_in_run
 from swarm.telemetry.records import NoteEvent, SuiteEvent
 
 
-def suites_of(config: NodeConfig, policy: Policy) -> dict[str, Suite]:
-    """The suites of a configuration by name. Raises `ConfigError`."""
+def suites_of(config: NodeConfig, policy: Policy | None) -> dict[str, Suite]:
+    """The suites of a configuration by name; without a `policy` an endpoint is asked. Raises `ConfigError`."""
     sampling = config.generation.sampling()
     settings = config.evaluation.suites
     suites = {name: suite_in_run(name, each, config.tasks, sampling) for name, each in settings.items()}
     for name, suite in suites.items():
-        if suite.sampling.max_new_tokens >= policy.max_positions:
+        if policy is not None and suite.sampling.max_new_tokens >= policy.max_positions:
             raise ConfigError(
                 f"evaluation.suites.{name}.sampling.max_new_tokens must be less than the {policy.max_positions} "
                 f"positions of {policy.name}, got {suite.sampling.max_new_tokens}: that leaves no room for a question"

@@ -5,14 +5,12 @@ The judge itself is an extra, `swarm.extras.judging`.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Sequence
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from swarm.endpoint import check_url
 from swarm.environments.config import TaskConfig
 from swarm.errors import ConfigError
 from swarm.kinds import extra
@@ -62,34 +60,8 @@ class JudgeSettings(Settings):
 
     @model_validator(mode="after")
     def _the_key_stays_secret(self) -> JudgeSettings:
-        if self.endpoint is None:
-            if self.api_key_env is not None:
-                raise ValueError("api_key_env needs an endpoint")
-            return self
-        parts = urlsplit(self.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("endpoint must begin with http:// or https:// and name a host")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("endpoint must have neither user, password nor query: name a variable in api_key_env")
-        if self.api_key_env is not None and parts.scheme != "https" and not is_here(parts.hostname):
-            raise ValueError("a key may be sent to https:// or to this machine only")
+        check_url("endpoint", self.endpoint, self.api_key_env)
         return self
-
-
-def is_here(host: str) -> bool:
-    """Whether a URL's host is this machine by a loopback name or address, however it is written."""
-    name = host.rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        try:
-            address = ipaddress.ip_address(socket.inet_aton(name))  # 127.1
-        except (OSError, ValueError):
-            return False
-    address = getattr(address, "ipv4_mapped", None) or address
-    return address.is_loopback or address.is_unspecified
 
 
 def judge_of(config: TaskConfig) -> Any:

@@ -1,4 +1,4 @@
-"""Parts of a group: some of its completions, as a group of its own."""
+"""Parts of a group: some of its completions, which are again a group."""
 
 from __future__ import annotations
 

@@ -41,6 +41,9 @@ SYSTEM_PROMPT_WITH_FORMS = f"{SYSTEM_PROMPT} If the question asks for another fo
 SYSTEM_PROMPT_OF_FORMS = "Answer the question in the form that it asks for."
 """The default where all questions do."""
 
+BEHIND_ENDPOINT = "endpoint"
+"""`policy.model` where an endpoint answers: the defaults are those of any model, and none is loaded."""
+
 EXPORTED = "swarm.json"
 EXPORT_FORMAT = 1
 MAX_EXPORTED_BYTES = 2**20

@@ -14,7 +14,7 @@ from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.forward import GRADIENT_BYTES, MICRO_BATCH_TOKENS, is_checkpointed
 from swarm.training.optimizers import MOMENT_BYTES
 
-RoleName = Literal["peer", "learner", "worker"]
+RoleName = Literal["peer", "learner", "worker", "giver"]
 When = Literal["always", "update", "generation"]
 
 GIB = 2**30

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -188,12 +189,13 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def summary(out: Path) -> dict:
-    return json.loads((out / "summary.json").read_text())
+def summary(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
 
 
-def balanced(peer: dict) -> bool:
+def balanced(peer: dict[str, Any]) -> bool:
     """Every received group was used, dropped for a reason, or is still held."""
     groups = peer["groups"]
     held = peer["pool"] + peer["pending"]
-    return groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held
+    return bool(groups["received"] == groups["used_external"] + sum(groups["dropped"].values()) + held)

@@ -263,10 +263,10 @@ def test_groups_longer_than_the_model_do_not_fit(policy: Policy) -> None:
 def test_a_text_that_no_tokens_could_cover_is_counted_and_not_read(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    updater = _updater(policy)
     read: list[str] = []
     encode = lambda completions: [read.append(completion.text) or [1] for completion in completions]  # noqa: E731
     monkeypatch.setattr(policy, "encode_completions", encode)
+    updater = _updater(policy)
     bomb = GradedGroup(rollout_group(texts=("short", "x" * (updater.max_chars + 1))), PROMPT, (1.0, 0.0))
     assert not updater.fits(bomb) and read == []
     assert updater.fits(GradedGroup(rollout_group(texts=("short",)), PROMPT, (1.0,))) and read == ["short"]

@@ -240,6 +240,10 @@ class PeerBook:
             peer_id for peer_id, stats in self.stats().items() if stats.merit > max(PROVEN_MERIT, stats.offence)
         )
 
+    def find(self, peer_id: str) -> PeerStats | None:
+        """A peer's account as it is, from any thread; None for an unknown peer."""
+        return self._peers.get(peer_id)
+
     def stats(self) -> dict[str, PeerStats]:
         """All accounts by peer id."""
         now = self._clock()

@@ -8,10 +8,11 @@ import time
 import pytest
 from pydantic import ValidationError
 
+from swarm.endpoint import MAX_RESPONSE_BYTES
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import ConfigError
 from swarm.extras.judging import endpoint
-from swarm.extras.judging.endpoint import MAX_RESPONSE_BYTES, EndpointJudge
+from swarm.extras.judging.endpoint import EndpointJudge
 from swarm.extras.judging.messages import Query, Ratings
 from swarm.extras.judging.prompts import SYSTEM
 from tests.extras.judging.server import Asked, judge_server, says

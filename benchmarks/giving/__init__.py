@@ -1,0 +1,1 @@
+"""What members without a policy are worth to one that trains."""

@@ -1,0 +1,53 @@
+"""`swarm give`: asks the endpoint before anything else, gives until it is stopped, and shows what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from nodes.boot.directory import check_gives
+from nodes.boot.loop import launch
+from nodes.console import say, warn
+from nodes.roles import ROLES
+from swarm.config import LoadedConfig
+from swarm.kinds import extra
+from swarm.sanitize import clean
+
+MOST_REASONS = 3
+MAX_SHOWN_CHARS = 80
+
+
+def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool) -> int:
+    """Run a giver; returns the exit code. Raises `SwarmError` for errors before the start, the endpoint's included."""
+    settings = loaded.config.endpoint
+    engine = extra("give.engine").EndpointEngine(settings)  # before anything is written or joined
+    check_gives(loaded)
+    say(console, f"asking {settings.model} at {settings.url} for its first word")
+    reported = engine.probe()
+    if reported != settings.model:
+        warn(
+            console,
+            f"the endpoint calls its model {clean(reported, MAX_SHOWN_CHARS)}, not {settings.model}: groups are shared "
+            f"under the name {settings.public_model}; give --model the right one if that is another",
+        )
+    code = launch(ROLES["give"], loaded, console, live=live, report=False, supervised=supervised)
+    _show_given(loaded.config.out, console)
+    return code
+
+
+def _show_given(out: Path, console: Console) -> None:
+    """What became of a giver's groups, as its peers say."""
+    usage_file = extra("give.usage")
+    given = usage_file.read_given(out)
+    say(console, usage_file.given_in_words(given))
+    if not given.peers:
+        return
+    table = Table("peer", "received", "used", "not used", "worth", box=None, pad_edge=False)
+    for peer_id, usage in sorted(given.peers.items(), key=lambda item: -item[1].used):
+        reasons = sorted(usage.dropped.items(), key=lambda item: -item[1])[:MOST_REASONS]
+        worth = f"{usage.worth.value:.2f}" if usage.worth else "-"
+        dropped = ", ".join(f"{clean(reason)} {count}" for reason, count in reasons)
+        table.add_row(peer_id[-8:], str(usage.received), str(usage.used), dropped, worth)
+    console.print(table)

@@ -1,0 +1,163 @@
+"""A giver: answers of an endpoint to questions of its own stream, graded here, and shared where they have signal.
+
+    draw ──▶ ask, as many at once as the endpoint takes ──▶ grade ──▶ signal? ──▶ share
+
+It asks nothing while there is nobody to give to, or no room for its groups. Its groups are text, as everybody's are:
+receivers regrade them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+
+from msgspec import Struct
+
+from swarm.extras.give.engine import EndpointEngine
+from swarm.figures import Figure, joined, values
+from swarm.groups.building import Member, OwnGroups, with_grade, without_group
+from swarm.groups.credit import has_signal
+from swarm.groups.episodes import FinishedGroup
+from swarm.groups.flow import Flow
+from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
+from swarm.protocols import GroupExchange, KeepSample, Verifier
+from swarm.reasons import Reason
+from swarm.telemetry.ledger import Ledger
+from swarm.types import GradedGroup, Question, Rejection
+
+MAX_WAIT_S = 60.0
+"""Longest pause because the swarm carries less than is given."""
+
+
+class GivingPlan(Struct, frozen=True):
+    """What a giver asks."""
+
+    num_questions: int
+    """Of one round, which is what a line of the metrics is about."""
+    group_size: int
+    slots: int
+    """Completions asked for together, at most."""
+    first: int = 0
+    """Index of the first question in its stream."""
+
+
+class GivenRound(Struct, frozen=True):
+    """The result of one round of questions."""
+
+    reward: float | None
+    """Mean over the graded completions; None without any."""
+    num_shared: int
+    num_informative: int
+    """Groups with signal, shared or not."""
+    seconds: float
+    figures: dict[str, float] = {}
+    tasks: dict[str, tuple[float, int]] = {}
+    problem: str = ""
+    """Why none of its questions has a group; empty if one has."""
+
+
+class Giver:
+    """One thread. `run_round` raises what engine and verifier raise, and can then be called again."""
+
+    def __init__(
+        self,
+        plan: GivingPlan,
+        me: Member,
+        engine: EndpointEngine,
+        verifier: Verifier,
+        exchange: GroupExchange,
+        keep: KeepSample = lambda fate, group: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is asked yet. `keep` is called with graded groups that are not shared."""
+        self.ledger = Ledger()
+        self.waits_until = 0.0
+        """Time of `clock` before which the swarm does not carry more."""
+        self._plan = plan
+        self._me = me
+        self._engine = engine
+        self._verifier = verifier
+        self._own = OwnGroups(me, exchange, token_ids=False)
+        self._keep = keep
+        self._clock = clock
+        self._position = plan.first
+        self._drawn: deque[tuple[int, Question]] = deque()
+        self._asked: dict[int, Question] = {}
+        self._flow = Flow(
+            engine.stream, verifier, self._more, plan.group_size, me.sampling, seed=me.seed, slots=plan.slots
+        )
+        self._games: Generator[tuple[int, FinishedGroup | Rejection]] | None = None
+
+    def run_round(self) -> GivenRound:
+        """Questions of one round, answered, graded and shared; others are under way when it ends."""
+        began = self._clock()
+        graded: list[GradedGroup] = []
+        first_failure: Rejection | None = None
+        num_over = num_shared = num_informative = 0
+        if self._games is None:
+            self._games = self._flow.play()
+        try:
+            while num_over < self._plan.num_questions and (found := next(self._games, None)) is not None:
+                number, played = found
+                question = self._asked.pop(number)
+                num_over += 1
+                self.ledger.generated(1)
+                if isinstance(played, Rejection):
+                    self.ledger.local(played.reason)
+                    first_failure = first_failure or played
+                    continue
+                verdict = played.grading.result()
+                if isinstance(verdict, Rejection):
+                    self.ledger.local(verdict.reason)
+                    first_failure = first_failure or verdict
+                    continue
+                group = self._own.make(question.ref, played.completions, verdict.rewards)
+                graded.append(with_grade(group, verdict))
+                if has_signal(verdict.rewards):
+                    num_informative += 1
+                    num_shared += self._share(graded[-1])
+                else:
+                    self.ledger.local(Reason.ZERO_ADVANTAGE)
+                    self._keep(Reason.ZERO_ADVANTAGE, graded[-1])
+        except BaseException:
+            self.stop()
+            raise
+        seconds = self._clock() - began
+        if num_shared < num_informative:  # the swarm carries no more: its members' rate is common to all
+            unshared = (num_informative - num_shared) / num_informative
+            self.waits_until = self._clock() + min(MAX_WAIT_S, seconds * unshared)
+        rewards = [reward for each in graded for reward in each.rewards]
+        figures: dict[str, Figure] = joined([rollout_figures(graded)]) if graded else {}
+        return GivenRound(
+            sum(rewards) / len(rewards) if rewards else None,
+            num_shared,
+            num_informative,
+            seconds,
+            values(figures),
+            rewards_by_task(graded),
+            "" if graded or first_failure is None else without_group(first_failure),
+        )
+
+    def stop(self) -> None:
+        """Give up what is under way; a later round asks again."""
+        if self._games is not None:
+            self._games.close()
+            self._games = None
+
+    def _more(self) -> tuple[int, Question]:
+        if not self._drawn:
+            questions = self._verifier.draw(self._me.seed, self._position, self._plan.num_questions)
+            self._drawn.extend(enumerate(questions, start=self._position))
+            self._position += len(questions)
+        number, question = self._drawn.popleft()
+        self._asked[number] = question
+        return number, question
+
+    def _share(self, graded: GradedGroup) -> bool:
+        if self._own.share_all([graded.group])[0] is None:
+            self.ledger.local(Reason.NOT_SAMPLED)
+            self._keep(Reason.NOT_SAMPLED, graded)
+            return False
+        self.ledger.shared(1)
+        return True

@@ -1,0 +1,1 @@
+"""The node of `swarm give`, which stands on `nodes/`."""

@@ -1,0 +1,203 @@
+"""`swarm give`: a member without a policy, whose groups are answers of an OpenAI-compatible server.
+
+It trains nothing and loads no torch. What its groups did for others it learns from them
+(`swarm/net/services/usage.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from nodes.roles.runtime import EndReason, RoleNode, RoleRuntime
+from swarm.config import NodeConfig
+from swarm.errors import ConfigError, EndpointError, PeerUnreachable
+from swarm.extras.give.engine import EndpointEngine
+from swarm.extras.give.giving import Giver, GivingPlan
+from swarm.extras.give.usage import Given, UsageWatch, write_given
+from swarm.figures import finite
+from swarm.groups.building import Member
+from swarm.net.records.identity import Identity
+from swarm.policy.config import BEHIND_ENDPOINT, default_prompt
+from swarm.protocols import Transport, Verifier
+from swarm.telemetry.records import RoundEvent
+from swarm.types import PolicyId, RunManifest
+from swarm.types.questions import stream_seed
+
+LAST_WORD_S = 6.0
+"""At the end, for receivers to say once more what they used."""
+PATIENCE_S = 2.0
+"""With an endpoint that is away, within one step."""
+LOOK_EVERY_S = 0.2
+QUESTIONS_PER_S = 256
+"""A process begins in its stream where no earlier one can be, as a worker's does."""
+SEQUENCES_A_REQUEST = 2
+NOT_LEARNING = ("bootstrap", "giver")
+
+
+class GiverNode(RoleNode):
+    """One giver, on an open transport."""
+
+    role = "giver"
+    alone = "asking nobody"
+    has_policy = False
+
+    @classmethod
+    def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
+        """See `RoleNode`."""
+        generation, endpoint = config.generation, config.endpoint
+        return [
+            ("endpoint", f"{endpoint.model} at {endpoint.url}"),
+            ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
+            ("sampling", f"temperature {generation.temperature:g}, at most {generation.max_new_tokens} new tokens"),
+        ]
+
+    @classmethod
+    def check(cls, config: NodeConfig, manifest: RunManifest, peer_id: str) -> None:
+        """Raises `ConfigError` for a run with a learner."""
+        if manifest.terms is not None:
+            raise ConfigError(
+                f"run {manifest.run_id} has a learner, which takes samples of its snapshots only: givers give to "
+                "runs of peers"
+            )
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Raises `ConfigError` without an endpoint or for a missing key, `PeerUnreachable` without a run."""
+        if transport.manifest() is None:
+            raise PeerUnreachable(
+                "no member of the run has answered, and without one a giver does not know what to ask: check the "
+                "address, or try again"
+            )
+        runtime = RoleRuntime(config, identity, transport, verifier)
+        super().__init__(runtime, cancelled)
+        self._transport = transport
+        self._rounds = 0
+        self._noted: set[str] = set()
+        self._problem = ""
+        self._engine = EndpointEngine(
+            config.endpoint,
+            system_prompt=prompt
+            if (prompt := config.policy.system_prompt) is not None
+            else default_prompt(BEHIND_ENDPOINT),
+            max_chars=config.network.max_completion_chars,
+            patience_s=PATIENCE_S,
+            cancelled=cancelled,
+            note=lambda text, level: runtime.note(text, level),
+        )
+        generation = config.generation
+        # Without a seed every process asks other questions, also after a restart.
+        seed, first = stream_seed(identity.peer_id), int(time.time() * QUESTIONS_PER_S)
+        if config.seed is not None:
+            seed, first = config.seed, 0
+        self._giver = Giver(
+            GivingPlan(
+                num_questions=config.num_questions("cpu"),
+                group_size=generation.group_size,
+                slots=SEQUENCES_A_REQUEST * config.endpoint.requests_at_once * generation.group_size,
+                first=first,
+            ),
+            Member(
+                identity.peer_id,
+                PolicyId(config.endpoint.public_model, "", 0),
+                generation.sampling(),
+                seed,
+            ),
+            self._engine,
+            verifier,
+            runtime.exchange,
+            runtime.samples.keep,
+        )
+        self._open.callback(self._giver.stop)
+        self._usage = UsageWatch(transport)
+        self._open.callback(self._usage.close)
+        runtime.count_also("given", self._usage.counters)
+
+    @property
+    def done(self) -> bool:
+        """Whether all requested rounds are over."""
+        return self._runtime.has_enough(self._rounds)
+
+    def begin(self) -> None:
+        """Write the start event. Raises `Interrupted`."""
+        self._runtime.begin()
+        self._pausing.wait()
+        self._runtime.start_clock()
+
+    def _work(self) -> None:
+        """One round of questions, or a moment without anybody to give to or room to give more."""
+        self._transport.drain()  # a giver learns from nobody
+        self._runtime.exchange.judge()
+        why = self._why_idle()
+        if why and why not in self._noted:
+            self._noted.add(why)
+            self.note(f"not asking: {why}")
+        if why:
+            time.sleep(LOOK_EVERY_S)
+            return
+        self._runtime.samples.begin(self._rounds + 1)
+        try:
+            report = self._giver.run_round()
+        except EndpointError as error:
+            if not error.busy:
+                raise
+            return  # it is away, as was said: pauses and stops are obeyed between two attempts
+        self._rounds += 1
+        self._usage.look(self._num_shared)
+        if report.problem and not self._problem:
+            text = f"no question of round {self._rounds} has a group; {report.problem}"
+            self.note(text, "warning", alert="no-groups")
+        self._problem = report.problem
+        self._runtime.record(
+            RoundEvent(
+                round=self._rounds,
+                reward=report.reward,
+                groups=self._giver.ledger.snapshot(),
+                tokens_generated=self._engine.num_tokens,
+                figures=finite({**report.figures, "endpoint/requests_at_once": self._engine.requests_at_once}),
+                tasks=report.tasks,
+                timings={"generate": report.seconds},
+                problem=report.problem,
+            )
+        )
+        self._write_usage()
+
+    def end(self, reason: EndReason) -> None:
+        """Ask once more what became of the groups, and write the end event."""
+        if self._num_shared and self._transport.status().connected:
+            self._usage.ask(time.monotonic() + LAST_WORD_S)
+        self._write_usage()
+        self._runtime.end(self._rounds, reason, close=self.close)
+
+    def on_pause(self) -> None:
+        """Give up what is under way."""
+        self._giver.stop()
+
+    def while_paused(self) -> None:
+        """Others' groups are of no use here."""
+        self._transport.drain()
+
+    def _why_idle(self) -> str:
+        roles = {peer.peer_id: peer.role for peer in self._transport.peers()}
+        if all(roles.get(peer_id) in NOT_LEARNING for peer_id in self._transport.status().connected):
+            return "no member that learns is connected"
+        if not self._transport.has_room():
+            return "the outbox is full of groups that nobody takes"
+        if self._usage.allowed is not None and self._num_shared >= self._usage.allowed:
+            return "members use fewer groups than are given"
+        if time.monotonic() < self._giver.waits_until:
+            return "the swarm carries no more groups for now"
+        return ""
+
+    @property
+    def _num_shared(self) -> int:
+        return int(self._giver.ledger.snapshot()["shared"])
+
+    def _write_usage(self) -> None:
+        write_given(self._config.out, Given(self._num_shared, self._usage.known))

@@ -1,0 +1,118 @@
+"""What became of a giver's groups, as its peers say (`swarm/net/services/usage.py`): figures for people, and demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from swarm.errors import PeerUnreachable
+from swarm.files import replace_file
+from swarm.net.services.usage import GroupUsage, ask_usage
+from swarm.protocols import Transport
+
+USAGE_FILE = "given.json"
+ASK_EVERY_S = 10.0
+ASK_TIMEOUT_S = 5.0
+MAX_ASKED = 64
+"""Peers asked at a time, of those that are connected."""
+ENOUGH, GENEROSITY = 16, 2
+"""Groups between two answers, and further ones for each that was used since: what nobody uses costs the endpoint's
+time all the same."""
+
+
+class Given(Struct, frozen=True):
+    """What became of a giver's groups, as its peers say; `OUT/given.json`."""
+
+    shared: int = 0
+    peers: dict[str, GroupUsage] = {}
+    """By peer id."""
+
+    @property
+    def used(self) -> int:
+        """Uses by all peers; one group may be used by several."""
+        return sum(each.used for each in self.peers.values())
+
+    @property
+    def num_users(self) -> int:
+        """Peers that used any."""
+        return sum(each.used > 0 for each in self.peers.values())
+
+
+def read_given(out: Path) -> Given:
+    """The file in a giver's directory; empty without one."""
+    try:
+        return msgspec.json.decode((out / USAGE_FILE).read_bytes(), type=Given)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return Given()
+
+
+def write_given(out: Path, given: Given) -> None:
+    """Replace the file in a giver's directory. Raises `OSError`."""
+    replace_file(out / USAGE_FILE, msgspec.json.encode(given))
+
+
+def given_in_words(given: Given) -> str:
+    """One line: "812 groups given, 530 uses by 6 peers, as they say; worth 0.40 of their own each"."""
+    if not given.peers:
+        return f"{given.shared} groups given; no peer has said what it used"
+    known = [usage.worth.value for usage in given.peers.values() if usage.worth]
+    worth = f"; worth {sum(known) / len(known):.2f} of their own each" if known else "; their worth is not known yet"
+    peers = f"{given.num_users} peer{'s' * (given.num_users != 1)}"
+    return f"{given.shared} groups given, {given.used} uses by {peers}, as they say{worth if given.used else ''}"
+
+
+class UsageWatch:
+    """Asks connected peers now and then, in a thread, what they did with this node's groups: that is the demand."""
+
+    def __init__(self, transport: Transport) -> None:
+        """Begins at once."""
+        self.known: dict[str, GroupUsage] = {}
+        """Last answers by peer id; replaced as a whole."""
+        self.allowed: int | None = None
+        """Groups that it makes sense to have given by the next answers; None while nobody says."""
+        self._transport = transport
+        self._stopped = threading.Event()
+        self._asking = threading.Lock()
+        self._num_shared = 0
+        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._thread.start()
+
+    def counters(self) -> dict[str, int]:
+        """Uses, and peers that used groups."""
+        given = Given(peers=self.known)
+        return {"used": given.used, "peers": given.num_users}
+
+    def look(self, num_shared: int) -> None:
+        """Note how many groups were given by now."""
+        self._num_shared = num_shared
+
+    def ask(self, deadline: float) -> None:
+        """Ask every connected peer once, until a time of `time.monotonic`."""
+        with self._asking:
+            used, answered = Given(peers=self.known).used, False
+            for peer_id in self._transport.status().connected[:MAX_ASKED]:
+                left = min(ASK_TIMEOUT_S, deadline - time.monotonic())
+                if left <= 0:
+                    break
+                try:
+                    found = ask_usage(self._transport, peer_id, left)
+                except PeerUnreachable:
+                    continue  # gone, or of a version that does not say
+                if found.received:  # other givers take none
+                    self.known = {**self.known, peer_id: found}
+                    answered = True
+            more = Given(peers=self.known).used - used
+            self.allowed = self._num_shared + ENOUGH + GENEROSITY * more if answered else None
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(ASK_EVERY_S):
+            self.ask(time.monotonic() + ASK_EVERY_S)

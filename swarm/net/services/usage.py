@@ -1,0 +1,51 @@
+"""What became of an author's groups at another node: every node says it to the author alone, who asks now and then.
+
+    author ── request ──▶ receiver: its account of the one who asks ──▶ received, used, dropped by reason, worth
+
+The remote end of a connection is its identity, so that nobody can ask about others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from swarm.errors import PeerUnreachable
+from swarm.protocols import RequestTransport
+from swarm.types import Count, Estimate, Name, complete
+
+PROTOCOL = "/swarm/usage/1"
+MAX_REPLY_BYTES = 2**14
+
+
+class GroupUsage(Struct, frozen=True):
+    """What one node did with another's groups, as it says."""
+
+    received: Count = 0
+    used: Count = 0
+    """In at least one update."""
+    dropped: dict[Name, Count] = {}
+    """By reason."""
+    worth: Estimate | None = None
+    """Of one of them, in own groups of the node; None while unknown."""
+
+
+def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:
+    """Answer authors by `usage_of` their peer id, which is called on the network thread."""
+    transport.serve(PROTOCOL, lambda remote, request: msgspec.msgpack.encode(usage_of(remote)))
+
+
+def ask_usage(transport: RequestTransport, peer_id: str, timeout_s: float) -> GroupUsage:
+    """What a peer did with this node's groups. Blocks. Raises `PeerUnreachable`, also for an answer of no use."""
+    reply = transport.request(peer_id, PROTOCOL, b"", timeout_s)
+    try:
+        if len(reply) > MAX_REPLY_BYTES:
+            raise msgspec.DecodeError(f"{len(reply)} bytes")
+        return msgspec.msgpack.decode(reply, type=GroupUsage)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerUnreachable(f"{peer_id} did not say what became of this node's groups: {error}") from None
+
+
+complete(globals())

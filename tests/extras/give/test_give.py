@@ -1,0 +1,165 @@
+"""Real givers: a trainer that uses their groups, pauses, ends, and what they load."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodes.commands.control import pause_nodes, resume_nodes
+from nodes.console import literal_console
+from swarm.extras.give.usage import Given, given_in_words, read_given
+from swarm.net.services.usage import GroupUsage
+from swarm.types import Estimate
+from tests.extras.give.server import MODEL, ModelServer, completions, model_server, solver
+from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm, until
+
+TRAINER = [*LOOPBACK, "--evaluation.num_questions=0", "--mix.local=4", "--mix.external=4"]
+MAX_MB = 300
+PROBE = """
+import resource, sys, nodes.cli, nodes.commands.give
+import swarm.extras.give.roles.giver, swarm.net.hivemind.transport
+print([name for name in ("torch", "transformers", "hivemind", "datasets") if name in sys.modules])
+"""
+
+
+@contextmanager
+def giver(out: Path, address: str, server: ModelServer, *options: str) -> Iterator[Swarm]:
+    command = ["give", address, "--endpoint", server.url, "--model", MODEL, "--out", str(out), "--no-live"]
+    with swarm(out, *command, *LOOPBACK, *options) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+def test_a_giver_is_light_from_nothing_to_its_first_used_group(tmp_path: Path) -> None:
+    with (
+        swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
+        model_server(solver(0.5, 0.05)) as server,
+    ):
+        command = ["give", address_of(peer), "--endpoint", server.url, "--model", MODEL, *LOOPBACK, "--no-live"]
+        # Not forked from a process that has imported torch, as others are.
+        out = tmp_path / "give"
+        alone = subprocess.Popen([sys.executable, "-m", "nodes.cli", *command, f"--out={out}"])
+        try:
+            until(lambda: read_given(out).used > 0 or alone.poll() is not None, peer, "a group that is used")
+            assert alone.poll() is None
+            proc = Path(f"/proc/{alone.pid}")
+            assert "libtorch" not in (proc / "maps").read_text()
+            peak = re.search(r"VmHWM:\s+(\d+)", (proc / "status").read_text())
+            assert peak is not None and int(peak[1]) < MAX_MB * 1024
+            alone.send_signal(signal.SIGINT)
+            assert alone.wait(DEADLINE_S) == 130
+        finally:
+            alone.kill()
+            alone.wait()
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    printed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None:
+    with (
+        swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
+        model_server(solver(0.5, 0.05)) as server,
+    ):
+        address = address_of(peer)
+        with (
+            giver(tmp_path / "one", address, server) as one,
+            giver(tmp_path / "two", address, server, "--endpoint.requests_at_once=2") as two,
+        ):
+            for each in (one, two):
+                until(lambda each=each: read_given(each.out).used > 4, each, "uses of its groups")  # type: ignore[misc]
+            assert one.stop() == 130
+            assert re.search(r"\d+ groups given, \d+ uses by 1 peer, as they say", one.text()), one.text()
+            groups = peer.history().latest.groups
+            assert groups["used_external"] > 8
+            assert not set(groups["dropped"]) & {"malformed", "limits", "question_mismatch", "wrong_logprobs"}
+            pause_nodes([two.out], None, None, literal_console())
+            until(lambda: two.history().pause is not None, two, "a pause")
+            num_asked = len(server.asked)
+            resume_nodes([two.out], literal_console())
+            until(lambda: len(server.asked) > num_asked, two, "questions after the pause")
+            # The endpoint goes and comes back; nothing is lost.
+            script, server.script = server.script, lambda asked: (503, b"")
+            until(lambda: "asking again until it answers" in two.text(), two, "a line about it")
+            before, server.script = two.round(), script
+            until(lambda: two.round() > before, two, "rounds after it is back")
+            assert two.stop() == 130
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: Path) -> None:
+    with (
+        swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
+        model_server(solver(0.5)) as server,
+    ):
+        address = address_of(peer)
+        with giver(tmp_path / "give", address, server, "--rounds=2") as one:
+            assert one.wait() == 0
+            assert one.history().latest.round == 2
+        with giver(tmp_path / "give", address, server) as one:
+            until(lambda: one.round() > 0, one, "a round")
+            server.script = lambda asked: (401, b"")
+            assert one.wait() == 1
+            assert "wants a key" in one.text() and "Traceback" not in one.text()
+        num_asked = len(server.asked)
+        server.script = lambda asked: completions(*["x"] * asked.n, model="other-9b")
+        with giver(tmp_path / "give", address, server, "--rounds=1") as one:
+            assert one.wait() in (0, 1)
+            assert "the endpoint calls its model other-9b, not wise-0.5b" in one.text()
+        assert len(server.asked) > num_asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "code"),
+    [
+        (["give"], "name the server and its model: --endpoint", 2),
+        (["give", "--endpoint", "localhost:1", "--model", "x"], "must begin with http://", 2),
+        (["give", "--endpoint", "http://127.0.0.1:9/v1", "--model", "x"], "a giver needs the address of a member", 2),
+        (["evaluate"], "name a model or run to evaluate, or a server by --endpoint URL", 2),
+        (["evaluate", "tiny", "--endpoint", "http://127.0.0.1:9/v1"], "a model to load or an endpoint to ask", 2),
+        (["evaluate", "--endpoint", "http://127.0.0.1:9/v1", "--model", "x"], "connection refused: start the", 1),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], says: str, code: int, tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "nodes.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
+    assert says in told.stderr and told.returncode == code, told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_an_endpoint_is_evaluated_like_a_policy(tmp_path: Path) -> None:
+    with model_server(solver(1.0)) as server:
+        command = ["evaluate", "--endpoint", server.url, "--model", MODEL, "--questions", "40", "--json"]
+        told = subprocess.run(
+            [sys.executable, "-m", "nodes.cli", *command], capture_output=True, text=True, check=True, timeout=300
+        )
+    found = json.loads(told.stdout)
+    assert found["all"]["asked"] == 40 and found["all"]["accuracy"] > 0.8
+
+
+def test_the_words_of_the_end() -> None:
+    assert given_in_words(Given(3)) == "3 groups given; no peer has said what it used"
+    peers = {"a": GroupUsage(10, 6, {"improbable": 2}, Estimate(0.4, 0.1, 0.7)), "b": GroupUsage(10, 0)}
+    assert given_in_words(Given(12, peers)) == (
+        "12 groups given, 6 uses by 1 peer, as they say; worth 0.40 of their own each"
+    )
