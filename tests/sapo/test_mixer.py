@@ -362,7 +362,7 @@ def test_a_policy_that_cannot_be_used_is_named(path: str, message: str) -> None:
     [
         ("fixed", "window_rounds", "10", "there is no such field"),
         ("edge", "window_rounds", "0", "must be at least 1"),
-        ("novelty", "oversample", "1000", "less than or equal to 16"),
+        ("novelty", "oversample", "1000", "must be at most 16"),
         ("edge", "own", "1", "less than 1"),
         ("auto", "drop", "nan", "finite number"),
     ],
