@@ -286,10 +286,11 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     founded = manifest is not None and manifest.founder == peer_id
     processes = f", shared by {num_processes} processes" if num_processes > 1 else ""
     unknown = "unknown until a bootstrap answers"
+    device = "a GPU if there is one" if config.policy.device == "auto" else config.policy.device
     rows = [
         ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
         ("peer id", peer_id),
-        ("policy", f"{config.policy.model} on {config.policy.device}{processes}" if role.has_policy else "none"),
+        ("policy", f"{config.policy.model} on {device}{processes}" if role.has_policy else "none"),
         ("tasks", ", ".join(task.name for task in config.tasks)),
         *role.plan(config),
         ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),

@@ -80,11 +80,13 @@ def check_settings(config: NodeConfig) -> str | None:
 def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """The configuration with defaults that fit its model, and what to say of the model, a line each.
 
-    Raises `PolicyError` for a model whose files cannot be read.
+    Raises `PolicyError` for a model that is nowhere to be had, or whose files cannot be read.
     """
     from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks
+    from swarm.policy.reading import check_hub
 
     policy = loaded.config.policy
+    check_hub(policy.model, policy.revision)  # before the hub's client asks for files, again and again
     lines = []
     if thinks(policy):
         if "generation.max_new_tokens" not in loaded.origins:

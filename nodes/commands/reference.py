@@ -256,7 +256,10 @@ def list_losses(console: Console) -> None:
 def _settings(choice: Callable[..., object]) -> list[str]:
     """The settings of a loss, with defaults."""
     fields = choice.model_fields if isinstance(choice, type) and issubclass(choice, Loss) else {}
-    return [f"Setting: update.loss.{name}, {field.default} by default." for name, field in fields.items()]
+    return [
+        f"Setting: update.loss.{name}, {'unset' if field.default is None else field.default} by default."
+        for name, field in fields.items()
+    ]
 
 
 def show_document(where: str | None, console: Console) -> None:

@@ -402,11 +402,10 @@ def in_words(parts: Mapping[str, float]) -> str:
 
 
 def _turns(completion: SampledCompletion) -> Iterator[str]:
-    several = len(completion.turns) > 1
     for turn in completion.turns:
         cut = turn.num_chars - len(turn.text)
         more = f"... ({cut:,} more characters)" if cut > 0 else ""
-        yield _indented(f"{f'{turn.role}: ' if several else ''}{turn.text}{more}")
+        yield _indented(f"{f'{turn.role}: ' if completion.names_speakers else ''}{turn.text}{more}")
 
 
 def _indented(text: str) -> str:

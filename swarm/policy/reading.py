@@ -245,8 +245,8 @@ def check_hub(model: str, revision: str | None = None) -> None:
         return
     meant = nearest(model, MADE_HERE)
     raise PolicyError(
-        f"there is no model {model!r} here{f', did you mean {meant}' if meant else ''}? It is no directory, the hub's "
-        f"cache has none of this name, and {constants.ENDPOINT} cannot be reached ({problem}). A hub id is "
+        f"there is no model {model!r} here{f', did you mean {meant}? It' if meant else ': it'} is no directory, the "
+        f"hub's cache has none of this name, and {constants.ENDPOINT} cannot be reached ({problem}). A hub id is "
         f"{HUB_ID_IN_WORDS}"
     )
 

@@ -58,6 +58,12 @@ class SampledCompletion(Struct, frozen=True):
     found: str | None = None
     """The beginning of what counted as the answer; empty where there was none, None where none was looked for."""
 
+    @property
+    def names_speakers(self) -> bool:
+        """Whether its turns are shown with their speakers: it is more, or less, than one answer. A thought that never
+        ended is less."""
+        return [turn.role for turn in self.turns] != ["policy"]
+
 
 class SampleRecord(Struct, frozen=True):
     """One group and its fate."""

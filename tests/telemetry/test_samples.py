@@ -27,6 +27,7 @@ from swarm.telemetry.samples import (
 from swarm.telemetry.sinks import TelemetrySettings
 from swarm.types import Completion, GradedGroup, Message, StepReward, Text, Turn
 from swarm.types.media import Audio, Image
+from swarm.types.thoughts import OPEN
 from swarm.types.thumbnails import thumbnail
 from tests.example_groups import graded, rollout_group
 
@@ -84,6 +85,15 @@ def test_an_episode_is_kept_turn_by_turn_with_what_the_environment_said(tmp_path
     ]
     assert [turn.role for turn in second.turns] == ["policy"]
     assert [turn.text for turn in unread.turns] == ["1", "2"], "nobody has replayed it"
+    assert first.names_speakers and not second.names_speakers and unread.names_speakers
+
+
+def test_a_thought_that_never_ended_is_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, group = _log(tmp_path), graded(ME)
+    thought = Completion(f"{OPEN}hmm, 1", "length")
+    log.keep("used_local", replace(group, group=replace(group.group, completions=(thought,) * 2)))
+    log.close()
+    assert "thought: hmm, 1" in _shown(tmp_path, capsys)
 
 
 def test_a_conversation_is_kept_as_its_text(tmp_path: Path) -> None:

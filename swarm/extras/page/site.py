@@ -572,8 +572,8 @@ def _shown(record: SampleRecord, names: Mapping[str, str]) -> ShownSample:
 
 
 def _completion(completion: SampledCompletion, count: int, expected: str) -> ShownCompletion:
-    several = len(completion.turns) > 1
-    text = "\n".join(f"{turn.role}: {turn.text}" if several else turn.text for turn in completion.turns)
+    named = completion.names_speakers
+    text = "\n".join(f"{turn.role}: {turn.text}" if named else turn.text for turn in completion.turns)
     length = sum(turn.num_chars for turn in completion.turns)
     cut = clean_lines(text[:MAX_TEXT_CHARS])
     return ShownCompletion(

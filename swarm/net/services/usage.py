@@ -31,6 +31,11 @@ class GroupUsage(Struct, frozen=True):
     worth: Estimate | None = None
     """Of one of them, in own groups of the node; None while unknown."""
 
+    @property
+    def spare(self) -> int:
+        """Groups that wait, or that made room for newer ones before an update took them."""
+        return max(0, self.received - self.used - sum(self.dropped.values()))
+
 
 def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:
     """Answer authors by `usage_of` their peer id, which is called on the network thread."""

@@ -163,3 +163,5 @@ def test_the_words_of_the_end() -> None:
     assert given_in_words(Given(12, peers)) == (
         "12 groups given, 6 uses by 1 peer, as they say; worth 0.40 of their own each"
     )
+    assert [each.spare for each in peers.values()] == [2, 10]
+    assert GroupUsage(3, 5).spare == 0, "one group may be used several times"
