@@ -105,7 +105,7 @@ def test_a_node_asks_less_where_others_supply_what_it_would_have_given() -> None
     rich = Economy(signal=0.9, supply=24, slots=(4, 12)).play(80, Auto())
     last = rich.decisions[-1]
     assert last.num_questions is not None and last.num_questions < USUAL
-    assert f"asks {last.num_questions} instead of 8: others supply what they would have given" in last.reason
+    assert f"asks {last.num_questions} instead of 8: others give the groups that the rest would" in last.reason
     assert all((each.num_questions or USUAL) >= USUAL // 4 for each in rich.decisions), "all would wait for each other"
 
 

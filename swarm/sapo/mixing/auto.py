@@ -129,7 +129,7 @@ class Auto(MixPolicy):
         external = self._external(history, usable, costs)
         if not external and usable and own < history.total and costs is not None and _is_due(history.rounds, costs):
             external = 1
-        reason = f"{own} own groups with signal, {external} of {len(candidates)} others' wanted"
+        reason = f"{own} own group{'s' * (own != 1)} with signal, {external} of {len(candidates)} others' wanted"
         if caution.factor < 1:
             external = math.floor(caution.factor * external + 0.5)
             reason += f"; {caution.factor:.0%} of them after a drawdown"
@@ -191,7 +191,7 @@ class Auto(MixPolicy):
             return best, ""
         if best > usual:
             return best, f"; asks {best} instead of {usual}: groups with signal are rare"
-        others = "others supply what they would have given" if supply else "its groups fill the update"
+        others = "others give the groups that the rest would" if supply else "its groups fill the update"
         return best, f"; asks {best} instead of {usual}: {others}"
 
     def _caution(self, history: History) -> _Caution:
