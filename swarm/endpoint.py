@@ -26,6 +26,7 @@ from msgspec import Struct
 from pydantic import Field, model_validator
 
 from swarm.errors import ConfigError, EndpointError
+from swarm.sanitize import clean
 from swarm.settings import Settings
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Another attempt may succeed."""
 MAX_RETRY_AFTER_S = 60.0
 MAX_PUBLIC_CHARS = 120
+MAX_REASON_CHARS = 120
 
 
 class EndpointSettings(Settings):
@@ -242,6 +244,8 @@ class Endpoint:
             raise EndpointError(reason, busy=True, unreachable=True) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise EndpointError(f"the endpoint's response is not {what}") from None
+        except ValueError as error:  # of an address, the settings' or a redirection's
+            raise EndpointError(f"the endpoint has no usable address: {_in_words(error)}", unreachable=True) from None
         finally:
             timer.cancel()
             self._ends.close()
@@ -256,7 +260,8 @@ def _retry_after_s(headers: EmailMessage[str, str] | None) -> float:
 def _in_words(error: Exception) -> str:
     """What happened, without the name of the class around it."""
     reason = getattr(error, "reason", error)
-    return str(getattr(reason, "strerror", None) or reason or type(error).__name__).lower()
+    said = str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+    return clean(" ".join(said.split()), MAX_REASON_CHARS).lower()
 
 
 def _bounded(response: IO[bytes], deadline: float, max_bytes: int) -> bytes:
