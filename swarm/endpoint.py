@@ -26,7 +26,6 @@ from msgspec import Struct
 from pydantic import Field, model_validator
 
 from swarm.errors import ConfigError, EndpointError
-from swarm.sanitize import clean
 from swarm.settings import Settings
 
 T = TypeVar("T")
@@ -258,10 +257,10 @@ def _retry_after_s(headers: EmailMessage[str, str] | None) -> float:
 
 
 def _in_words(error: Exception) -> str:
-    """What happened, without the name of the class around it."""
+    """What happened, in one short line, without the name of the class around it: a server may have written it."""
     reason = getattr(error, "reason", error)
     said = str(getattr(reason, "strerror", None) or reason or type(error).__name__)
-    return clean(" ".join(said.split()), MAX_REASON_CHARS).lower()
+    return " ".join(said.split())[:MAX_REASON_CHARS].lower()
 
 
 def _bounded(response: IO[bytes], deadline: float, max_bytes: int) -> bytes:
