@@ -37,6 +37,7 @@ BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Another attempt may succeed."""
 MAX_RETRY_AFTER_S = 60.0
 MAX_PUBLIC_CHARS = 120
+MAX_REASON_CHARS = 120
 
 
 class EndpointSettings(Settings):
@@ -242,6 +243,8 @@ class Endpoint:
             raise EndpointError(reason, busy=True, unreachable=True) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise EndpointError(f"the endpoint's response is not {what}") from None
+        except ValueError as error:  # of an address, the settings' or a redirection's
+            raise EndpointError(f"the endpoint has no usable address: {_in_words(error)}", unreachable=True) from None
         finally:
             timer.cancel()
             self._ends.close()
@@ -254,9 +257,10 @@ def _retry_after_s(headers: EmailMessage[str, str] | None) -> float:
 
 
 def _in_words(error: Exception) -> str:
-    """What happened, without the name of the class around it."""
+    """What happened, in one short line, without the name of the class around it: a server may have written it."""
     reason = getattr(error, "reason", error)
-    return str(getattr(reason, "strerror", None) or reason or type(error).__name__).lower()
+    said = str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+    return " ".join(said.split())[:MAX_REASON_CHARS].lower()
 
 
 def _bounded(response: IO[bytes], deadline: float, max_bytes: int) -> bytes:

@@ -162,7 +162,7 @@ def evaluate_endpoint(asked: Asked, as_json: bool, console: Console) -> int:
 
 def _say(console: Console, *lines: str) -> None:
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def _ask(

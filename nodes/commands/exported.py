@@ -22,6 +22,7 @@ from swarm.environments.specs import data_files, files_digest, from_specs, left_
 from swarm.errors import ConfigError, TaskError
 from swarm.files import at_home
 from swarm.policy.config import EXPORTED, read_exported, template_values, write_exported
+from swarm.sanitize import clean
 from swarm.types import Sampling, TaskSpec
 
 DATA = "data"
@@ -131,21 +132,30 @@ def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
     for name, suite in trained.suites.items():
         tasks, problems = _tasks(model, (task for task in suite.tasks if not isinstance(task, str)), own.config)
         named = [task.name for task in run if task.name in suite.tasks]
-        lines += [f"suite {name}: {line}" for line in problems]
+        lines += [clean(f"suite {name}: {line}") for line in problems]
         if tasks or named or not suite.tasks:
             listed: list[JsonValue] = [*named, *(task.model_dump(mode="json") for task in tasks)]
             suites[name] = {**cast(Values, suite.settings), "tasks": listed}
         else:
-            lines.append(f"suite {name} is left out: none of its tasks is here")
+            lines.append(clean(f"suite {name} is left out: none of its tasks is here"))
     return {**values, "evaluation": {"suites": suites}}, lines
+
+
+def _data(folder: Path) -> Iterator[Path]:
+    """Files and folders of data that a model brings: none that an export could not have written."""
+    for path in () if folder.is_symlink() else folder.glob("*"):
+        if not (path.is_dir() and path.is_symlink()):
+            files = data_files(path)
+            if all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) <= MAX_DATA_BYTES:
+                yield path
 
 
 def _tasks(model: Path, specs: Iterable[TaskSpec], own: NodeConfig) -> tuple[tuple[TaskConfig, ...], list[str]]:
     """Those that can be set up here, and a line for each other one. Raises `TaskError`."""
     specs = tuple(specs)
-    copies = {path.stem: path for path in (model / DATA).glob("*")}
+    copies = {path.stem: path for path in _data(model / DATA)}
     brought = {spec.name: copies[digest] for spec in specs if (digest := files_digest(spec)) in copies}
     files, code = {**brought, **own.files}, own.code
     left = left_out(specs, files, code)
     tasks = from_specs((spec for spec in specs if spec.name not in left), files, code)
-    return tasks, [f"task {name} is left out: {reason}" for name, reason in left.items()]
+    return tasks, [clean(f"task {name} is left out: {reason}") for name, reason in left.items()]

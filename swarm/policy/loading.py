@@ -291,27 +291,29 @@ class Policy:
         special token stays text: another peer's completion must not end a turn early. One that ended itself ends as
         this policy's turns do by its chat template, which may be another token than ends a text.
         """
-        pieces = [self._pieces(completion.text, completion.forced is not None) for completion in completions]
+        ids = self._tokens([self._pieces(each.text, each.forced is not None) for each in completions])
+        return [
+            [*each, self._conversations.end] if completion.finish_reason == "stop" else each
+            for each, completion in zip(ids, completions, strict=True)
+        ]
+
+    def _tokens(self, pieces: Sequence[Sequence[Piece]]) -> list[list[int]]:
         texts = [piece for each in pieces for piece in each if isinstance(piece, str)]
         with foreign_files(self.name, "tokenizer"):  # which may panic over a text
             encoded = iter(
                 self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"] if texts else ()
             )
-        ids = [
+        return [
             [token for piece in each for token in (next(encoded) if isinstance(piece, str) else piece)]
             for each in pieces
-        ]
-        return [
-            [*each, self._conversations.end] if completion.finish_reason == "stop" else each
-            for each, completion in zip(ids, completions, strict=True)
         ]
 
     def forced_at(self, completion: Completion) -> int | None:
         """Token ids of `encode_completions` before the end of a thought that an engine inserted; None without one."""
         if completion.forced is None or (self.thinking is not None and self.thinking.prompted is Prompted.OFF):
             return None
-        thought = Completion(completion.text.partition(CLOSE)[0], "length")
-        return len(self.encode_completions([thought])[0])
+        *begun, _ = self._pieces(completion.text, forced=True)
+        return len(self._tokens([begun])[0])
 
     def _pieces(self, text: str, forced: bool) -> list[Piece]:
         if self.thinking is not None:

@@ -69,7 +69,7 @@ def problem(path: str) -> str:
     tokenizer = Tokenizer.from_str(content.decode())
     for text in texts(found):
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)  # which ends this process
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = tokenizer.encode(text).ids
         tokenizer.decode(ids)
         if len(ids) > MAX_GROWTH * len(text.encode()):
             return f"it makes {len(ids)} tokens of {len(text)} characters"

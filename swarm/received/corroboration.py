@@ -226,7 +226,9 @@ class Corroboration:
         )
 
     def restore(self, saved: CorroborationState) -> None:
-        """Restore what `dump` returned."""
+        """Restore what `dump` returned. Raises `ValueError` for what it cannot have returned."""
+        if saved.salt not in range(2**SALT_BITS) or not np.isfinite(saved.pulls).all():
+            raise ValueError("the salt or a pull is out of range")
         self._salt = saved.salt
         self._own = {name: _Evidence.restored(each) for name, each in saved.own.items()}
         self._authors = {name: _Evidence.restored(each) for name, each in saved.authors.items()}
@@ -339,7 +341,12 @@ class _Evidence:
     def restored(cls, saved: EvidenceState) -> _Evidence:
         found = cls()
         found.num, found.tasks = saved.num, saved.tasks
-        found._sums[:, np.frombuffer(saved.buckets, np.uint16)] = np.frombuffer(saved.means, np.float32).reshape(3, -1)
+        buckets = np.frombuffer(saved.buckets, np.uint16)
+        means = np.frombuffer(saved.means, np.float32).reshape(3, -1)
+        in_range = (buckets < ROWS * NUM_BUCKETS).all() and np.isfinite(means).all()
+        if not (in_range and 0 < saved.num < math.inf and all(0 <= count < math.inf for count in saved.tasks.values())):
+            raise ValueError("evidence is out of range")
+        found._sums[:, buckets] = means
         return found
 
     def add(self, group: ReadGroup, salt: int) -> None:
@@ -433,7 +440,14 @@ def _packed(values: Floats) -> bytes:
 
 
 def _unpacked(content: bytes) -> Floats:
-    return np.frombuffer(zlib.decompress(content), np.float32).astype(np.float64)
+    num_bytes = ROWS * NUM_BUCKETS * np.dtype(np.float32).itemsize
+    try:
+        values = np.frombuffer(zlib.decompressobj().decompress(content, num_bytes + 1), np.float32)
+    except zlib.error as error:
+        raise ValueError(f"rates cannot be decompressed: {error}") from error
+    if values.nbytes != num_bytes or not np.isfinite(values).all():
+        raise ValueError("rates are out of range")
+    return values.astype(np.float64)
 
 
 def _through(buckets: Buckets) -> Buckets:

@@ -276,3 +276,12 @@ def test_tasks_of_codeio_with_other_difficulties_keep_their_rows(capfd: pytest.C
     for index, question in enumerate(alone):
         hard._at(5, index)
         assert easy._at(5, index) == question
+
+
+def test_questions_whose_answers_are_scored_otherwise_since_are_another_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ref(name: str) -> object:
+        return ReasoningGymSource(ReasoningGymTask(name=name)).question(1, 0).ref
+
+    now = {name: ref(name) for name in ("propositional_logic", "knights_knaves", "gcd")}
+    monkeypatch.setattr("swarm.environments.sources.reasoning_gym.SCORED_OTHERWISE", {})
+    assert {name for name, found in now.items() if found != ref(name)} == {"propositional_logic", "knights_knaves"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -45,7 +46,18 @@ def test_who_asks_gets_no_account_by_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [b"", b"\xc1", b"x" * 2**15, msgspec.msgpack.encode(GroupUsage(-1)), msgspec.msgpack.encode({"used": "7"})]
+    "reply",
+    [
+        b"",
+        b"\xc1",
+        b"x" * 2**15,
+        b"\x91" * 2**13,
+        msgspec.msgpack.encode(GroupUsage(-1)),
+        msgspec.msgpack.encode({"used": "7"}),
+        msgspec.msgpack.encode(GroupUsage(1, 1, {}, Estimate(math.nan, 0.0, 1.0))),
+        msgspec.msgpack.encode(GroupUsage(1, 1, {}, Estimate(0.0, -math.inf, 1.0))),
+        msgspec.msgpack.encode(GroupUsage(1, 1, {str(number): 1 for number in range(1_000)})),
+    ],
 )
 def test_an_answer_of_no_use_is_none(reply: bytes, pair: tuple[MemoryTransport, MemoryTransport]) -> None:
     receiver, author = pair

@@ -252,3 +252,35 @@ def test_rows_of_a_suite_that_were_changed_are_refused_and_large_ones_are_not_co
     assert (
         "suite mine: task own is left out: it is on local files" in found and "suite mine as trained: trained;" in found
     )
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/"])
+def test_data_of_a_model_that_leads_elsewhere_or_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    with_suites(tmp_path)
+    data = tmp_path / "model" / "data"
+    (copied,) = (path for path in data.iterdir() if "5 + 3" in path.read_text())
+    size = copied.stat().st_size
+    left_out = "suite mine: task own is left out: it is on local files"
+    monkeypatch.setattr(exported, "MAX_DATA_BYTES", size - 1)
+    assert left_out in asked_suites(tmp_path / "model")
+    monkeypatch.undo()
+    copied.unlink()
+    copied.symlink_to(target)
+    assert left_out in asked_suites(tmp_path / "model")
+
+
+def test_names_of_a_foreign_model_reach_no_terminal(tmp_path: Path) -> None:
+    saved(tmp_path / "run", ("policy.model", "tiny"))
+    export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
+    file = tmp_path / "model" / "swarm.json"
+    evil = {"name": "a\x1b[2J", "kind": "b\nc\x1b[2J", "weight": 1.0, "settings": {}}
+    known = json.loads(file.read_text())
+    suites = {"mine": {"tasks": [evil], "settings": {"questions": 1}}}
+    file.write_text(json.dumps({**known, "system_prompt": "\x1b[2Jplease", "suites": suites}))
+    console = Console(file=StringIO(), width=300)
+    assert evaluate(Asked(str(tmp_path / "model"), None, (), questions=1), False, console) == 0
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "please" in said and "suite mine: task a?[2J is left out" in said
+    assert all(line.isprintable() and not line.startswith("c") for line in said.splitlines())

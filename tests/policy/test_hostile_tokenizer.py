@@ -35,6 +35,15 @@ def _change(directory: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_bytes()), **changes}))
 
 
+LONG_START = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [0] * 500_000, "tokens": ["<s>"] * 500_000}},
+}
+"""What a prompt without a chat template begins with."""
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -46,8 +55,19 @@ def _change(directory: Path, **changes: object) -> None:
         (_split("|".join(f"a{number}" for number in range(10_000))), "its patterns have"),
         (_split("("), "Oniguruma"),
         ({"model": {"type": "BPE", "vocab": 3}}, "Exception"),
+        ({"post_processor": LONG_START}, "tokens of"),
     ],
-    ids=["nested", "behind a word", "every place", "normalizer", "growth", "long", "malformed", "no vocabulary"],
+    ids=[
+        "nested",
+        "behind a word",
+        "every place",
+        "normalizer",
+        "growth",
+        "long",
+        "malformed",
+        "no vocabulary",
+        "start",
+    ],
 )
 def test_a_tokenizer_that_hangs_or_fills_memory_is_refused_in_one_line(
     directory: Path, changes: dict[str, object], reason: str

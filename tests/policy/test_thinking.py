@@ -146,6 +146,21 @@ def test_inserted_ends_of_others_are_left_out_by_policies_that_do_not_think(name
         assert place is None and policy.decode(ids) == "7"
 
 
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize(
+    "text", ["ab</think>c", "</think>", " <think>a</think>b", "a<think>b</think></think>", "<think></think>"]
+)
+def test_an_inserted_end_of_others_is_between_their_thought_and_their_answer(name: str, text: str) -> None:
+    """The sender chooses the text: its thought may lack its opening mark."""
+    policy = policy_of(THINKING[name])
+    completion = Completion(text, "length", forced=0)
+    (ids,), place = policy.encode_completions([completion]), policy.forced_at(completion)
+    if place is None:
+        assert policy.thinking.prompted is Prompted.OFF
+    else:
+        assert policy.decode(ids[place:]) == parts_of(text).answer
+
+
 def test_a_text_must_be_that_of_its_tokens_with_the_marks() -> None:
     """A sender cannot show a grader an answer that its tokens have within the thought."""
     from swarm.sapo.mixing import MixSettings

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+import zlib
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState, ReadGroup
 
@@ -359,3 +362,32 @@ def test_what_is_saved_is_bounded() -> None:
         known.learn(group, 0.5)
         known.observe([f"author {number}"], group)
     assert len(msgspec.msgpack.encode(known.dump())) < 2**26
+
+
+@pytest.mark.parametrize(
+    "part", ["salt", "pulls", "buckets", "means", "cut", "num", "tasks", "counts", "short", "long"]
+)
+def test_evidence_that_was_changed_or_cut_off_is_refused(part: str) -> None:
+    known = Corroboration(CorroborationSettings(), salt=1)
+    source = random.Random(0)
+    known.learn(_group(source, plain), 0.5)
+    known.observe(["author"], _group(source, marked))
+    state = known.dump()
+    evidence = state.authors["author"]
+    nan = np.full(len(evidence.means) // 4, np.nan, np.float32).tobytes()
+    changed = {
+        "buckets": replace(evidence, buckets=b"\xff" * len(evidence.buckets)),
+        "means": replace(evidence, means=nan),
+        "cut": replace(evidence, means=evidence.means[:-1]),
+        "num": replace(evidence, num=0.0),
+        "tasks": replace(evidence, tasks={"sums": math.nan}),
+    }
+    rates = {"counts": b"?", "short": zlib.compress(b"1234"), "long": zlib.compress(bytes(2**24))}
+    if part in changed:
+        state = replace(state, authors={"author": changed[part]})
+    elif part in rates:
+        state = replace(state, rates=replace(state.rates, counts=rates[part]))
+    else:
+        state = replace(state, **{"salt": {"salt": -1}, "pulls": {"pulls": [math.inf]}}[part])
+    with pytest.raises(ValueError):
+        Corroboration(CorroborationSettings()).restore(state)

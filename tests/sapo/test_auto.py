@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from swarm.sapo.mixing import Candidate, Decision, History, MixRound
 from swarm.sapo.mixing.auto import Auto, Costs
@@ -114,6 +115,20 @@ def test_the_number_of_questions_changes_step_by_step_and_stays_in_its_range() -
     asked: Sequence[int] = [each.num_questions or USUAL for each in economy.decisions]
     assert all(abs(b - a) <= max(1, a // 4) for a, b in zip(asked, asked[1:], strict=False))
     assert all(USUAL // 4 <= each <= 2 * USUAL for each in asked)
+
+
+def test_rounds_without_a_measurable_time_stop_nothing() -> None:
+    seconds = dict.fromkeys(("asking", "receiving", "mix", "update"), 0.0)
+    rounds = [MixRound(k, 0.5, 2, 2, num_local=2, num_questions=USUAL, seconds=seconds) for k in range(1, 20)]
+    decision = Auto()(History(8, 8, tuple(rounds), {}, USUAL, STEPS), _candidates(2, 1.0))
+    assert decision.num_questions is not None and decision.local + decision.external == 16
+
+
+def test_after_a_restart_with_fewer_questions_their_range_is_the_new_one() -> None:
+    rounds = Economy().play(30).rounds
+    before = [replace(each, num_questions=10 * USUAL) for each in rounds]
+    decision = Auto()(History(8, 8, tuple(before), {}, USUAL, STEPS), [])
+    assert decision.num_questions is not None and decision.num_questions <= 2 * USUAL
 
 
 def test_what_a_group_costs_is_the_slope_over_the_rounds() -> None:

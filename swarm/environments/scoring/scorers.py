@@ -316,6 +316,9 @@ OWN_SCORERS: dict[str, Callable[[str, Entry], float]] = {
     "string_insertion": string_insertion,
 }
 """Scorers by the library's name of the data set."""
+SCORED_OTHERWISE = {"knights_knaves": 2, "propositional_logic": 2}
+"""Version of how answers of a data set are scored, where it has changed: part of a question's digest, so that nodes of
+different versions refuse each other's questions instead of each other's rewards."""
 
 
 def _oracle(entry: Entry) -> str:

@@ -25,7 +25,7 @@ from swarm.environments.config import Context, Failures, TaskName
 from swarm.environments.digests import check_options, digest, draw
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
 from swarm.environments.scoring.finding import finder
-from swarm.environments.scoring.scorers import OWN_SCORERS, Entry
+from swarm.environments.scoring.scorers import OWN_SCORERS, SCORED_OTHERWISE, Entry
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.sources.procedural import HeldApart, referenced, regenerate
 from swarm.errors import Refusal, TaskError
@@ -150,7 +150,9 @@ class ReasoningGymSource:
         self._config = config
         self._dataset_name = config.dataset or config.name
         self._find = finder(config)
-        rules = (*config.finds_as, *config.grades_as, *config.combines_as)
+        changed = SCORED_OTHERWISE.get(self._dataset_name)
+        scored = () if changed is None else ({"scored": changed},)
+        rules = (*config.finds_as, *config.grades_as, *config.combines_as, *scored)
         self._options_digest = digest(self._dataset_name, config.options, *rules)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)

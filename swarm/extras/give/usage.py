@@ -19,6 +19,8 @@ ASK_EVERY_S = 10.0
 ASK_TIMEOUT_S = 5.0
 MAX_ASKED = 64
 """Peers asked at a time, of those that are connected."""
+MAX_KNOWN = 256
+"""Peers whose last answers are kept."""
 ENOUGH, GENEROSITY = 16, 2
 """Groups between two answers, and further ones for each that was used since: what nobody uses costs the endpoint's
 time all the same."""
@@ -78,6 +80,8 @@ class UsageWatch:
         self._stopped = threading.Event()
         self._asking = threading.Lock()
         self._num_shared = 0
+        self._silent: set[str] = set()
+        """Connected peers that did not answer last time. They are asked last: silence takes time from the others."""
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
         self._thread.start()
 
@@ -93,25 +97,36 @@ class UsageWatch:
     def ask(self, deadline: float) -> None:
         """Ask every connected peer once, until a time of `time.monotonic`."""
         with self._asking:
-            used, answered = Given(peers=self.known).used, False
-            for peer_id in self._transport.status().connected[:MAX_ASKED]:
+            connected = self._transport.status().connected
+            self._silent.intersection_update(connected)
+            more, answered = 0, False
+            for peer_id in sorted(connected, key=self._silent.__contains__)[:MAX_ASKED]:
                 left = min(ASK_TIMEOUT_S, deadline - time.monotonic())
                 if left <= 0:
                     break
                 try:
                     found = ask_usage(self._transport, peer_id, left)
                 except PeerUnreachable:
+                    self._silent.add(peer_id)
                     continue  # gone, or of a version that does not say
+                self._silent.discard(peer_id)
                 if found.received:  # other givers take none
-                    self.known = {**self.known, peer_id: found}
+                    more += self._keep(peer_id, found)
                     answered = True
-            more = Given(peers=self.known).used - used
             self.allowed = self._num_shared + ENOUGH + GENEROSITY * more if answered else None
 
     def close(self) -> None:
         """Ask no more."""
         self._stopped.set()
         self._thread.join()
+
+    def _keep(self, peer_id: str, found: GroupUsage) -> int:
+        """Keep a peer's answer; the uses since its last one. Fewer than then are none: it has begun again, or lies."""
+        kept = dict(self.known)
+        before = kept.pop(peer_id, GroupUsage())
+        kept[peer_id] = found
+        self.known = dict(list(kept.items())[-MAX_KNOWN:])
+        return max(0, found.used - before.used)
 
     def _run(self) -> None:
         while not self._stopped.wait(ASK_EVERY_S):

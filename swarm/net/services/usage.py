@@ -7,10 +7,13 @@ The remote end of a connection is its identity, so that nobody can ask about oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from swarm.errors import PeerUnreachable
 from swarm.protocols import RequestTransport
@@ -18,6 +21,7 @@ from swarm.types import Count, Estimate, Name, complete
 
 PROTOCOL = "/swarm/usage/1"
 MAX_REPLY_BYTES = 2**14
+MAX_REASONS = 64
 
 
 class GroupUsage(Struct, frozen=True):
@@ -26,7 +30,7 @@ class GroupUsage(Struct, frozen=True):
     received: Count = 0
     used: Count = 0
     """In at least one update."""
-    dropped: dict[Name, Count] = {}
+    dropped: Annotated[dict[Name, Count], Meta(max_length=MAX_REASONS)] = {}
     """By reason."""
     worth: Estimate | None = None
     """Of one of them, in own groups of the node; None while unknown."""
@@ -48,7 +52,10 @@ def ask_usage(transport: RequestTransport, peer_id: str, timeout_s: float) -> Gr
     try:
         if len(reply) > MAX_REPLY_BYTES:
             raise msgspec.DecodeError(f"{len(reply)} bytes")
-        return msgspec.msgpack.decode(reply, type=GroupUsage)
+        usage = msgspec.msgpack.decode(reply, type=GroupUsage)
+        if usage.worth is not None and not all(map(math.isfinite, astuple(usage.worth))):
+            raise msgspec.DecodeError("a worth that is not finite")
+        return usage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerUnreachable(f"{peer_id} did not say what became of this node's groups: {error}") from None
 

@@ -39,6 +39,8 @@ RATE_ROUNDS = 64
 """Rounds of the usual rate: where groups are rare, fewer say little."""
 CLEARLY = 1.03
 """A change of the number of questions must promise so much more progress a second."""
+LEAST_S = 1e-6
+"""A round takes at least this."""
 ASK_RANGE = (0.25, 2.0)
 """Least and most questions, in those configured."""
 
@@ -73,7 +75,7 @@ class Costs(Struct, frozen=True):
 
     def seconds(self, asked: float, trained: float, external: float) -> float:
         """Of a round."""
-        return self.rest + asked * self.question + trained * self.trained + external * self.mixed
+        return max(LEAST_S, self.rest + asked * self.question + trained * self.trained + external * self.mixed)
 
 
 def _each(seconds: Sequence[float], counts: Sequence[int]) -> float:
@@ -180,8 +182,8 @@ class Auto(MixPolicy):
                 for external in (0.0, others)
             )
 
-        now = rounds[-1].num_questions
         lowest, highest = (max(1, round(part * usual)) for part in ASK_RANGE)
+        now = min(max(rounds[-1].num_questions, lowest), highest)  # of another configuration before a restart
         best = max(range(lowest, highest + 1), key=rate)
         if rate(best) < CLEARLY * rate(now):
             best = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from swarm.endpoint import EndpointSettings
+from swarm.endpoint import Endpoint, EndpointSettings
 from swarm.errors import ConfigError, EndpointError, Interrupted
 from swarm.extras.give import engine as module
 from swarm.extras.give.engine import EndpointEngine, ids_of, text_of
@@ -211,6 +212,31 @@ def test_nothing_at_the_address_and_no_address() -> None:
 def test_a_server_may_call_its_model_otherwise() -> None:
     with model_server(lambda asked: completions("OK", model="other-9b")) as server:
         assert engine(server.url).probe() == "other-9b"
+
+
+@pytest.mark.parametrize("answer", [b"302 Found\r\nLocation: http://[::1", b"x" * 10_000], ids=["address", "long"])
+def test_what_is_no_http_is_an_error_of_one_short_line(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection = listening.accept()[0]
+            with connection:
+                connection.recv(2**16)
+                connection.sendall(b"HTTP/1.1 " + answer + b"\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        with pytest.raises(EndpointError) as failed:
+            Endpoint(url, None, "endpoint").chat({}, time.monotonic() + 30.0)
+        thread.join()
+    assert str(failed.value).isprintable() and len(str(failed.value)) < 200
+
+
+@pytest.mark.parametrize("url", ["http://a..b/v1", f"http://{'a' * 70}.example/v1", "http://127.0.0.1:9/\u00e4"])
+def test_an_address_that_no_request_can_have_is_a_mistake_in_one_sentence(url: str) -> None:
+    with pytest.raises(EndpointError, match="no usable address"):
+        Endpoint(url, None, "endpoint").get("models", dict, "a list", time.monotonic() + 30.0)
 
 
 def test_a_key_goes_to_its_host_alone_and_is_named_when_refused() -> None:

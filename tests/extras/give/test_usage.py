@@ -1,0 +1,73 @@
+"""Demand is what peers say, and no peer speaks for the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from swarm.extras.give import usage as module
+from swarm.extras.give.usage import ENOUGH, GENEROSITY, UsageWatch
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.services.usage import PROTOCOL, GroupUsage
+
+LIAR, HONEST = "a-liar", "b-honest"
+
+
+class Members:
+    """A giver's watch, and two members that answer as a test says."""
+
+    def __init__(self, watch: UsageWatch, peers: dict[str, MemoryTransport]) -> None:
+        self.watch, self._peers = watch, peers
+
+    def answer(self, **used: int) -> None:
+        """Ask both, which say that they used so many groups."""
+        for name, peer in self._peers.items():
+            reply = msgspec.msgpack.encode(GroupUsage(used[name], used[name]))
+            peer.serve(PROTOCOL, lambda remote, request, reply=reply: reply)
+        self.watch.ask(time.monotonic() + 5.0)
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
+    monkeypatch.setattr(module, "ASK_EVERY_S", 600.0)  # when the test asks
+    hub = MemoryHub()
+    giver = MemoryTransport(hub, "giver")
+    peers = {"liar": MemoryTransport(hub, LIAR), "honest": MemoryTransport(hub, HONEST)}
+    for each in (giver, *peers.values()):
+        each.start()
+    watch = UsageWatch(giver)
+    yield Members(watch, peers)
+    watch.close()
+    for each in (giver, *peers.values()):
+        each.close()
+
+
+def test_a_peer_whose_uses_fall_takes_nothing_from_the_others(members: Members) -> None:
+    members.answer(liar=2**40, honest=5)
+    members.watch.look(100)
+    members.answer(liar=1, honest=15)
+    assert members.watch.allowed == 100 + ENOUGH + GENEROSITY * 10
+
+
+def test_silent_peers_are_asked_last(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(transport: object, peer_id: str, timeout_s: float) -> GroupUsage:
+        asked.append(peer_id)
+        if peer_id == LIAR:
+            raise module.PeerUnreachable("it says nothing")
+        return GroupUsage(3, 3)
+
+    monkeypatch.setattr(module, "ask_usage", ask)
+    for _ in range(2):
+        members.watch.ask(time.monotonic() + 5.0)
+    assert asked == [LIAR, HONEST, HONEST, LIAR]
+
+
+def test_what_is_kept_has_an_end(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KNOWN", 1)
+    members.answer(liar=1, honest=1)
+    assert list(members.watch.known) == [HONEST], "the last that answered"
