@@ -20,7 +20,7 @@ from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
-from swarm.net.services.usage import GroupUsage, serve_usage
+from swarm.net.services.usage import GroupUsage, serve_usage, usage_by
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
 from swarm.protocols import RolloutEngine, Transport, Verifier
@@ -284,9 +284,7 @@ class RoleRuntime:
 
     def _usage_of(self, peer_id: str) -> GroupUsage:
         """What became of a peer's groups here, for that peer; on the network thread."""
-        known = self.exchange.book.find(peer_id)
-        counts = (known.received, known.used, dict(known.dropped)) if known else (0, 0, {})
-        return GroupUsage(*counts, self.worth.get(peer_id))
+        return usage_by(self.exchange.book.find(peer_id), self.worth.get(peer_id))
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""

@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import PeerUnreachable
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.services.usage import PROTOCOL, GroupUsage, ask_usage, serve_usage
+from swarm.net.services.usage import PROTOCOL, GroupUsage, ask_usage, serve_usage, usage_by
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.reasons import Reason
 from swarm.types import Estimate
@@ -66,3 +66,13 @@ def test_an_answer_of_no_use_is_none(reply: bytes, pair: tuple[MemoryTransport, 
         ask_usage(author, "receiver", 5.0)
     receiver.serve(PROTOCOL, lambda remote, request: msgspec.msgpack.encode(GroupUsage(7)))
     assert ask_usage(author, "receiver", 5.0).received == 7
+
+
+def test_an_author_does_not_learn_which_check_refused_it() -> None:
+    book = PeerBook(SafetySettings(), time.time)
+    book.admit("author", 5, 100)
+    for reason in (Reason.IMPROBABLE, Reason.COPIED, Reason.NOT_NEEDED):
+        book.report("author", reason)
+    usage = usage_by(book.find("author"), None)
+    assert usage.received == 1 and usage.dropped == {"not_needed": 1, "refused": 2}
+    assert usage_by(book.find("stranger"), None) == GroupUsage()

@@ -16,7 +16,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from swarm.errors import PeerUnreachable
+from swarm.net.trust.accounts import PeerStats
 from swarm.protocols import RequestTransport
+from swarm.reasons import Reason
 from swarm.types import Count, Estimate, Name, complete
 
 PROTOCOL = "/swarm/usage/1"
@@ -39,6 +41,16 @@ class GroupUsage(Struct, frozen=True):
     def spare(self) -> int:
         """Groups that wait, or that made room for newer ones before an update took them."""
         return max(0, self.received - self.used - sum(self.dropped.values()))
+
+
+def usage_by(account: PeerStats | None, worth: Estimate | None) -> GroupUsage:
+    """An author's account, for the author, who does not learn by which check its groups were refused: that would teach
+    a poisoner to pass."""
+    if account is None:
+        return GroupUsage()
+    spare = account.dropped.get(Reason.NOT_NEEDED, 0)
+    refused = sum(account.dropped.values()) - spare
+    return GroupUsage(account.received, account.used, {"not_needed": spare, "refused": refused}, worth)
 
 
 def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:
