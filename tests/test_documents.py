@@ -93,3 +93,10 @@ def test_no_merge_was_left_half_done() -> None:
         if path.is_file() and path.suffix in texts:
             text = path.read_text(errors="replace")
             assert not any(f"\n{mark * 7} " in text for mark in "<>"), path
+
+
+def test_the_site_has_every_document() -> None:
+    named = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / ".ci" / "mkdocs.yml").read_text(), re.MULTILINE))
+    documents = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    results = {path.relative_to(ROOT) for path in RESULTS}
+    assert named == {path.as_posix() for path in documents | results} | {"index.md"}
