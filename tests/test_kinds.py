@@ -176,7 +176,7 @@ def test_names_are_found_and_refused_in_the_same_words(kinds: Kinds[type], packa
 
 
 def test_a_wrong_field_of_a_custom_kind_is_named(package: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tasks\.0\.doubles\.highst .*there is no such field"):
+    with pytest.raises(ConfigError, match=r"task a: highst .*there is no such field; did you mean highest"):
         load_config(command_line=[("tasks", "[{kind: doubles, name: a, highst: 3}]")])
 
 

@@ -292,7 +292,11 @@ def _check_tokenizer(directory: Path) -> None:
 
 
 def try_tokenizer(source: str, revision: str | None) -> None:
-    """Raises `PolicyError` for a tokenizer with which texts take long or fill the memory, as another process finds."""
+    """Raises `PolicyError` for a tokenizer with which texts take long or fill the memory, as another process finds.
+
+    Raises it for a source that is no model first.
+    """
+    _check_source(source, revision)
     with foreign_files(source, TOKENIZER_FILE):
         path = find_file(source, TOKENIZER_FILE, revision)
     if path is None:

@@ -253,7 +253,7 @@ def test_processor_time_is_compared_with_that_of_the_best_lone_node() -> None:
     unknown = {row: [structs.replace(each, nodes=[node([0.1])]) for each in found] for row, found in outcomes.items()}
     assert not any(row.met for row in clock_findings("clock", unknown))
     few = clock_findings("clock", {**outcomes, "alone, 16 questions": [], "2 nodes": []})
-    assert few[1].what == "clock, 4 nodes: processor time to 10%, against the best lone node, alone, 8 questions"
+    assert few[1].what == "clock, 4 nodes: processor time to 10%, against the best lone node, alone, auto"
 
 
 def test_accuracies_are_compared_where_all_have_cost_the_same() -> None:

@@ -74,7 +74,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SweepOptions]
 def _without_time(outcome: SwarmOutcome) -> list[NodeOutcome]:
     """What may not depend on the machine."""
     return [
-        replace(node, evaluations=[replace(each, seconds=0.0) for each in node.evaluations], seconds=None)
+        replace(
+            node, evaluations=[replace(each, seconds=0.0, processor_s=0.0) for each in node.evaluations], seconds=None
+        )
         for node in outcome.nodes
     ]
 

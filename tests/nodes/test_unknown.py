@@ -91,7 +91,7 @@ def test_a_target_that_is_neither_file_nor_address_says_what_it_lacks(target: st
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model: tiny\n", "did you mean policy.model or judge.model?"),
+        ("model: tiny\n", "did you mean policy.model or judge.model or endpoint.model?"),
         ("learning_rate: 1e-5\n", "did you mean update.learning_rate?"),
         ("policy: {learning_rate: 1e-5}\n", "did you mean update.learning_rate?"),
         ("mix: {locl: 3}\n", "did you mean mix.local?"),
