@@ -284,7 +284,10 @@ class RoleRuntime:
 
     def _usage_of(self, peer_id: str) -> GroupUsage:
         """What became of a peer's groups here, for that peer; on the network thread."""
-        return usage_by(self.exchange.book.find(peer_id), self.worth.get(peer_id))
+        known = self.exchange.book.find(peer_id)
+        if known is None:
+            return GroupUsage()
+        return usage_by(known.received, known.used, known.dropped, self.worth.get(peer_id))
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""

@@ -8,7 +8,7 @@ The remote end of a connection is its identity, so that nobody can ask about oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -16,7 +16,6 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from swarm.errors import PeerUnreachable
-from swarm.net.trust.accounts import PeerStats
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
 from swarm.types import Count, Estimate, Name, complete
@@ -43,14 +42,11 @@ class GroupUsage(Struct, frozen=True):
         return max(0, self.received - self.used - sum(self.dropped.values()))
 
 
-def usage_by(account: PeerStats | None, worth: Estimate | None) -> GroupUsage:
+def usage_by(received: int, used: int, dropped: Mapping[str, int], worth: Estimate | None) -> GroupUsage:
     """An author's account, for the author, who does not learn by which check its groups were refused: that would teach
     a poisoner to pass."""
-    if account is None:
-        return GroupUsage()
-    spare = account.dropped.get(Reason.NOT_NEEDED, 0)
-    refused = sum(account.dropped.values()) - spare
-    return GroupUsage(account.received, account.used, {"not_needed": spare, "refused": refused}, worth)
+    spare = dropped.get(Reason.NOT_NEEDED, 0)
+    return GroupUsage(received, used, {"not_needed": spare, "refused": sum(dropped.values()) - spare}, worth)
 
 
 def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:
