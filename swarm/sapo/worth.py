@@ -408,9 +408,10 @@ def _known(draws: Array, max_width: float = MAX_WIDTH) -> Estimate | None:
 def _times_longer(products: Array, ratios: Array) -> float:
     """How many times the rounds it takes until the own products are clearly positive and the interval of `help` narrow
     enough: errors shrink with the square root of the rounds. Infinite where the products have no direction."""
-    mean, error = float(products[0]), float(products[1:].std())
-    if not mean > 0:
+    mean, drawn = float(products[0]), products[1:][np.isfinite(products[1:])]  # some draws hold no compared round
+    if not mean > 0 or not len(drawn):
         return math.inf
+    error = float(drawn.std())
     usable = ratios[np.isfinite(ratios)]
     low, high = percentile_interval(usable[1:]) if len(usable) > 1 else (0.0, 0.0)
     return max(Z_USABLE * error / mean, (high - low) / MAX_HELP_WIDTH, 1.0) ** 2

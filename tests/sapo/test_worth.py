@@ -217,6 +217,19 @@ def test_what_takes_longer_than_a_window_is_known_in_the_end() -> None:
     assert all(0 < each.rounds_left <= 2 * 1_024 for each in early if each.rounds_left is not None)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_compared_rounds_that_come_all_at_once_are_no_error(seed: int) -> None:
+    """Some draws then hold none of them."""
+    rng = np.random.default_rng(seed)
+    estimator = _estimator()
+    for number in range(128):
+        external = EXTERNAL if number < NEEDED_ROUNDS else 0
+        estimator.add(_gradients(rng, LOCAL + external, 1.0, 26.0), ["a"] * external, LOCAL)
+    assert (known := estimator.worth) is not None
+    assert known.compared == NEEDED_ROUNDS
+    assert known.rounds_left is None or known.rounds_left > 0
+
+
 def test_each_of_several_steps_makes_progress() -> None:
     """Twice as many groups are twice as many steps, as long as there are no more steps than groups."""
     one, several = (_played(96, 1.0, num_steps=steps).help for steps in (1, 8))
