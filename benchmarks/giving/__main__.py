@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 
 from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, RoundEvent, decode
-from tests.extras.give.server import MODEL, model_server, solver
+from tests.chat_server import MODEL, chat_server
+from tests.extras.give.server import solver
 from tests.nodes.processes import LOOPBACK, Swarm, address_of, swarm
 
 EVERY = 50
@@ -41,7 +42,7 @@ def trained(out: Path, model: str, seed: int, rounds: int, right: float, givers:
         )
         if givers:
             address = address_of(trainer)
-            server = stack.enter_context(model_server(solver(right, WAIT_S, seed=seed)))
+            server = stack.enter_context(chat_server(solver(right, WAIT_S, seed=seed)))
             for number in range(givers):
                 folder = out / f"giver-{number}"
                 command = ["give", address, "--endpoint", server.url, "--model", MODEL, "--out", str(folder)]

@@ -18,7 +18,8 @@ from swarm.extras.give.engine import EndpointEngine, ids_of, text_of
 from swarm.extras.give.pace import Pace
 from swarm.reasons import Reason
 from swarm.types import Message, Past, Rejection, Sampling, Step, Text
-from tests.extras.give.server import MODEL, Asked, completions, model_server, solver
+from tests.chat_server import MODEL, Asked, chat_server
+from tests.extras.give.server import completions, solver
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=32)
 QUESTION = "Calculate 2 + 3."
@@ -38,7 +39,7 @@ def engine(url: str, notes: list[str] | None = None, **changes: Any) -> Endpoint
 
 
 def test_a_question_is_one_request_with_what_the_run_asks_for() -> None:
-    with model_server(solver(1.0)) as server:
+    with chat_server(solver(1.0)) as server:
         asked = engine(server.url, system_prompt="Be brief.")
         (answers,) = asked.generate([QUESTION], 4, SAMPLING, 0)
         assert [each.text for each in answers] == ["<answer>5</answer>"] * 4
@@ -56,7 +57,7 @@ def test_a_question_is_one_request_with_what_the_run_asks_for() -> None:
 
 
 def test_a_server_without_n_is_asked_one_by_one_from_then_on() -> None:
-    with model_server(solver(1.0, supports_n=False)) as server:
+    with chat_server(solver(1.0, supports_n=False)) as server:
         asked = engine(server.url)
         assert [len(each) for each in asked.generate([QUESTION, QUESTION], 4, SAMPLING, 0)] == [4, 4]
         assert sum(request.n > 1 for request in server.asked) <= 2, "only until it is known"
@@ -69,7 +70,7 @@ def test_a_server_that_refuses_n_is_asked_one_by_one() -> None:
     def picky(request: Asked) -> tuple[int, bytes]:
         return (400, b"{}") if "n" in request.body else completions("one")
 
-    with model_server(picky) as server:
+    with chat_server(picky) as server:
         (answers,) = engine(server.url).generate([QUESTION], 3, SAMPLING, 0)
     assert [each.text for each in answers] == ["one"] * 3
 
@@ -77,7 +78,7 @@ def test_a_server_that_refuses_n_is_asked_one_by_one() -> None:
 def test_an_episode_goes_on_with_what_was_said() -> None:
     assert [text_of(ids_of(text)) for text in ("", "abcd", "é🎉\0", "five!")] == ["", "abcd", "é🎉\0", "five!"]
     past = Past((Message("system", "Play."), Message("user", "Hi")), (Step(ids_of("hello"), (Text("again"),)),))
-    with model_server(lambda asked: completions("bye")) as server:
+    with chat_server(lambda asked: completions("bye")) as server:
         engine(server.url, system_prompt="unused").generate([past], 1, SAMPLING, 0)
         (request,) = server.asked
     assert [(each["role"], each["content"]) for each in request.body["messages"]] == [
@@ -96,7 +97,7 @@ def test_endings_and_lengths_are_those_of_completions() -> None:
         choices[2] |= {"finish_reason": "stop", "stop_reason": "END", "message": {"content": "till "}}
         return 200, json.dumps({"choices": choices[: request.n]}).encode()
 
-    with model_server(respond) as server:
+    with chat_server(respond) as server:
         (answers,) = engine(server.url, max_chars=20).generate([QUESTION], 3, SAMPLING, 0)
     assert len(answers) == 3
     found = {(each.text, each.finish_reason) for each in answers}
@@ -118,10 +119,10 @@ def test_endings_and_lengths_are_those_of_completions() -> None:
 )
 def test_garbage_costs_its_question_alone_and_is_said_once_for_each(content: bytes, says: str) -> None:
     def respond(request: Asked) -> tuple[int, bytes]:
-        return (200, content) if request.question == "bad" else completions(*["good"] * request.n)
+        return (200, content) if request.prompt == "bad" else completions(*["good"] * request.n)
 
     notes: list[str] = []
-    with model_server(respond) as server:
+    with chat_server(respond) as server:
         bad, good = engine(server.url, notes).generate(["bad", "good"], 2, SAMPLING, 0)
     assert isinstance(bad, Rejection) and bad.reason == Reason.UNANSWERED and says in bad.detail
     assert [each.text for each in good] == ["good", "good"]
@@ -132,7 +133,7 @@ def test_a_busy_server_is_asked_again_and_less_at_once() -> None:
     def respond(request: Asked) -> tuple[int, bytes]:
         return (429, b"") if len(server.asked) % 3 else completions(*["yes"] * request.n)
 
-    with model_server(respond) as server:
+    with chat_server(respond) as server:
         answers = engine(server.url).generate([QUESTION] * 6, 2, SAMPLING, 0)
         assert [[each.text for each in found] for found in answers] == [["yes", "yes"]] * 6
         assert server.most_at_once <= 4
@@ -140,9 +141,9 @@ def test_a_busy_server_is_asked_again_and_less_at_once() -> None:
 
 def test_an_endpoint_that_goes_away_is_awaited_and_said_so_once() -> None:
     notes: list[str] = []
-    with model_server(solver(1.0)) as server:
+    with chat_server(solver(1.0)) as server:
         broken = threading.Event()
-        server.script = lambda request: (503, b"") if not broken.is_set() else solver(1.0)(request)
+        server.respond = lambda request: (503, b"") if not broken.is_set() else solver(1.0)(request)
         threading.Timer(0.3, broken.set).start()
         (answers,) = engine(server.url, notes).generate([QUESTION], 2, SAMPLING, 0)
     assert len(answers) == 2
@@ -158,11 +159,11 @@ def test_a_model_that_never_ends_costs_its_question_and_holds_nothing() -> None:
     notes: list[str] = []
 
     def respond(request: Asked) -> tuple[int, bytes]:
-        if request.question == "endless":
+        if request.prompt == "endless":
             server.released.wait(60)
         return completions(*["ok"] * request.n)
 
-    with model_server(respond) as server:
+    with chat_server(respond) as server:
         began = time.monotonic()
         endless, good = engine(server.url, notes, time_limit_s=0.3).generate(["endless", "good"], 1, SAMPLING, 0)
         assert time.monotonic() - began < 30
@@ -179,7 +180,7 @@ def test_ctrl_c_does_not_wait_for_a_reply() -> None:
         server.released.wait(60)
         return completions("late")
 
-    with model_server(respond) as server, pytest.raises(Interrupted):
+    with chat_server(respond) as server, pytest.raises(Interrupted):
         engine(server.url, cancelled=stop.is_set).generate([QUESTION], 1, SAMPLING, 0)
 
 
@@ -194,7 +195,7 @@ def test_ctrl_c_does_not_wait_for_a_reply() -> None:
     ],
 )
 def test_the_first_word_says_what_is_wrong_and_what_to_do(script: tuple[int, bytes], says: str) -> None:
-    with model_server(lambda asked: script, models=("other-7b", "other-9b")) as server:
+    with chat_server(lambda asked: script, models=("other-7b", "other-9b")) as server:
         with pytest.raises(EndpointError, match=says) as caught:
             engine(server.url).probe()
         assert len(str(caught.value).splitlines()) == 1 and "secret" not in str(caught.value)
@@ -210,7 +211,7 @@ def test_nothing_at_the_address_and_no_address() -> None:
 
 
 def test_a_server_may_call_its_model_otherwise() -> None:
-    with model_server(lambda asked: completions("OK", model="other-9b")) as server:
+    with chat_server(lambda asked: completions("OK", model="other-9b")) as server:
         assert engine(server.url).probe() == "other-9b"
 
 
@@ -241,14 +242,14 @@ def test_an_address_that_no_request_can_have_is_a_mistake_in_one_sentence(url: s
 
 def test_a_key_goes_to_its_host_alone_and_is_named_when_refused() -> None:
     with (
-        model_server(lambda asked: completions("no")) as other,
-        model_server(lambda asked: (307, f"{other.url}/chat/completions".encode())) as server,
+        chat_server(lambda asked: completions("no")) as other,
+        chat_server(lambda asked: (307, f"{other.url}/chat/completions".encode())) as server,
     ):
         asked = engine(server.url, api_key_env="KEY", environment={"KEY": "s3cret"})
         with pytest.raises(EndpointError, match="307"):
             asked.probe()
         assert server.asked[0].headers["Authorization"] == "Bearer s3cret" and other.asked == []
-        server.script = lambda asked: (403, b"")
+        server.respond = lambda asked: (403, b"")
         with pytest.raises(EndpointError, match="the key in KEY is not accepted"):
             asked.generate([QUESTION], 1, SAMPLING, 0)
     with pytest.raises(ConfigError, match="endpoint.api_key_env: the environment variable KEY is not set"):
@@ -257,7 +258,7 @@ def test_a_key_goes_to_its_host_alone_and_is_named_when_refused() -> None:
 
 def test_answers_that_are_mostly_empty_are_said() -> None:
     notes: list[str] = []
-    with model_server(lambda asked: completions(*[""] * asked.n, finish="length")) as server:
+    with chat_server(lambda asked: completions(*[""] * asked.n, finish="length")) as server:
         engine(server.url, notes).generate([QUESTION] * 4, 8, SAMPLING, 0)
     assert len(notes) == 1 and "are empty: if it thinks before it answers" in notes[0]
 

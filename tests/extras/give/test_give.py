@@ -18,7 +18,8 @@ from nodes.console import literal_console
 from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
 from swarm.types import Estimate
-from tests.extras.give.server import MODEL, ModelServer, completions, model_server, solver
+from tests.chat_server import MODEL, ChatServer, chat_server
+from tests.extras.give.server import completions, solver
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm, until
 
 TRAINER = [*LOOPBACK, "--evaluation.num_questions=0", "--mix.local=4", "--mix.external=4"]
@@ -31,7 +32,7 @@ print([name for name in ("torch", "transformers", "hivemind", "datasets") if nam
 
 
 @contextmanager
-def giver(out: Path, address: str, server: ModelServer, *options: str) -> Iterator[Swarm]:
+def giver(out: Path, address: str, server: ChatServer, *options: str) -> Iterator[Swarm]:
     command = ["give", address, "--endpoint", server.url, "--model", MODEL, "--out", str(out), "--no-live"]
     with swarm(out, *command, *LOOPBACK, *options) as running:
         yield running
@@ -43,7 +44,7 @@ def giver(out: Path, address: str, server: ModelServer, *options: str) -> Iterat
 def test_a_giver_is_light_from_nothing_to_its_first_used_group(tmp_path: Path) -> None:
     with (
         swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
-        model_server(solver(0.5, 0.05)) as server,
+        chat_server(solver(0.5, 0.05)) as server,
     ):
         command = ["give", address_of(peer), "--endpoint", server.url, "--model", MODEL, *LOOPBACK, "--no-live"]
         # Not forked from a process that has imported torch, as others are.
@@ -73,7 +74,7 @@ def test_nothing_heavy_is_loaded() -> None:
 def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None:
     with (
         swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
-        model_server(solver(0.5, 0.05)) as server,
+        chat_server(solver(0.5, 0.05)) as server,
     ):
         address = address_of(peer)
         with (
@@ -93,9 +94,9 @@ def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None
             resume_nodes([two.out], literal_console())
             until(lambda: len(server.asked) > num_asked, two, "questions after the pause")
             # The endpoint goes and comes back; nothing is lost.
-            script, server.script = server.script, lambda asked: (503, b"")
+            script, server.respond = server.respond, lambda asked: (503, b"")
             until(lambda: "asking again until it answers" in two.text(), two, "a line about it")
-            before, server.script = two.round(), script
+            before, server.respond = two.round(), script
             until(lambda: two.round() > before, two, "rounds after it is back")
             assert two.stop() == 130
 
@@ -105,7 +106,7 @@ def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None
 def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: Path) -> None:
     with (
         swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
-        model_server(solver(0.5)) as server,
+        chat_server(solver(0.5)) as server,
     ):
         address = address_of(peer)
         with giver(tmp_path / "give", address, server, "--rounds=2") as one:
@@ -113,11 +114,11 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
             assert one.history().latest.round == 2
         with giver(tmp_path / "give", address, server) as one:
             until(lambda: one.round() > 0, one, "a round")
-            server.script = lambda asked: (401, b"")
+            server.respond = lambda asked: (401, b"")
             assert one.wait() == 1
             assert "wants a key" in one.text() and "Traceback" not in one.text()
         num_asked = len(server.asked)
-        server.script = lambda asked: completions(*["x"] * asked.n, model="other-9b")
+        server.respond = lambda asked: completions(*["x"] * asked.n, model="other-9b")
         with giver(tmp_path / "give", address, server, "--rounds=1") as one:
             assert one.wait() in (0, 1)
             assert "the endpoint calls its model other-9b, not wise-0.5b" in one.text()
@@ -148,7 +149,7 @@ def test_mistakes_are_one_sentence(arguments: list[str], says: str, code: int, t
 
 
 def test_an_endpoint_is_evaluated_like_a_policy(tmp_path: Path) -> None:
-    with model_server(solver(1.0)) as server:
+    with chat_server(solver(1.0)) as server:
         command = ["evaluate", "--endpoint", server.url, "--model", MODEL, "--questions", "40", "--json"]
         told = subprocess.run(
             [sys.executable, "-m", "nodes.cli", *command], capture_output=True, text=True, check=True, timeout=300

@@ -19,7 +19,8 @@ from swarm.extras.judging import endpoint
 from swarm.extras.judging.endpoint import EndpointJudge
 from swarm.extras.judging.messages import Query, Ratings
 from swarm.extras.judging.prompts import SYSTEM
-from tests.extras.judging.server import Asked, judge_server, says
+from tests.chat_server import Asked, chat_server
+from tests.extras.judging.server import says
 
 QUERIES = [Query(f"answer {number}", "SCORE", 10, 64, 0.0) for number in range(5)]
 
@@ -35,13 +36,13 @@ def judge(address: str, environment: dict[str, str] | None = None, **changes: ob
 
 
 def answered(respond: object, **changes: object) -> Ratings:
-    with judge_server(respond) as server:  # type: ignore[arg-type]
-        return judge(server.endpoint, **changes).answer(QUERIES)
+    with chat_server(respond) as server:  # type: ignore[arg-type]
+        return judge(server.url, **changes).answer(QUERIES)
 
 
 def test_each_query_is_a_chat_completion_and_its_number_comes_back_in_order() -> None:
-    with judge_server(lambda asked: says(f"Well.\nSCORE: {asked.prompt[-1]}")) as server:
-        told = judge(server.endpoint + "/", {"KEY": "s3cret\n"}, api_key_env="KEY").answer(QUERIES)
+    with chat_server(lambda asked: says(f"Well.\nSCORE: {asked.prompt[-1]}")) as server:
+        told = judge(server.url + "/", {"KEY": "s3cret\n"}, api_key_env="KEY").answer(QUERIES)
         assert told == Ratings((0, 1, 2, 3, 4), tokens=150)
         assert len(server.asked) == 5
         first = min(server.asked, key=lambda asked: asked.prompt)
@@ -55,17 +56,17 @@ PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy"
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "0.0.0.0"])
 def test_a_judge_on_this_machine_is_asked_without_a_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with judge_server(lambda asked: says("SCORE: 9")) as proxy, judge_server(lambda asked: says("SCORE: 1")) as server:
+    with chat_server(lambda asked: says("SCORE: 9")) as proxy, chat_server(lambda asked: says("SCORE: 1")) as server:
         for name in PROXIES:
-            monkeypatch.setenv(name, proxy.endpoint.removesuffix("/v1"))
-        address = server.endpoint.replace("127.0.0.1", host)
+            monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+        address = server.url.replace("127.0.0.1", host)
         told = judge(address, {"KEY": "s3cret"}, api_key_env="KEY").answer(QUERIES[:1])
         assert told.numbers == (1,) and not proxy.asked and len(server.asked) == 1
 
 
 def test_a_proxy_leads_to_other_machines_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with judge_server(lambda asked: says("SCORE: 9")) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.endpoint.removesuffix("/v1"))
+    with chat_server(lambda asked: says("SCORE: 9")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
         assert judge("http://judge.example/v1").answer(QUERIES[:1]).numbers == (9,)
         assert "Authorization" not in proxy.asked[0].headers
         with pytest.raises(ValidationError, match="a key may be sent to https:// or to this machine only"):
@@ -78,13 +79,13 @@ def test_a_server_that_cannot_be_reached_is_told_with_the_reason() -> None:
 
 
 def test_without_a_key_none_is_sent_and_one_that_is_missing_is_an_error() -> None:
-    with judge_server(lambda asked: says("SCORE: 1")) as server:
-        judge(server.endpoint, {"OPENAI_API_KEY": "not asked for"}).answer(QUERIES[:1])
+    with chat_server(lambda asked: says("SCORE: 1")) as server:
+        judge(server.url, {"OPENAI_API_KEY": "not asked for"}).answer(QUERIES[:1])
         assert "Authorization" not in server.asked[0].headers
         with pytest.raises(ConfigError, match="KEY is not set"):
-            judge(server.endpoint, {}, api_key_env="KEY")
+            judge(server.url, {}, api_key_env="KEY")
         with pytest.raises(ConfigError, match="KEY holds no key") as caught:
-            judge(server.endpoint, {"KEY": "a\r\nX-Other: b"}, api_key_env="KEY")
+            judge(server.url, {"KEY": "a\r\nX-Other: b"}, api_key_env="KEY")
         assert "X-Other" not in str(caught.value)
 
 
@@ -118,8 +119,8 @@ def test_a_reply_of_another_form_costs_only_its_own_query() -> None:
 
 
 def test_an_endpoint_that_fails_is_asked_three_times() -> None:
-    with judge_server(lambda asked: (500, b"")) as server:
-        told = judge(server.endpoint).answer(QUERIES[:2])
+    with chat_server(lambda asked: (500, b"")) as server:
+        told = judge(server.url).answer(QUERIES[:2])
         assert told == Ratings((None, None), unanswered=2, error="the endpoint answered 500")
         assert len(server.asked) == 6
 
@@ -127,28 +128,28 @@ def test_an_endpoint_that_fails_is_asked_three_times() -> None:
             return (429, b"") if len(server.asked) < 9 else says("SCORE: 2")
 
         server.respond = recovers
-        assert judge(server.endpoint).answer(QUERIES[:1]).numbers == (2,)
+        assert judge(server.url).answer(QUERIES[:1]).numbers == (2,)
 
 
 def test_a_request_that_is_refused_is_not_repeated() -> None:
-    with judge_server(lambda asked: (401, b"secret detail")) as server:
-        told = judge(server.endpoint).answer(QUERIES[:1])
+    with chat_server(lambda asked: (401, b"secret detail")) as server:
+        told = judge(server.url).answer(QUERIES[:1])
         assert told.error == "the endpoint answered 401" and len(server.asked) == 1
 
 
 def test_the_key_is_not_taken_to_another_address() -> None:
-    with judge_server(lambda asked: says("SCORE: 9")) as other:
-        address = f"{other.endpoint}/chat/completions".encode()
+    with chat_server(lambda asked: says("SCORE: 9")) as other:
+        address = f"{other.url}/chat/completions".encode()
         for code in (301, 302, 303, 307, 308):
-            with judge_server(lambda asked, code=code: (code, address)) as server:
-                told = judge(server.endpoint, {"KEY": "s3cret"}, api_key_env="KEY").answer(QUERIES[:1])
+            with chat_server(lambda asked, code=code: (code, address)) as server:
+                told = judge(server.url, {"KEY": "s3cret"}, api_key_env="KEY").answer(QUERIES[:1])
                 assert told.numbers == (None,) and str(code) in told.error
         assert other.asked == []
 
 
 def test_an_endpoint_that_is_not_there_or_hangs_ends_with_the_time_limit() -> None:
     assert "cannot be reached" in judge("http://127.0.0.1:1/v1").answer(QUERIES[:1]).error
-    with judge_server(lambda asked: says("SCORE: 1")) as server:
+    with chat_server(lambda asked: says("SCORE: 1")) as server:
 
         def hangs(asked: Asked) -> tuple[int, bytes]:
             server.released.wait(60)
@@ -156,7 +157,7 @@ def test_an_endpoint_that_is_not_there_or_hangs_ends_with_the_time_limit() -> No
 
         server.respond = hangs
         began = time.monotonic()
-        told = judge(server.endpoint, time_limit_s=0.3).answer(QUERIES)
+        told = judge(server.url, time_limit_s=0.3).answer(QUERIES)
         assert told.unanswered == 5 and "took too long" in told.error
         assert time.monotonic() - began < 30
 

@@ -22,8 +22,9 @@ from swarm.extras.judging.reward import JudgeReward
 from swarm.extras.judging.service import JudgeService
 from swarm.reasons import Reason
 from swarm.types import Rejection
+from tests.chat_server import chat_server
 from tests.extras.judging.fake import LONG_S, FakeProcess, fives, service
-from tests.extras.judging.server import judge_server, says
+from tests.extras.judging.server import says
 
 PART = JudgeReward(kind="judge", model="m", rubric="r")
 Outcome = tuple[float, ...] | Rejection
@@ -304,8 +305,8 @@ def test_a_real_process_that_is_killed_costs_what_it_was_asked() -> None:
         started.append(JudgeProcess(settings))
         return started[-1]
 
-    with judge_server(lambda asked: says("SCORE: 4")) as server:
-        judge = JudgeService(JudgeSettings(model="m", endpoint=server.endpoint, time_limit_s=LONG_S), start)
+    with chat_server(lambda asked: says("SCORE: 4")) as server:
+        judge = JudgeService(JudgeSettings(model="m", endpoint=server.url, time_limit_s=LONG_S), start)
         try:
             judge.wait_until_ready()
             asking = Asking(judge)
