@@ -45,7 +45,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.schedule import ScheduleSettings
-from swarm.settings import Settings, field_paths, in_words, nearest
+from swarm.settings import Settings, field_paths, in_words, leaves, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import UpdateSettings
@@ -326,7 +326,7 @@ def overlay(*layers: Values) -> Values:
 def describe_config(loaded: LoadedConfig) -> list[tuple[str, str, str]]:
     """(dotted path, value as YAML, origin) of every field, in the models' order."""
     rows = []
-    for path, value in _leaves(loaded.config.model_dump(mode="json"), ""):
+    for path, value in leaves(loaded.config.model_dump(mode="json")):
         text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...").strip()
         rows.append((path, text, _origin(path, loaded.origins) or "default"))
     return rows
@@ -606,11 +606,3 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 def _kinds(model: type[BaseModel]) -> tuple[object, ...]:
     """What decides for this model where there are several."""
     return get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
-
-
-def _leaves(values: JsonValue, prefix: str) -> Iterable[tuple[str, JsonValue]]:
-    if isinstance(values, dict) and values:
-        for key, value in values.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
-    else:
-        yield prefix, values

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from inspect import isabstract
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 _WORDS = (
     (r"^Value error, ", ""),
@@ -38,6 +38,20 @@ def in_words(problem: str) -> str:
     for pattern, words in _WORDS:
         problem = re.sub(pattern, words, problem)
     return problem
+
+
+def leaves(values: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """The values in nested mappings with their dotted paths; an empty mapping is a value."""
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, values
+
+
+def problems(error: ValidationError) -> str:
+    """What is wrong with which field, in one line."""
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {in_words(item['msg'])}" for item in error.errors())
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

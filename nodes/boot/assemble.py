@@ -135,9 +135,9 @@ def opened(
     `loaded` is its own configuration, without a run's values. `ranks`: None for a role without a policy. Raises
     `SwarmError`.
     """
-    if role.has_policy and (warning := check_settings(loaded.config)):
-        warn(console, warning)
     if role.has_policy:
+        if warning := check_settings(loaded.config):
+            warn(console, warning)
         loaded, lines = fitted(loaded)
         for line in lines:
             say(console, line)

@@ -33,7 +33,7 @@ from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
 from swarm.kinds import extra
 from swarm.policy.adapters import is_adapter_directory
-from swarm.policy.config import BEHIND_ENDPOINT, MADE_HERE, check_model_path, default_prompt
+from swarm.policy.config import BEHIND_ENDPOINT, MADE_HERE, check_model_path, prompt_of
 from swarm.policy.loading import load_policy
 from swarm.protocols import StreamingEngine
 from swarm.sanitize import clean
@@ -62,7 +62,6 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
         raise ConfigError(f"{directory} already exists; choose a new directory")
     config = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes())
     trained = config.policy
-    prompt = default_prompt(trained.model) if trained.system_prompt is None else trained.system_prompt
     with written("model", directory, "export elsewhere") as staging:
         if is_adapter_directory(checkpoint / MODEL):
             policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
@@ -70,9 +69,8 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
             policy.save(staging)
         else:
             shutil.copytree(checkpoint / MODEL, staging)
-        lines = write_trained(staging, prompt, config)
-    for line in (f"wrote the policy of {checkpoint} to {directory}", *lines):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        lines = write_trained(staging, prompt_of(trained), config)
+    _say(console, f"wrote the policy of {checkpoint} to {directory}", *lines)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -142,8 +140,7 @@ def evaluate_endpoint(asked: Asked, as_json: bool, console: Console) -> int:
     loaded = load_config(asked.file, None, os.environ, fields)
     config = loaded.config
     _check_names(asked.suites, config)
-    prompt = config.policy.system_prompt
-    prompt = default_prompt(BEHIND_ENDPOINT) if prompt is None else prompt
+    prompt = prompt_of(config.policy)
     stop = StopRequest()
     notes = literal_console(stderr=True)
     engine = extra("give.engine").EndpointEngine(

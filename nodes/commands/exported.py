@@ -7,7 +7,7 @@ run's founder. The local data of suites is copied into the model's directory, an
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -121,16 +121,17 @@ def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
     generation: Values = structs.asdict(trained.sampling)  # all of it: the defaults here are others
     template = {"chat_template_kwargs": trained.chat_template_kwargs, "thinking_marks": list(trained.thinking_marks)}
     values: Values = {"generation": generation, "policy": cast(Values, template)}
+    copies = {path.stem: path for path in _data(model / DATA)}
     run, lines = own.config.tasks, list[str]()
     if "tasks" not in own.origins:
-        run, lines = _tasks(model, trained.tasks, own.config)
+        run, lines = _tasks(trained.tasks, copies, own.config)
         if not run:
             why = "; ".join(lines) or "no task could be exported"
             raise TaskError(f"{model} cannot be asked what it was trained on ({why}); name tasks by --config FILE")
         values["tasks"] = [task.model_dump(mode="json") for task in run]
     suites: Values = {}
     for name, suite in trained.suites.items():
-        tasks, problems = _tasks(model, (task for task in suite.tasks if not isinstance(task, str)), own.config)
+        tasks, problems = _tasks((task for task in suite.tasks if not isinstance(task, str)), copies, own.config)
         named = [task.name for task in run if task.name in suite.tasks]
         lines += [clean(f"suite {name}: {line}") for line in problems]
         if tasks or named or not suite.tasks:
@@ -150,11 +151,13 @@ def _data(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _tasks(model: Path, specs: Iterable[TaskSpec], own: NodeConfig) -> tuple[tuple[TaskConfig, ...], list[str]]:
-    """Those that can be set up here, and a line for each other one. Raises `TaskError`."""
+def _tasks(
+    specs: Iterable[TaskSpec], copies: Mapping[str, Path], own: NodeConfig
+) -> tuple[tuple[TaskConfig, ...], list[str]]:
+    """Those that can be set up here, and a line for each other one; `copies` of data by digest. Raises `TaskError`."""
     specs = tuple(specs)
-    copies = {path.stem: path for path in _data(model / DATA)}
-    brought = {spec.name: copies[digest] for spec in specs if (digest := files_digest(spec)) in copies}
+    digests = {spec.name: files_digest(spec) for spec in specs}
+    brought = {name: copies[digest] for name, digest in digests.items() if digest is not None and digest in copies}
     files, code = {**brought, **own.files}, own.code
     left = left_out(specs, files, code)
     tasks = from_specs((spec for spec in specs if spec.name not in left), files, code)

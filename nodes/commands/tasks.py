@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nodes.boot.resolve import fitted
 from nodes.commands.watching import in_words
-from nodes.console import literal_console, policy_progress
+from nodes.console import literal_console, policy_progress, say
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
@@ -118,7 +118,7 @@ def try_tasks(
         choice = choose_engine(config.generation, policy)
         if not as_json:
             for line in lines:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(console, line)
             console.print(_head(policy.system_prompt, sampling, num_answers), soft_wrap=True)
         with closing(open_engine(choice, policy, config.policy, config.generation)) as engine:
             for number, question in enumerate(questions, start=1):

@@ -24,6 +24,7 @@ from swarm.config import NodeConfig
 from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.machine import num_cores
+from swarm.settings import leaves
 from swarm.telemetry.benefit.comparison import SwarmOutcome
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import METRICS_FILE
@@ -179,18 +180,8 @@ def _overlaid(values: Values, over: Mapping[str, object]) -> Values:
 def _leaves(cell: Cell) -> dict[str, object]:
     """Values by dotted path; the cell's configuration under the names of its fields."""
     seats = {f"node {seat.name}": msgspec.to_builtins(seat) for seat in cell.seats}
-    flat: dict[str, object] = {}
     how = {"guests": list(cell.guests), "transport": cell.transport, "cores": cell.cores}
-    _flatten({**cell.config, **seats, **how}, "", flat)
-    return flat
-
-
-def _flatten(value: object, path: str, flat: dict[str, object]) -> None:
-    if isinstance(value, dict) and value:
-        for key, below in value.items():
-            _flatten(below, f"{path}.{key}" if path else str(key), flat)
-    else:
-        flat[path] = value
+    return dict(leaves({**cell.config, **seats, **how}))
 
 
 def _differences(found: Mapping[str, object], wanted: Mapping[str, object]) -> Iterable[str]:

@@ -26,7 +26,7 @@ from swarm.errors import TaskError
 from swarm.files import at_home
 from swarm.kinds import FOREIGN, offered
 from swarm.sanitize import clean
-from swarm.settings import in_words
+from swarm.settings import problems
 from swarm.types import TaskSpec
 
 LOCAL = "local"
@@ -282,8 +282,7 @@ def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})
     except ValueError as error:
         if not isinstance(error, ValidationError):
             raise TaskError(clean(f"task {spec.name!r}: {error}", MAX_PROBLEM_CHARS)) from error
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {in_words(item['msg'])}" for item in error.errors())
-        text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems}", MAX_PROBLEM_CHARS)
+        text = clean(f"the manifest's task {spec.name!r} cannot be set up here: {problems(error)}", MAX_PROBLEM_CHARS)
         raise TaskError(text) from error
 
 

@@ -23,7 +23,7 @@ from swarm.environments.sources.procedural import HeldApart, referenced, regener
 from swarm.errors import Refusal, TaskError
 from swarm.protocols import TaskSource
 from swarm.reasons import Reason
-from swarm.settings import Settings, in_words
+from swarm.settings import Settings, problems
 from swarm.types import ProceduralRef, Prompt, Question, Shown, TaskRef, Text, as_prompt, as_text
 from swarm.types.media import Media, Modality, media_problem, modality
 
@@ -233,7 +233,6 @@ def _make(config: PythonTask) -> Task:
     try:
         return found.model_validate(config.options)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {in_words(item['msg'])}" for item in error.errors())
-        raise TaskError(f"{where}: options: {problems}") from error
+        raise TaskError(f"{where}: options: {problems(error)}") from error
     except TypeError as error:  # an abstract method is missing
         raise TaskError(f"{where}: {error}") from error

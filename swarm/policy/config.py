@@ -224,6 +224,11 @@ def exported_prompt(model: str) -> str | None:
     return None if known is None else str(known["system_prompt"])
 
 
+def prompt_of(settings: PolicySettings) -> str | None:
+    """The system prompt: what is set, else the model's default. Raises `ConfigError`."""
+    return default_prompt(settings.model) if settings.system_prompt is None else settings.system_prompt
+
+
 def template_values(settings: PolicySettings) -> dict[str, JsonValue]:
     """Values of the chat template: those set, else the trained policy's for a directory that `swarm export` wrote.
 

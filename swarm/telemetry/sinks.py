@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from msgspec import structs
 from pydantic import Field, model_validator
@@ -31,6 +31,7 @@ from swarm.telemetry.records import (
     EvaluationEvent,
     Event,
     RoundEvent,
+    StartEvent,
     SuiteEvent,
     encode,
 )
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 MAX_WAITING_EVENTS = 1_000
 CLOSE_TIMEOUT_S = 10.0
 
+Measured = RoundEvent | EvaluationEvent | SuiteEvent
+"""Events with numbers of a round."""
 logger = logging.getLogger(__name__)
 
 
@@ -267,7 +270,40 @@ class JsonlSink:
         self._file.close()
 
 
-def scalars(event: RoundEvent | EvaluationEvent | SuiteEvent) -> dict[str, float]:
+class RunTracker(ABC):
+    """A sink whose service keeps runs: one for each start of the node, with every number of rounds and evaluations."""
+
+    _run: Any = None
+    """The client's run, as `_begin` sets it; None before the node's start."""
+
+    def write(self, event: Event) -> None:
+        """Begin a run at the node's start, then log. Raises what the service's client raises."""
+        if isinstance(event, StartEvent):
+            self.close()
+            self._begin(event)
+        elif isinstance(event, Measured) and self._run is not None:
+            self._log(event, scalars(event))
+
+    def close(self) -> None:
+        """End the run."""
+        if self._run is not None:
+            self._end()
+            self._run = None
+
+    @abstractmethod
+    def _begin(self, event: StartEvent) -> None:
+        """Open a run."""
+
+    @abstractmethod
+    def _log(self, event: Measured, figures: dict[str, float]) -> None:
+        """Keep these figures at the event's round."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Close the run."""
+
+
+def scalars(event: Measured) -> dict[str, float]:
     """All numbers of an event by name, without unknown ones."""
     figures: dict[str, float | None]
     if isinstance(event, EvaluationEvent):
@@ -333,7 +369,7 @@ def records(run: str | Path) -> list[dict[str, float]]:
     """
     found = history(run)
     suites = [event for results in found.suites.values() for event in results.values()]
-    events: list[RoundEvent | EvaluationEvent | SuiteEvent] = []
+    events: list[Measured] = []
     events += [*found.rounds.values(), *found.evaluations.values(), *suites]
     rows: dict[int, dict[str, float]] = {}
     for event in events:

@@ -12,6 +12,7 @@ import msgspec
 
 from swarm.extras.page.site import ASSETS, MAX_SAMPLES, Json, detail, overview, samples
 from swarm.sanitize import clean, clean_lines
+from swarm.settings import leaves
 from swarm.telemetry.benefit.verdict import verdict
 from swarm.telemetry.curves import Curve
 from swarm.telemetry.history import PeerHistory
@@ -94,13 +95,11 @@ def _of_round(event: RoundEvent) -> dict[str, float | None]:
     return {**own, **tasks, **event.figures, **times}
 
 
-def _flattened(config: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+def _flattened(config: Mapping[str, object]) -> list[tuple[str, str]]:
     """(`mix.local`, `4`) pairs, without unset values."""
     pairs: list[tuple[str, str]] = []
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            pairs += _flattened(value, f"{prefix}{key}.")
-        elif value is not None:
+    for path, value in leaves(config) if config else ():
+        if value is not None:
             text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-            pairs.append((clean(f"{prefix}{key}"), clean_lines(text[:MAX_VALUE_CHARS])))
+            pairs.append((clean(path), clean_lines(text[:MAX_VALUE_CHARS])))
     return pairs

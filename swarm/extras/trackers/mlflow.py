@@ -12,8 +12,9 @@ from pydantic import Field
 
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
-from swarm.telemetry.records import EvaluationEvent, Event, RoundEvent, StartEvent, SuiteEvent
-from swarm.telemetry.sinks import SinkSettings, scalars
+from swarm.settings import leaves
+from swarm.telemetry.records import StartEvent
+from swarm.telemetry.sinks import Measured, RunTracker, SinkSettings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,34 +49,23 @@ class Mlflow(SinkSettings):
         return MlflowSink(MlflowClient(tracking_uri=uri), self.experiment)
 
 
-class MlflowSink:
+class MlflowSink(RunTracker):
     """Logs every number of rounds and evaluations; the step is the round."""
 
     def __init__(self, client: MlflowClient, experiment: str) -> None:
         """Ask the server for nothing yet."""
         self._client = client
         self._experiment = experiment
-        self._run: str | None = None
 
-    def write(self, event: Event) -> None:
-        """Begin a run at the node's start, then log every round and evaluation. Raises MLflow's errors."""
-        if isinstance(event, StartEvent):
-            self.close()
-            self._begin(event)
-        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent) and self._run is not None:
-            from mlflow.entities import Metric
+    def _log(self, event: Measured, figures: dict[str, float]) -> None:
+        from mlflow.entities import Metric
 
-            at_ms = int(event.time * 1000)
-            found = scalars(event)
-            self._client.log_batch(
-                self._run, metrics=[Metric(_name(name), value, at_ms, event.round) for name, value in found.items()]
-            )
+        at_ms = int(event.time * 1000)
+        metrics = [Metric(_name(name), value, at_ms, event.round) for name, value in figures.items()]
+        self._client.log_batch(self._run, metrics=metrics)
 
-    def close(self) -> None:
-        """End the run."""
-        if self._run is not None:
-            self._client.set_terminated(self._run, end_time=int(time.time() * 1000))
-            self._run = None
+    def _end(self) -> None:
+        self._client.set_terminated(self._run, end_time=int(time.time() * 1000))
 
     def _begin(self, event: StartEvent) -> None:
         from mlflow.entities import Param
@@ -90,14 +80,9 @@ class MlflowSink:
             self._client.log_batch(self._run, params=params[first : first + MAX_PARAMS])
 
 
-def flat(values: object, prefix: str = "") -> dict[str, object]:
-    """A nested mapping's leaves by dotted path."""
-    if not isinstance(values, dict):
-        return {prefix: values}
-    leaves: dict[str, object] = {}
-    for key, value in values.items():
-        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return leaves
+def flat(values: object) -> dict[str, object]:
+    """A nested mapping's values by dotted path."""
+    return {path: value for path, value in leaves(values) if value != {}}
 
 
 def _name(figure: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from swarm.telemetry.records import EvaluationEvent, Event, RoundEvent, StartEvent, SuiteEvent
-from swarm.telemetry.sinks import SinkSettings, scalars
+from swarm.telemetry.records import Event, StartEvent
+from swarm.telemetry.sinks import Measured, SinkSettings, scalars
 
 
 class TensorBoard(SinkSettings):
@@ -41,7 +41,7 @@ class TensorBoardSink:
                     session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
                 )
             )
-        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent):
+        elif isinstance(event, Measured):
             values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event).items()]
             self._writer.add_event(
                 event_pb2.Event(wall_time=event.time, step=event.round, summary=summary_pb2.Summary(value=values))

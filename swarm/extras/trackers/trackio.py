@@ -6,17 +6,14 @@ import importlib.util
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
-from swarm.telemetry.records import EvaluationEvent, Event, RoundEvent, StartEvent, SuiteEvent
-from swarm.telemetry.sinks import SinkSettings, scalars
-
-if TYPE_CHECKING:
-    from trackio import Run
+from swarm.telemetry.records import StartEvent
+from swarm.telemetry.sinks import Measured, RunTracker, SinkSettings
 
 
 class Trackio(SinkSettings):
@@ -39,29 +36,20 @@ class Trackio(SinkSettings):
         return TrackioSink(self.project, self.space)
 
 
-class TrackioSink:
+class TrackioSink(RunTracker):
     """Logs every number of rounds and evaluations; the step is the round."""
 
     def __init__(self, project: str, space: str | None) -> None:
         """No run yet."""
         self._project = project
         self._space = space
-        self._run: Run | None = None
 
-    def write(self, event: Event) -> None:
-        """Begin a run at the node's start, then log every round and evaluation."""
-        if isinstance(event, StartEvent):
-            self.close()
-            self._begin(event)
-        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent) and self._run is not None:
-            self._run.log(scalars(event), step=event.round)
+    def _log(self, event: Measured, figures: dict[str, float]) -> None:
+        self._run.log(figures, step=event.round)
 
-    def close(self) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            with redirect_stdout(io.StringIO()):
-                self._run.finish()
-            self._run = None
+    def _end(self) -> None:
+        with redirect_stdout(io.StringIO()):
+            self._run.finish()
 
     def _begin(self, event: StartEvent) -> None:
         import trackio

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +11,8 @@ from pydantic import Field
 
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
-from swarm.telemetry.records import EvaluationEvent, Event, RoundEvent, StartEvent, SuiteEvent
-from swarm.telemetry.sinks import SinkSettings, scalars
+from swarm.telemetry.records import StartEvent
+from swarm.telemetry.sinks import Measured, RunTracker, SinkSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class Wandb(SinkSettings):
         return WandbSink(out, self.project, self.mode)
 
 
-class WandbSink:
+class WandbSink(RunTracker):
     """A Weights & Biases run in the output folder."""
 
     def __init__(self, out_dir: Path, project: str, mode: Literal["auto", "online", "offline"]) -> None:
@@ -51,27 +50,11 @@ class WandbSink:
         self._out_dir = out_dir
         self._project = project
         self._mode: Literal["online", "offline"] = "online" if online else "offline"
-        self._log: Callable[[dict[str, float]], None] | None = None
-        self._finish: Callable[[], None] | None = None
 
-    def write(self, event: Event) -> None:
-        """Open the run at the node's start, then log every round and evaluation."""
-        if isinstance(event, StartEvent):
-            self.close()
-            self._open(event)
-        elif isinstance(event, RoundEvent | EvaluationEvent | SuiteEvent) and self._log is not None:
-            self._log({"round": event.round, **scalars(event)})
-
-    def close(self) -> None:
-        """Finish the run."""
-        if self._finish is not None:
-            self._finish()
-        self._log = self._finish = None
-
-    def _open(self, event: StartEvent) -> None:
+    def _begin(self, event: StartEvent) -> None:
         import wandb
 
-        run = wandb.init(
+        self._run = run = wandb.init(
             project=self._project,
             mode=self._mode,
             dir=str(self._out_dir),
@@ -84,8 +67,12 @@ class WandbSink:
         # Rounds repeat after a resume, which W&B's own step counter refuses: the round is an ordinary axis instead.
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
-        self._log = run.log
-        self._finish = run.finish
+
+    def _log(self, event: Measured, figures: dict[str, float]) -> None:
+        self._run.log({"round": event.round, **figures})
+
+    def _end(self) -> None:
+        self._run.finish()
 
 
 def _why_not_online() -> str:

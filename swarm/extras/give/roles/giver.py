@@ -18,7 +18,7 @@ from swarm.extras.give.usage import Given, UsageWatch, write_given
 from swarm.figures import finite
 from swarm.groups.building import Member
 from swarm.net.records.identity import Identity
-from swarm.policy.config import BEHIND_ENDPOINT, default_prompt
+from swarm.policy.config import prompt_of
 from swarm.protocols import Transport, Verifier
 from swarm.telemetry.records import RoundEvent
 from swarm.types import PolicyId, RunManifest
@@ -83,9 +83,7 @@ class GiverNode(RoleNode):
         self._problem = ""
         self._engine = EndpointEngine(
             config.endpoint,
-            system_prompt=prompt
-            if (prompt := config.policy.system_prompt) is not None
-            else default_prompt(BEHIND_ENDPOINT),
+            system_prompt=prompt_of(config.policy),
             max_chars=config.network.max_completion_chars,
             patience_s=PATIENCE_S,
             cancelled=cancelled,
