@@ -15,7 +15,6 @@ from swarm.config import LoadedConfig
 from swarm.kinds import extra
 from swarm.sanitize import clean
 
-MOST_REASONS = 3
 MAX_SHOWN_CHARS = 80
 
 
@@ -44,10 +43,9 @@ def _show_given(out: Path, console: Console) -> None:
     say(console, usage_file.given_in_words(given))
     if not given.peers:
         return
-    table = Table("peer", "received", "used", "not used", "spare", "worth", box=None, pad_edge=False)
+    table = Table("peer", "received", "used", "refused", "spare", "worth", box=None, pad_edge=False)
     for peer_id, usage in sorted(given.peers.items(), key=lambda item: -item[1].used):
-        reasons = sorted(usage.dropped.items(), key=lambda item: -item[1])[:MOST_REASONS]
         worth = f"{usage.worth.value:.2f}" if usage.worth else "-"
-        dropped = ", ".join(f"{clean(reason)} {count}" for reason, count in reasons if count)
-        table.add_row(peer_id[-8:], str(usage.received), str(usage.used), dropped, str(usage.spare), worth)
+        counts = usage.received, usage.used, usage.refused, usage.spare
+        table.add_row(peer_id[-8:], *map(str, counts), worth)
     console.print(table)

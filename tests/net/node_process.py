@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.records.wire import seal_manifest
+from swarm.net.records.wire import SealedManifest, seal_manifest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from net.records import drained, fast_settings, make_identity, make_manifest, signed
 
     identity = make_identity(Path(sys.argv[1]), "process")
-    node = HivemindTransport(
-        fast_settings(listen=(sys.argv[2],)), identity, seal_manifest(identity, make_manifest(identity))
-    )
+    manifest = make_manifest(identity)
+    sealed = SealedManifest(seal_manifest(identity, manifest), manifest)
+    node = HivemindTransport(fast_settings(listen=(sys.argv[2],)), identity, sealed)
     node.start()
     try:
         print(node.multiaddrs()[0], flush=True)

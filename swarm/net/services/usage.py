@@ -1,6 +1,6 @@
 """What became of an author's groups at another node: every node says it to the author alone, who asks now and then.
 
-    author ── request ──▶ receiver: its account of the one who asks ──▶ received, used, dropped by reason, worth
+    author ── request ──▶ receiver: its account of the one who asks ──▶ received, used, not needed, refused, worth
 
 The remote end of a connection is its identity, so that nobody can ask about others.
 """
@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import astuple
 
 from swarm.errors import PeerUnreachable
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
-from swarm.types import Count, Estimate, Name, complete
+from swarm.types import Count, Estimate, complete
 
 PROTOCOL = "/swarm/usage/1"
 MAX_REPLY_BYTES = 2**14
-MAX_REASONS = 64
 
 
 class GroupUsage(Struct, frozen=True):
@@ -31,22 +29,23 @@ class GroupUsage(Struct, frozen=True):
     received: Count = 0
     used: Count = 0
     """In at least one update."""
-    dropped: Annotated[dict[Name, Count], Meta(max_length=MAX_REASONS)] = {}
-    """By reason."""
+    not_needed: Count = 0
+    """Made room for newer ones before an update took them."""
+    refused: Count = 0
+    """By any check: an author does not learn by which one, which would teach a poisoner to pass."""
     worth: Estimate | None = None
     """Of one of them, in own groups of the node; None while unknown."""
 
     @property
     def spare(self) -> int:
-        """Groups that wait, or that made room for newer ones before an update took them."""
-        return max(0, self.received - self.used - sum(self.dropped.values()))
+        """Groups that wait, or were not needed."""
+        return max(0, self.received - self.used - self.refused)
 
 
 def usage_by(received: int, used: int, dropped: Mapping[str, int], worth: Estimate | None) -> GroupUsage:
-    """An author's account, for the author, who does not learn by which check its groups were refused: that would teach
-    a poisoner to pass."""
-    spare = dropped.get(Reason.NOT_NEEDED, 0)
-    return GroupUsage(received, used, {"not_needed": spare, "refused": sum(dropped.values()) - spare}, worth)
+    """An author's account, for the author; `dropped` is by reason."""
+    not_needed = dropped.get(Reason.NOT_NEEDED, 0)
+    return GroupUsage(received, used, not_needed, sum(dropped.values()) - not_needed, worth)
 
 
 def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:

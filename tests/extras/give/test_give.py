@@ -160,7 +160,7 @@ def test_an_endpoint_is_evaluated_like_a_policy(tmp_path: Path) -> None:
 
 def test_the_words_of_the_end() -> None:
     assert given_in_words(Given(3)) == "3 groups given; no peer has said what it used"
-    peers = {"a": GroupUsage(10, 6, {"improbable": 2}, Estimate(0.4, 0.1, 0.7)), "b": GroupUsage(10, 0)}
+    peers = {"a": GroupUsage(10, 6, 1, 2, Estimate(0.4, 0.1, 0.7)), "b": GroupUsage(10, 0)}
     assert given_in_words(Given(12, peers)) == (
         "12 groups given, 6 uses by 1 peer, as they say; worth 0.40 of their own each"
     )

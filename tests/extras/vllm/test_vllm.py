@@ -29,6 +29,7 @@ from swarm.extras.vllm import service as service_module
 from swarm.extras.vllm.engine import VllmEngine
 from swarm.extras.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
 from swarm.extras.vllm.service import Call, VllmService
+from swarm.files import replace_file
 from swarm.policy.adapters import Adapters
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy
@@ -133,14 +134,13 @@ def test_tokens_of_a_step_in_flight_belong_to_the_weights_that_sampled_them(
     settings = GenerationSettings(vllm=VllmSettings(python=python))
     with contextlib.closing(VllmService(policy, settings, device=torch.device("cuda"))) as service:
         process, _ = service.running(lambda: False)
-        (script / "hold").write_text(str(at))
+        replace_file(script / "hold", str(at).encode())
         call = process.call(lambda id: Generate(id, SAMPLING, (), max_sequences=2))
         process.tell(Add(call.id, {0: (5,)}, {}, tuple(Wanted(0, k, seed=k) for k in range(4))))
         while not (script / "holding").exists():
             time.sleep(0.01)
         with delivery.changed_files(policy, service.work) as (directory, _):
             load = process.call(lambda id: Load(id, str(directory), 1, recompute=False, adapters=False))
-            (script / "hold").unlink()
             assert isinstance(received(load), Done)
         spans = {reply.completion: list(reply.versions) for reply in (received(call) for _ in range(4))}
     old = at + 2  # the step that held gave one, and began another

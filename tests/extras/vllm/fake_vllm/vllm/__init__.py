@@ -1,8 +1,8 @@
 """What `swarm/extras/vllm/server.py` uses of vLLM, without a model: tokens are a function of seed and position.
 
 A file in the directory VLLM_FAKE makes it fail: `crash` once, `crash-always`, `hang` once, `no-start`,
-`refuse-load`, `cannot-map` the GPU's memory; with `compiles` it says that it compiles. While there is `hold`, a number,
-it waits as soon as a request has so many tokens; `holding` says that it does.
+`refuse-load`, `cannot-map` the GPU's memory; with `compiles` it says that it compiles. With `hold`, a number,
+it waits for the next message as soon as a request has so many tokens; `holding` says that it does.
 
 It writes there: `loads` gets a line for every change of weights; `transfer` one for each weight from the GPU's memory,
 and for start and end; `sleep` one for every part that wakes or sleeps; `placed` the GPUs that it sees, into how many it
@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import select
 import shutil
 import sys
 import time
@@ -222,9 +223,9 @@ class LLMEngine:
     def _fail_if_asked(self) -> None:
         hold = SCRIPT / "hold"
         if hold.exists() and any(len(ids) == int(hold.read_text()) for _, ids, _ in self._running.values()):
+            hold.unlink()
             (SCRIPT / "holding").touch()
-            while hold.exists():
-                time.sleep(0.01)
+            select.select([int(sys.argv[1])], [], [])
         if (SCRIPT / "crash-always").exists():
             os._exit(9)
         if (SCRIPT / "crash").exists() and any(len(ids) == 3 for _, ids, _ in self._running.values()):
