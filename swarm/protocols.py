@@ -133,8 +133,8 @@ class Answered(Protocol):
         """The right answer to a question that `recall` accepts."""
         ...
 
-    def found(self, completion: str) -> str | None:
-        """What counts as the answer in a completion; None where there is none."""
+    def found(self, ref: TaskRef, completion: str) -> str | None:
+        """What counts as the answer to the question in a completion; None where there is none."""
         ...
 
 

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.config import TaskConfig, custom_tool_tasks
-from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.dataset import RowsTask
 from swarm.environments.specs import (
     CODE,
     DIGEST,
@@ -165,7 +165,7 @@ def other_files(manifest: RunManifest, tasks: Sequence[TaskConfig]) -> list[str]
     targets = {task.name: target for task in tasks if (target := task.code) is not None}
     ran = [spec for spec in manifest.tasks if spec.name in targets and CODE in spec.settings]
     code = [problem for spec in ran if (problem := code_differs(spec, targets[spec.name])) is not None]
-    paths = {task.name: Path(task.path) for task in tasks if isinstance(task, DatasetTask) and task.is_on_disk}
+    paths = {task.name: Path(task.path) for task in tasks if isinstance(task, RowsTask) and task.is_on_disk}
     both = [spec for spec in manifest.tasks if spec.name in paths and files_digest(spec) is not None]
     return code + [problem for spec in both if (problem := differing_copy(spec, paths[spec.name])) is not None]
 

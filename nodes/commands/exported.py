@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from swarm.config import LoadedConfig, NodeConfig, Values
 from swarm.environments.config import TaskConfig
-from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.dataset import RowsTask
 from swarm.environments.specs import data_files, files_digest, from_specs, left_out, to_specs
 from swarm.errors import ConfigError, TaskError
 from swarm.files import at_home
@@ -84,7 +84,7 @@ def _copy_data(folder: Path, config: NodeConfig) -> Iterator[str]:
     for name, suite in config.evaluation.suites.items():
         for each in suite.tasks or tuple(known):
             task = known.get(each) if isinstance(each, str) else each
-            if not isinstance(task, DatasetTask) or not task.is_on_disk:
+            if not isinstance(task, RowsTask) or not task.is_on_disk:
                 continue
             place, label = at_home(task.path), f"suite {name}, task {task.name}"
             files = data_files(place)

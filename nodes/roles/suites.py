@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from swarm.config import NodeConfig
 from swarm.engines.process.engine import ProcessEngine
 from swarm.environments.config import TaskConfig, VerificationSettings
-from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.dataset import RowsTask
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
@@ -48,7 +48,7 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
     Raises `TaskError` for tasks that cannot be set up.
     """
     # As for a run's tasks: what a founder may have chosen is read without this user's token.
-    lenient = all(task.public for task in tasks if isinstance(task, DatasetTask))
+    lenient = all(task.public for task in tasks if isinstance(task, RowsTask))
     pool = VerificationPool(tasks, settings, lenient)
     try:
         if left_out := pool.wait_until_ready():

@@ -226,7 +226,7 @@ class TaskMixture:
         source = self._source(ref)
         if not isinstance(source, Answered):
             return "", ()
-        answers = (source.found(answer_of(by_turn(text)[-1])) or "" for text in texts)
+        answers = (source.found(ref, answer_of(by_turn(text)[-1])) or "" for text in texts)
         return source.solution(ref)[:MAX_SHOWN_CHARS], tuple(answer[:MAX_SHOWN_CHARS] for answer in answers)
 
     def num_held_out(self, task: str) -> int | None:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from swarm.environments.code import code_digest, is_offered, resolved
 from swarm.environments.config import TASKS, TaskConfig, custom_tool_tasks
 from swarm.environments.digests import content_digest
-from swarm.environments.sources.dataset import DatasetTask, is_hub_id, looks_local
+from swarm.environments.sources.dataset import RowsTask, is_hub_id, looks_local
 from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL
 from swarm.errors import TaskError
 from swarm.files import at_home
@@ -214,7 +214,12 @@ def is_founders_own(spec: TaskSpec) -> bool:
     """Whether a task uses the founder's local files. Does not check this node's disk, which would reveal its
     content."""
     path = spec.settings.get("path")
-    return spec.kind == "dataset" and isinstance(path, str) and (path == LOCAL or looks_local(path))
+    return _has_path(spec.kind) and isinstance(path, str) and (path == LOCAL or looks_local(path))
+
+
+def _has_path(kind: str) -> bool:
+    """Whether tasks of a kind read a data set of the hub or local files."""
+    return kind in TASKS and issubclass(TASKS[kind], RowsTask)
 
 
 def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
@@ -227,11 +232,11 @@ def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
         )
     if has_own_tool:
         settings["tool"] = TRUSTED_TOOL
-    if isinstance(config, DatasetTask) and config.is_on_disk:
+    if isinstance(config, RowsTask) and config.is_on_disk:
         settings["path"] = LOCAL
         with suppress(TaskError):  # a founder that only serves the run may lack the files
             settings[DIGEST] = _digest_at(Path(config.path), config.name)
-    elif isinstance(config, DatasetTask) and not is_hub_id(config.path):
+    elif isinstance(config, RowsTask) and not is_hub_id(config.path):
         raise TaskError(
             f"task {config.name!r}: a run's data set must be OWNER/NAME on the hub, got {config.path!r}; members would "
             "refuse it"
@@ -271,7 +276,7 @@ def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})
     settings = {**spec.settings, "name": spec.name, "kind": spec.kind, "weight": spec.weight, **code}
     if has_code(spec):
         settings.pop(CODE, None)
-    if spec.kind == "dataset":
+    if _has_path(spec.kind):
         settings["public"] = True
     if is_founders_own(spec):
         settings.pop(DIGEST, None)

@@ -181,7 +181,7 @@ class PythonSource:
         assert isinstance(ref, ProceduralRef)
         return self._made(ref.seed, ref.index)[1]
 
-    def found(self, completion: str) -> str | None:
+    def found(self, ref: TaskRef, completion: str) -> str | None:
         """What counts as the answer. See `Answered`."""
         return self._find(completion)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pydantic import Field, ValidationError
 
 from swarm.environments.config import TaskConfig, TaskName
-from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.dataset import RowsTask
 from swarm.errors import ConfigError
 from swarm.evaluation import CORRECT
 from swarm.settings import Settings, in_words
@@ -85,7 +85,7 @@ def suite_in_run(name: str, settings: SuiteSettings, tasks: Sequence[TaskConfig]
     names = [task.name for task in chosen]
     if doubled := sorted({task for task in names if names.count(task) > 1}):
         raise ConfigError(f"{where}.tasks must have different names, got {', '.join(doubled)} more than once")
-    endless = [task.name for task in chosen if not isinstance(task, DatasetTask)]
+    endless = [task.name for task in chosen if not isinstance(task, RowsTask)]
     if endless and settings.questions is None:
         raise ConfigError(f"{where}.questions must be a number for tasks that never end: {', '.join(endless)}")
     return Suite(
@@ -108,10 +108,10 @@ def _task(each: TaskConfig | str, known: Mapping[str, TaskConfig], where: str) -
 
 
 def _of_split(task: TaskConfig, split: str | None, where: str) -> TaskConfig:
-    if split is None or not isinstance(task, DatasetTask):
+    if split is None or not isinstance(task, RowsTask):
         return task
     try:
-        return DatasetTask.model_validate({**task.model_dump(), "split": split})
+        return type(task).model_validate({**task.model_dump(), "split": split})
     except ValidationError as error:
         problem = in_words(error.errors()[0]["msg"])
         raise ConfigError(f"{where}.split: task {task.name!r}: {problem}") from error

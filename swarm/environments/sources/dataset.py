@@ -33,13 +33,11 @@ FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".pa
 """Suffixes of the local files a `DatasetTask` reads, and the `datasets` builder for each."""
 
 
-class DatasetTask(QuestionSettings, MediaSettings):
-    """A Hugging Face data set: hub id or local files with prompt and answer columns."""
+class RowsTask(QuestionSettings):
+    """A kind of task whose questions are the rows of a Hugging Face data set or of local files."""
 
-    code_field = "scorer"
     has_rows = True
 
-    kind: Literal["dataset"]
     path: str
     """Hub id, or a local file or folder (json, jsonl, csv, parquet, text)."""
     public: bool = False
@@ -52,6 +50,60 @@ class DatasetTask(QuestionSettings, MediaSettings):
     prompt: Template = "{question}"
     """Column, or a template with columns in braces. A column may be a path such as `extra_info.question` or
     `messages[0].content`; one with a list of messages, each with `role` and `content`, is asked as a conversation."""
+
+    def import_libraries(self) -> None:
+        """See `TaskSettings`."""
+        import swarm.environments.sources.hf_datasets  # noqa: F401
+
+        super().import_libraries()
+
+    def store(self, folder: Path, conversion: Conversion) -> StoredRows:
+        """See `TaskSettings`."""
+        from swarm.environments.sources.hf_datasets import store
+
+        return store(self, conversion)
+
+    @property
+    def reads_as(self) -> tuple[str | None | Mapping[str, JsonValue], ...]:
+        """What distinguishes its questions, answers and rewards from those of other settings, for digests."""
+        return (self.subset, self.split, self.prompt, *self.finds_as, *self.grades_as, *self.combines_as)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether it reads local files rather than the hub."""
+        if self.public:
+            return False
+        if looks_local(self.path):
+            return True
+        with suppress(OSError, ValueError):  # a text too long for a path is not one, nor one with NUL
+            return Path(self.path).exists()
+        return False
+
+    def from_anywhere(self) -> Self:
+        """See `TaskSettings`."""
+        here = {"path": str(at_home(self.path).absolute())} if self.is_on_disk else {}
+        return super().from_anywhere().model_copy(update=here)
+
+    @model_validator(mode="after")
+    def _a_public_one_names_nothing_but_a_repository(self) -> Self:
+        if not self.public:
+            return self
+        if not is_hub_id(self.path):
+            raise ValueError(f"path must be OWNER/NAME of a data set on the hub, got {self.path[:MAX_HUB_ID_CHARS]!r}")
+        for field, value in (("subset", self.subset), ("revision", self.revision)):
+            if value is not None and not is_hub_name(value):
+                raise ValueError(f"{field} must be a name on the hub, got {value[:MAX_HUB_NAME_CHARS]!r}")
+        if re.fullmatch(r"[\w.+:%\[\]-]{1,128}", self.split, re.ASCII) is None:
+            raise ValueError(f"split must be like train or train[:10%], got {self.split[:MAX_HUB_NAME_CHARS]!r}")
+        return self
+
+
+class DatasetTask(RowsTask, MediaSettings):
+    """A Hugging Face data set: hub id or local files with prompt and answer columns."""
+
+    code_field = "scorer"
+
+    kind: Literal["dataset"]
     answer: Template = "answer"
     """Column or template, like `prompt`; any item of a list such as `answers.text` is right."""
     answer_pattern: str | None = Field(None, max_length=MAX_PATTERN_CHARS)
@@ -79,16 +131,14 @@ class DatasetTask(QuestionSettings, MediaSettings):
 
     def import_libraries(self) -> None:
         """See `TaskSettings`."""
-        import swarm.environments.sources.hf_datasets  # noqa: F401
-
         super().import_libraries()
         decoders(self.name, self)
 
-    def store(self, folder: Path, conversion: Conversion) -> StoredRows:
-        """See `TaskSettings`."""
-        from swarm.environments.sources.hf_datasets import store
-
-        return store(self, conversion)
+    @property
+    def reads_as(self) -> tuple[str | None | Mapping[str, JsonValue], ...]:
+        """See `RowsTask`."""
+        rules = (*self.finds_as, *self.offers_as, *self.grades_as, *self.combines_as, *self.shows_as)
+        return (self.subset, self.split, self.prompt, *rules)
 
     @property
     def media(self) -> frozenset[Modality]:
@@ -106,28 +156,12 @@ class DatasetTask(QuestionSettings, MediaSettings):
         return self.match
 
     @property
-    def is_on_disk(self) -> bool:
-        """Whether it reads local files rather than the hub."""
-        if self.public:
-            return False
-        if looks_local(self.path):
-            return True
-        with suppress(OSError, ValueError):  # a text too long for a path is not one, nor one with NUL
-            return Path(self.path).exists()
-        return False
-
-    @property
     def folder(self) -> Path | None:
         """See `TaskSettings`."""
         if not (self.media and self.is_on_disk):
             return None
         place = at_home(self.path).absolute()
         return place if place.is_dir() else place.parent
-
-    def from_anywhere(self) -> Self:
-        """See `TaskSettings`."""
-        here = {"path": str(at_home(self.path).absolute())} if self.is_on_disk else {}
-        return super().from_anywhere().model_copy(update=here)
 
     @property
     def offers_as(self) -> tuple[Mapping[str, JsonValue], ...]:
@@ -145,19 +179,6 @@ class DatasetTask(QuestionSettings, MediaSettings):
             raise ValueError("answer_pattern and scorer do not go with `choices`: `answer` must name the right one")
         if isinstance(self.choices, tuple) and self.answer in self.choices and self.shuffle is None:
             raise ValueError(f"choices with the right one always at {self.answer!r} need `shuffle`, a seed")
-        return self
-
-    @model_validator(mode="after")
-    def _a_public_one_names_nothing_but_a_repository(self) -> DatasetTask:
-        if not self.public:
-            return self
-        if not is_hub_id(self.path):
-            raise ValueError(f"path must be OWNER/NAME of a data set on the hub, got {self.path[:MAX_HUB_ID_CHARS]!r}")
-        for field, value in (("subset", self.subset), ("revision", self.revision)):
-            if value is not None and not is_hub_name(value):
-                raise ValueError(f"{field} must be a name on the hub, got {value[:MAX_HUB_NAME_CHARS]!r}")
-        if re.fullmatch(r"[\w.+:%\[\]-]{1,128}", self.split, re.ASCII) is None:
-            raise ValueError(f"split must be like train or train[:10%], got {self.split[:MAX_HUB_NAME_CHARS]!r}")
         return self
 
 

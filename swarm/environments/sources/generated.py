@@ -121,7 +121,7 @@ class GeneratedSource:
         assert isinstance(ref, ProceduralRef)
         return self._keep(ref.seed, ref.index)[1].answer
 
-    def found(self, completion: str) -> str | None:
+    def found(self, ref: TaskRef, completion: str) -> str | None:
         """What counts as the answer. See `Answered`."""
         return self._find(completion)
 

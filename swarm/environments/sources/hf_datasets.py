@@ -6,10 +6,11 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import datasets
 from datasets.arrow_reader import ArrowReader
@@ -29,7 +30,7 @@ from swarm.environments.digests import (
 )
 from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.columns import Column, MalformedRow, Row
-from swarm.environments.sources.dataset import FORMATS, DatasetTask
+from swarm.environments.sources.dataset import FORMATS, DatasetTask, RowsTask
 from swarm.environments.sources.hub import public_builder
 from swarm.environments.sources.items import Item, ItemReader
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
@@ -43,6 +44,8 @@ from swarm.types import HELD_OUT_STREAMS, DatasetRef, Prompt, Question, TaskRef,
 from swarm.types.media import media_digest
 
 logger = logging.getLogger(__name__)
+
+Read = TypeVar("Read", bound="Asked", covariant=True)
 
 _MAX_ATTEMPTS = 64
 """Malformed rows skipped for one question before the data set counts as unusable."""
@@ -74,8 +77,30 @@ class Rows(Protocol):
         ...
 
 
-class DatasetSource:
-    """Implements `TaskSource` for the rows of one split.
+class Asked(Protocol):
+    """What is read of a row."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The question."""
+        ...
+
+
+class Reader(Protocol[Read]):
+    """Reads rows of one data set."""
+
+    columns: list[Column]
+    """All columns in use."""
+    with_media: set[str]
+    """Columns that may hold images, audio and video."""
+
+    def read(self, values: Row, row: int) -> Read:
+        """The item of row number `row`. Raises `MalformedRow`."""
+        ...
+
+
+class RowsSource(ABC, Generic[Read]):
+    """Implements `TaskSource` for the rows of one split, but for what an answer is worth.
 
     A digest of (seed, index) selects the row, so that streams differ; a stream may repeat a question. Every tenth row
     is reserved for evaluation, which asks each of them once before it repeats one. A data set of fewer than ten rows
@@ -83,25 +108,28 @@ class DatasetSource:
     """
 
     def __init__(
-        self, config: DatasetTask, *, counts: Failures | None = None, stored: StoredRows | None = None
+        self,
+        config: RowsTask,
+        reader: Callable[[Collection[str]], Reader[Read]],
+        *,
+        keep: int = 0,
+        counts: Failures | None = None,
+        stored: StoredRows | None = None,
     ) -> None:
         """Open the data set; downloads and converts it the first time unless `store` did so.
 
-        Raises `TaskError` for a missing data set, file, split or column, and names the existing ones.
+        `reader` is made with the names of the columns and may raise `ValueError`; `keep` is the number of items that
+        are kept. Raises `TaskError` for a missing data set, file, split or column, and names the existing ones.
         """
         self.name = config.name
         self.counts = Failures() if counts is None else counts
-        """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable;
-        `scorer_failures`: completions whose scorer raised an error; they got reward 0."""
-        self._config = config
-        self._find = finder(config)
+        """`malformed_rows`: times that a row was skipped because its prompt or answer was missing or unreadable."""
+        self._path = config.path
         self._dataset = LOCAL if config.is_on_disk else config.path
         stored = stored or store(config)
         rows, self._revision = _read(stored), stored.revision
         try:
-            folder = config.folder
-            columns = [name for name in rows.column_names if name != UNREADABLE]
-            self._items = ItemReader(config, columns, MediaFiles(folder) if folder is not None else None)
+            self._items = reader([name for name in rows.column_names if name != UNREADABLE])
             for column in self._items.columns:
                 _check(column, rows.features[column.name], config.public, column.name in self._items.with_media)
         except ValueError as error:
@@ -112,11 +140,8 @@ class DatasetSource:
         """Columns of JSON, as it is stored."""
         splits = {part.split("[")[0].strip() for part in config.split.split("+")}
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
-        rules = (*config.finds_as, *config.offers_as, *config.grades_as, *config.combines_as, *config.shows_as)
-        options = digest(config.subset, config.split, config.prompt, *rules)
-        self._kept: LruCache[int, Item] | None = LruCache(NUM_WITH_MEDIA) if config.media else None
-        self._own_reward = load_reward(config.scorer, config.name, self.counts) if config.scorer else None
-        self._options_digest = with_code(options, code_digest(config.scorer)) if config.scorer else options
+        self._kept: LruCache[int, Read] | None = LruCache(keep) if keep else None
+        self._options_digest = digest(*config.reads_as)
 
     @property
     def num_held_out(self) -> int:
@@ -134,11 +159,9 @@ class DatasetSource:
                 self.counts.note("malformed_rows", self.name, f"{reason}; it is passed over", row)
                 continue
             return Question(self._reference(row, prompt), prompt)
-        raise TaskError(
-            f"task {self.name!r}: {_MAX_ATTEMPTS} rows drawn from {self._config.path} were malformed; {reason}"
-        )
+        raise TaskError(f"task {self.name!r}: {_MAX_ATTEMPTS} rows drawn from {self._path} were malformed; {reason}")
 
-    def _item(self, row: int) -> Item:
+    def _item(self, row: int) -> Read:
         """The item of a row. Raises `MalformedRow`."""
         if self._kept is None:
             return self._read(row)
@@ -148,7 +171,7 @@ class DatasetSource:
             self._kept.put(row, item)
         return item
 
-    def _read(self, row: int) -> Item:
+    def _read(self, row: int) -> Read:
         """What is stored may be no text, no date or no number to Python, in as many ways as there are formats."""
         try:
             values = {**self._rows[row]}
@@ -187,6 +210,44 @@ class DatasetSource:
         reserves = self.num_held_out < len(self._rows)
         return reserves and isinstance(ref, DatasetRef) and ref.row % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
+    @abstractmethod
+    def score(self, ref: TaskRef, completion: str) -> float:
+        """Reward of one completion. See `TaskSource`."""
+
+    def _recall(self, ref: TaskRef) -> Read:
+        if not isinstance(ref, DatasetRef) or ref.task != self.name:
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the data set task {self.name!r}")
+        check_options(ref, self._options_digest)
+        here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
+        if not 0 <= ref.row < len(self._rows):
+            raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")
+        try:
+            item = self._item(ref.row)
+        except MalformedRow as error:
+            raise Refusal(Reason.QUESTION_MISMATCH, f"{here}: {error}") from error
+        check_question(ref, self._reference(ref.row, item.prompt), here)
+        return item
+
+
+class DatasetSource(RowsSource[Item]):
+    """Implements `TaskSource` for questions with references, which answers are compared with."""
+
+    def __init__(
+        self, config: DatasetTask, *, counts: Failures | None = None, stored: StoredRows | None = None
+    ) -> None:
+        """See `RowsSource`; `counts` also gets `scorer_failures`: completions whose scorer raised an error, which got
+        reward 0."""
+        self._config = config
+        self._find = finder(config)
+        super().__init__(config, self._reader, keep=NUM_WITH_MEDIA if config.media else 0, counts=counts, stored=stored)
+        self._own_reward = load_reward(config.scorer, config.name, self.counts) if config.scorer else None
+        if config.scorer:
+            self._options_digest = with_code(self._options_digest, code_digest(config.scorer))
+
+    def _reader(self, columns: Collection[str]) -> ItemReader:
+        folder = self._config.folder
+        return ItemReader(self._config, columns, MediaFiles(folder) if folder is not None else None)
+
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion: its answer, compared under the task's match rule or scored by the user's code."""
         item = self._recall(ref)
@@ -197,7 +258,7 @@ class DatasetSource:
         """The right answer. See `Answered`."""
         return " | ".join(self._recall(ref).references)
 
-    def found(self, completion: str) -> str | None:
+    def found(self, ref: TaskRef, completion: str) -> str | None:
         """What counts as the answer. See `Answered`."""
         return self._find(completion)
 
@@ -213,20 +274,6 @@ class DatasetSource:
         except Exception as error:  # on untrusted text: any exception means a wrong answer
             self.counts.note("scorer_failures", self.name, f"matching an answer raised {error!r}")
             return False
-
-    def _recall(self, ref: TaskRef) -> Item:
-        if not isinstance(ref, DatasetRef) or ref.task != self.name:
-            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the data set task {self.name!r}")
-        check_options(ref, self._options_digest)
-        here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
-        if not 0 <= ref.row < len(self._rows):
-            raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")
-        try:
-            item = self._item(ref.row)
-        except MalformedRow as error:
-            raise Refusal(Reason.QUESTION_MISMATCH, f"{here}: {error}") from error
-        check_question(ref, self._reference(ref.row, item.prompt), here)
-        return item
 
 
 def _row(num_rows: int, seed: int, task: str, index: int, attempt: int = 0, *, whole: bool = False) -> int:
@@ -263,7 +310,7 @@ def _in_turn(count: int, seed: int, task: str, index: int, attempt: int) -> int:
     return (draw(count, "first", seed, task) + step * index) % count
 
 
-def store(config: DatasetTask, conversion: Conversion | None = None) -> StoredRows:
+def store(config: RowsTask, conversion: Conversion | None = None) -> StoredRows:
     """Download and convert a data set if necessary; returns the location of the configured split's rows.
 
     Their revision is the hub's commit, or a digest of the local files. Raises `TaskError`, also at the limits of the
@@ -332,7 +379,7 @@ def _undecoded(feature: object, whole: bool = False) -> object:
     return feature
 
 
-def _builder(config: DatasetTask) -> datasets.DatasetBuilder:
+def _builder(config: RowsTask) -> datasets.DatasetBuilder:
     """The builder for this node's own data set: local files, or anything on the hub that its user may read."""
     if not config.is_on_disk:
         return datasets.load_dataset_builder(config.path, config.subset, revision=config.revision)

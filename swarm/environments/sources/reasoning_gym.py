@@ -198,7 +198,7 @@ class ReasoningGymSource:
         answer = self._entry(ref.seed, ref.index)["answer"]
         return "" if answer is None else str(answer)
 
-    def found(self, completion: str) -> str | None:
+    def found(self, ref: TaskRef, completion: str) -> str | None:
         """What counts as the answer. See `Answered`."""
         return self._find(completion)
 

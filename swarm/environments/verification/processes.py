@@ -24,7 +24,7 @@ from swarm.environments.sandbox.directories import (
     environment,
     token_file,
 )
-from swarm.environments.sources.dataset import DatasetTask
+from swarm.environments.sources.dataset import RowsTask
 from swarm.environments.verification.messages import (
     MAX_TEXT_REPLY_BYTES,
     Draw,
@@ -227,7 +227,7 @@ class WorkerStarter:
         if not wanted:
             return None
         own = {config.name for config in self._own()}
-        files = [each.path for each in wanted if isinstance(each, DatasetTask) and each.name in own and each.is_on_disk]
+        files = [each.path for each in wanted if isinstance(each, RowsTask) and each.name in own and each.is_on_disk]
         for cache in caches():
             cache.mkdir(parents=True, exist_ok=True)
         # a founder chooses the data sets, but must not use this user's token
