@@ -187,6 +187,7 @@ TASKS: Kinds[type[TaskSettings]] = Kinds(
         "reasoning_gym": "swarm.environments.sources.reasoning_gym:ReasoningGymTask",
         "dataset": "swarm.environments.sources.dataset:DatasetTask",
         "python": "swarm.environments.task:PythonTask",
+        "code": "swarm.extras.wasm.code.task:CodeTask",
         "number_guessing": "swarm.environments.episodes.number_guessing:NumberGuessingTask",
         "kuhn_poker": "swarm.extras.poker.tasks:KuhnTask",
         "holdem": "swarm.extras.poker.tasks:HoldemTask",

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 from typing import Literal
 
 import wasmtime
 from msgspec import Struct
 
 Ending = Literal["exited", "out of fuel", "crashed"]
+Report = Callable[[bytes, int], int | None]
+"""Is called with what a program writes to standard error, and the fuel that it has left; returns what it has from now
+on, or None to leave it so."""
 
 _SUCCESS, _BAD_DESCRIPTOR, _NOT_FOUND, _NOT_CAPABLE = 0, 8, 44, 76
 _STANDARD_STREAMS = (1, 2)
+_ERRORS = 2
 _ROOT, _RANDOMNESS = 3, 4
 """Descriptors of the directory that holds these files, and of either of them."""
 _RANDOM_FILES = (b"dev/random", b"dev/urandom")
@@ -30,6 +34,8 @@ _DIRECTORY, _DEVICE = 3, 2
 _WASI = "wasi_snapshot_preview1"
 _MAX_PIECES = 16
 """Pieces of one read or write."""
+_MAX_RANDOM_BYTES = 4_096
+"""Of one call; what is asked beyond stays as it was."""
 _MAX_CALLS = 4_096
 """Calls of the system in one run: each costs the host more than its fuel."""
 _MAX_WASM_STACK = 2**21
@@ -73,12 +79,12 @@ class Program:
         self._engine = wasmtime.Engine(config)
         self._module = wasmtime.Module(self._engine, wasm)
 
-    def run(self, arguments: Sequence[bytes], limits: Limits) -> Run:
-        """Run from the start to the exit, or to a limit."""
+    def run(self, arguments: Sequence[bytes], limits: Limits, report: Report | None = None) -> Run:
+        """Run from the start to the exit, or to a limit. With `report`, standard output is dropped."""
         store = wasmtime.Store(self._engine)
         store.set_limits(memory_size=limits.memory_bytes, instances=1, memories=1, tables=8, table_elements=2**15)
         store.set_fuel(limits.fuel)
-        system = _System(arguments, limits.output_bytes)
+        system = _System(arguments, limits.output_bytes, None if report is None else _Meter(store, report))
         linker = system.linked(self._engine, self._module)
         ending: Ending = "exited"
         try:
@@ -93,7 +99,24 @@ class Program:
             ending = "out of fuel" if trap.trap_code == wasmtime.TrapCode.OUT_OF_FUEL else "crashed"
         except (wasmtime.WasmtimeError, _Nonsense):
             ending = "crashed"
-        return Run(bytes(system.output), ending, limits.fuel - store.get_fuel())
+        added = 0 if system.meter is None else system.meter.added
+        return Run(bytes(system.output), ending, limits.fuel + added - store.get_fuel())
+
+
+class _Meter:
+    """Passes on what is written to standard error, and sets the fuel as the answer says."""
+
+    def __init__(self, store: wasmtime.Store, report: Report) -> None:
+        self._store = store
+        self._report = report
+        self.added = 0
+        """Fuel, beside that at the start."""
+
+    def write(self, content: bytes) -> None:
+        left = self._store.get_fuel()
+        if (now := self._report(content, left)) is not None:
+            self._store.set_fuel(now)
+            self.added += now - left
 
 
 class _Exit(Exception):
@@ -110,7 +133,7 @@ class _Nonsense(Exception):
 
 _CALLS = frozenset(
     ("args_get", "args_sizes_get", "environ_get", "environ_sizes_get", "clock_time_get", "fd_write", "fd_read")
-    + ("fd_prestat_get", "fd_prestat_dir_name", "fd_fdstat_get", "fd_close", "path_open", "proc_exit")
+    + ("fd_prestat_get", "fd_prestat_dir_name", "fd_fdstat_get", "fd_close", "path_open", "random_get", "proc_exit")
 )
 """The calls that are answered: methods of `_System`."""
 
@@ -118,10 +141,11 @@ _CALLS = frozenset(
 class _System:
     """The operating system as a program sees it. Addresses and sizes from the program are hostile."""
 
-    def __init__(self, arguments: Sequence[bytes], output_bytes: int) -> None:
+    def __init__(self, arguments: Sequence[bytes], output_bytes: int, meter: _Meter | None = None) -> None:
         self._arguments = [argument.replace(b"\0", b"") + b"\0" for argument in arguments]
         self._output_bytes = output_bytes
         self.output = bytearray()
+        self.meter = meter
         self._num_calls = 0
         self._num_reads = 0
 
@@ -175,9 +199,14 @@ class _System:
             return _BAD_DESCRIPTOR
         total = 0
         for address, size in _pieces(caller, pieces, num_pieces):
-            room = self._output_bytes - len(self.output)
-            self.output += _read(caller, address, min(size, room))
             total += size
+            if self.meter is not None and descriptor != _ERRORS:
+                continue
+            room = self._output_bytes - len(self.output)
+            content = _read(caller, address, min(size, room))
+            self.output += content
+            if self.meter is not None:
+                self.meter.write(content)
         _write(caller, written, struct.pack("<I", total & 0xFFFF_FFFF))
         return _SUCCESS
 
@@ -218,6 +247,12 @@ class _System:
 
     def fd_close(self, caller: wasmtime.Caller, descriptor: int) -> int:
         return _SUCCESS if descriptor == _RANDOMNESS else _BAD_DESCRIPTOR
+
+    def random_get(self, caller: wasmtime.Caller, address: int, size: int) -> int:
+        self._num_reads += 1
+        size = min(size & 0xFFFF_FFFF, _MAX_RANDOM_BYTES)
+        _write(caller, address, shake_128(self._num_reads.to_bytes(8, "little")).digest(size))
+        return _SUCCESS
 
     def proc_exit(self, caller: wasmtime.Caller, code: int) -> None:
         raise _Exit
