@@ -14,6 +14,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 
 from msgspec import Struct
 
@@ -109,6 +110,7 @@ class _Reader:
         self._function = function
         self._candidate: str | None = None
         self._steps = MAX_STEPS
+        self._imported: set[str] = set()
 
     def read(self, body: Sequence[ast.stmt], known: dict[str, object]) -> Iterator[Assertion]:
         """The assertions of statements, in their order; `known` gets what they assign."""
@@ -129,7 +131,9 @@ class _Reader:
                     for item in _items(_constant(items, known, statement)):
                         known[name] = item
                         yield from self.read(statement.body, known)
-                case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                case ast.Import(names=names) | ast.ImportFrom(names=names):
+                    self._imported |= {each.asname or each.name for each in names}
+                case ast.Pass() | ast.Expr(value=ast.Constant()):
                     pass
                 case ast.Expr(value=ast.Call(func=ast.Name(id="check" | "print"))):
                     pass
@@ -138,7 +142,7 @@ class _Reader:
 
     def _assertion(self, test: ast.expr, known: Mapping[str, object]) -> Assertion:
         splitter, text = _Splitter(self, known), ast.unparse(test)
-        condition = splitter.visit(test)
+        condition = splitter.visit(deepcopy(test))  # a loop reads it again
         if not splitter.calls:
             raise Unreadable(f"{_shown(test)} calls nothing")
         _check(test, condition, known)
@@ -154,7 +158,7 @@ class _Reader:
 
     def is_under_test(self, name: str) -> bool:
         """Whether a name is that of the function under test; the first one that is called becomes it."""
-        if self._function is None and name not in _NEVER_UNDER_TEST:
+        if self._function is None and name not in _NEVER_UNDER_TEST | self._imported:
             self._function = name
         return name in (self._function, self._candidate)
 

@@ -123,13 +123,27 @@ def _harness(program, setup, tests, max_chars):
 
 _PRINTED = {
     "micropython": """
+import gc
+gc.threshold(65536)  # an allocation searches all that was allocated since the last collection
+
 class _Output:
     def __init__(self):
-        import io
-        self._made = io.StringIO()
+        self._full = []
+        self._room = bytearray(4096)
+        self._used = 0
         self.buffer = self
     def write(self, text):
-        return self._made.write(text if isinstance(text, str) else bytes(text).decode())
+        content = text.encode() if isinstance(text, str) else text
+        end = self._used + len(content)
+        if end > 4096:
+            self._full.append(bytes(self._room[:self._used]))
+            self._used, end = 0, len(content)
+        if end > 4096:
+            self._full.append(bytes(content))
+        else:
+            self._room[self._used:end] = content
+            self._used = end
+        return len(text)
     def writelines(self, lines):
         for line in lines:
             self.write(line)
@@ -138,7 +152,7 @@ class _Output:
     def isatty(self):
         return False
     def getvalue(self):
-        return self._made.getvalue()
+        return b"".join(self._full) + bytes(self._room[:self._used])
 
 class _Input:
     def __init__(self, text):
@@ -150,9 +164,13 @@ class _Input:
     def readline(self, size=-1):
         return self._text.readline()
     def readlines(self, hint=-1):
-        return list(iter(self._text.readline, ""))
+        return list(self)
     def __iter__(self):
-        return iter(self._text.readline, "")
+        while True:
+            line = self._text.readline()
+            if not line:
+                return
+            yield line
     def isatty(self):
         return False
 
@@ -171,8 +189,8 @@ def _printed(program, setup, stdin):
             return 1000
 
     def write(*values, sep=" ", end="\\n", file=None, flush=False):
-        (output if file is None else file).write((" " if sep is None else sep).join([str(each) for each in values]))
-        (output if file is None else file).write("\\n" if end is None else end)
+        text = str(values[0]) if len(values) == 1 else (" " if sep is None else sep).join([str(each) for each in values])
+        (output if file is None else file).write(text + ("\\n" if end is None else end))
 
     def read(prompt=""):
         output.write(str(prompt))
@@ -187,7 +205,7 @@ def _printed(program, setup, stdin):
         _run(program, setup, space)
     finally:
         sys.modules["sys"] = sys
-    return output.getvalue().encode()
+    return output.getvalue()
 """,
     "cpython": """
 def _printed(program, setup, stdin):
