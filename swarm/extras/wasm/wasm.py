@@ -80,15 +80,24 @@ class Program:
         self._module = wasmtime.Module(self._engine, wasm)
 
     def run(self, arguments: Sequence[bytes], limits: Limits, report: Report | None = None) -> Run:
-        """Run from the start to the exit, or to a limit. With `report`, standard output is dropped."""
+        """Run from the start to the exit, or to a limit. With `report`, standard output is dropped.
+
+        Raises `MemoryError` if this process has no room for the program: that is not the program's doing.
+        """
         store = wasmtime.Store(self._engine)
+        try:
+            return self._run(store, arguments, limits, report)
+        finally:
+            store.close()  # its memory would wait for the garbage collector
+
+    def _run(self, store: wasmtime.Store, arguments: Sequence[bytes], limits: Limits, report: Report | None) -> Run:
         store.set_limits(memory_size=limits.memory_bytes, instances=1, memories=1, tables=8, table_elements=2**15)
         store.set_fuel(limits.fuel)
         system = _System(arguments, limits.output_bytes, None if report is None else _Meter(store, report))
         linker = system.linked(self._engine, self._module)
         ending: Ending = "exited"
         try:
-            start = linker.instantiate(store, self._module).exports(store)["_start"]
+            start = _instance(store, linker, self._module).exports(store)["_start"]
             assert isinstance(start, wasmtime.Func)
             start(store)
         except _Exit:
@@ -101,6 +110,14 @@ class Program:
             ending = "crashed"
         added = 0 if system.meter is None else system.meter.added
         return Run(bytes(system.output), ending, limits.fuel + added - store.get_fuel())
+
+
+def _instance(store: wasmtime.Store, linker: wasmtime.Linker, module: wasmtime.Module) -> wasmtime.Instance:
+    """Raises `MemoryError`, and what instantiation raises that the program has done."""
+    try:
+        return linker.instantiate(store, module)
+    except wasmtime.WasmtimeError as error:
+        raise MemoryError(f"a program cannot be started: {error}") from error
 
 
 class _Meter:
