@@ -434,3 +434,15 @@ def test_a_machine_without_memory_judges_nothing(runner: Runner, monkeypatch: py
     monkeypatch.setattr(wasmtime.Linker, "instantiate", fails)
     with pytest.raises(MemoryError, match="mmap failed"):
         runner.verdict("def f(x): return 2", "", read_tests(["assert f(1) == 2"], None), False)
+
+
+def test_memory_is_not_used_again_before_it_is_free(runner: Runner) -> None:
+    """The collector of MicroPython's build frees what is in use, so there is none: what does not fit fails cleanly."""
+    body = "made = []\n    for i in range({}):\n        made.append(str(i) + 'x' * (i % 7))\n"
+    check = "        parts = [str(j) for j in range(5)]\n        assert parts == ['0', '1', '2', '3', '4']\n"
+    end = "    return len(''.join(made))"
+    tests = read_tests(["assert f(1) == 5887"], None)
+    wide = Runner("micropython", Bounds(10**10, 10**10, 2**27, 2**14))
+    assert wide.verdict(f"def f(x):\n    {body.format(1000)}{check}{end}", "", tests, False).passed == 1
+    small = Runner("micropython", Bounds(10**10, 10**10, 2**22, 2**14))
+    assert "left it no memory" in small.verdict(f"def f(x):\n    {body.format(30_000)}{check}{end}", "", tests, False).why

@@ -17,7 +17,7 @@ _LINE_CHARS = 64
 
 
 _ENDED: dict[Ending, str] = {
-    "exited": "it ended the interpreter",
+    "exited": "it ended the interpreter, or left it no memory",
     "crashed": "it crashed the interpreter",
     "out of fuel": "out of fuel",
 }

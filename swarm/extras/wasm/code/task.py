@@ -56,8 +56,8 @@ class CodeTask(RowsTask):
     """Instructions of one test; 10^9 take MicroPython about 0.3 s."""
     fuel: int = Field(4 * 10**9, ge=10**6, le=10**13)
     """Instructions of all tests of an answer, with the starts of the interpreter."""
-    memory_bytes: int = Field(2**26, ge=2**24, le=2**31)
-    """Memory of a program, half of it for its objects."""
+    memory_bytes: int = Field(2**27, ge=2**24, le=2**31)
+    """Memory of a program, half of it for its objects. MicroPython never frees an object."""
     output_bytes: int = Field(2**16, ge=2**8, le=2**22)
     """Bytes of a result, and of what is printed for a test; more is wrong."""
 
