@@ -445,4 +445,5 @@ def test_memory_is_not_used_again_before_it_is_free(runner: Runner) -> None:
     wide = Runner("micropython", Bounds(10**10, 10**10, 2**27, 2**14))
     assert wide.verdict(f"def f(x):\n    {body.format(1000)}{check}{end}", "", tests, False).passed == 1
     small = Runner("micropython", Bounds(10**10, 10**10, 2**22, 2**14))
-    assert "left it no memory" in small.verdict(f"def f(x):\n    {body.format(30_000)}{check}{end}", "", tests, False).why
+    large = f"def f(x):\n    {body.format(30_000)}{check}{end}"
+    assert "left it no memory" in small.verdict(large, "", tests, False).why

@@ -191,7 +191,8 @@ def _printed(program, setup, stdin):
             return 1000
 
     def write(*values, sep=" ", end="\\n", file=None, flush=False):
-        text = str(values[0]) if len(values) == 1 else (" " if sep is None else sep).join([str(each) for each in values])
+        texts = [str(each) for each in values]
+        text = texts[0] if len(texts) == 1 else (" " if sep is None else sep).join(texts)
         (output if file is None else file).write(text + ("\\n" if end is None else end))
 
     def read(prompt=""):
