@@ -27,6 +27,7 @@ from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
+from swarm.sapo.curriculum import Bucket
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
 from swarm.schedule import Pausing, Schedule
@@ -402,10 +403,11 @@ class Checkpoints:
         position: int = 0,
         tokens_generated: int = 0,
         num_passed_over: int = 0,
+        curriculum: Mapping[str, Bucket] | None = None,
         mix: MixState | None = None,
         corroboration: CorroborationState | None = None,
     ) -> None:
-        """Write a checkpoint of the finished rounds, unless it exists. The last five: see `TrainingState`."""
+        """Write a checkpoint of the finished rounds, unless it exists. The last six: see `TrainingState`."""
         if self._saved_round == round:
             return
         from swarm.training.checkpoint import TrainingState
@@ -423,6 +425,7 @@ class Checkpoints:
             tokens_generated=tokens_generated,
             sequences=self._runtime.exchange.book.highest_sequences(),
             num_passed_over=num_passed_over,
+            curriculum=dict(curriculum or {}),
             mix=mix,
             watch=self._watch.dump(),
             corroboration=corroboration,
