@@ -180,6 +180,7 @@ class PeerNode(RoleNode):
         self._note_problem(report.problem)
         if report.alarm is not None:
             self._go_back(report.alarm)
+        self._node.curriculum.hear(each.summary.tries for each in self._transport.peers() if each.summary)
         self.write_roster()
         self._runtime.do_what_is_due(self._ranks, report.round, self.save)
         if self._adoption is not None:
@@ -345,5 +346,6 @@ class PeerNode(RoleNode):
                 processor_s=self._processor_s if self._num_ranks == 1 else None,  # others' processes are not seen here
                 problem=report.problem,
                 worth=report.worth,
-            )
+            ),
+            self._node.curriculum.tries(),
         )

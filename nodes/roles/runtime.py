@@ -50,6 +50,7 @@ from swarm.telemetry.records import (
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.types import Estimate, MemberSummary, RunManifest, Terms
+from swarm.types.runs import Tries
 
 if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
     from nodes.roles.ranks import RankGroup
@@ -163,12 +164,15 @@ class RoleRuntime:
         if self._paused_at is not None:
             self._paused_at += seconds
 
-    def record(self, event: RoundEvent) -> None:
-        """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
+    def record(self, event: RoundEvent, tries: Tries | None = None) -> None:
+        """Write the event of a round, step or batch; adds time, network state and counters to the role's figures.
+
+        `tries` is part of what members are told if the user wants that.
+        """
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
         if self.config.share.summary:
-            self._transport.summarize(self._summary(event))
+            self._transport.summarize(replace(self._summary(event), tries=tries or {}))
         network = self._transport.status()
         self._write(
             replace(

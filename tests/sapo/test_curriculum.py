@@ -96,3 +96,26 @@ def test_a_resumed_node_asks_what_the_lost_one_would_have() -> None:
     lost, resumed = taught(draws=4), Curriculum(Stream(), 1, 4)
     resumed.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(lost.dump()), type=dict[str, Bucket]))
     assert resumed.draw(160, 8) == lost.draw(160, 8) != Curriculum(Stream(), 1, 4).draw(160, 8)
+
+
+def test_members_tell_where_the_edge_is_before_this_node_knows() -> None:
+    new = taught(draws=4, batches=0)
+    alone = asked(new, 160, 50)["edge"]
+    new.hear([taught(draws=4).tries()] * 4)
+    assert asked(new, 160, 50)["edge"] > 1.5 * alone
+
+
+def test_no_number_of_liars_outweighs_what_a_node_has_seen() -> None:
+    curriculum = taught(draws=4, batches=60)
+    before = asked(curriculum, 480, 50)
+    lies = {name: (2**50, 2**50) if name.startswith("edge") else (2**49, 2**50) for name in curriculum.tries()}
+    curriculum.hear([lies] * 1_000)
+    assert asked(curriculum, 480, 50) == before
+
+
+def test_claims_are_no_own_tries_and_need_not_be_possible() -> None:
+    curriculum = taught(draws=4)
+    known = curriculum.tries()
+    curriculum.hear([{f"unknown {number}": (1, 2) for number in range(16)}, {name: (9, 2) for name in known}])
+    assert curriculum.tries() == known
+    assert asked(curriculum, 160, 10).total() == 80
