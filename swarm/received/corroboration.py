@@ -8,6 +8,13 @@ answers would be as right without it, as this node's own groups show.
     push of an author              the mean over its groups, beside the mean over own groups of the same tasks
     factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
 
+A habit that own completions take up is held against an author only if it is none of the answer: what an honest author's
+wrong answers lack, its right ones push, and a policy may well write more of it.
+
+    need of a token                given that a rewarded own completion has it, how much more often other rewarded
+                                   completions of the group have it than the others do: 1 if it is part of the right
+                                   answer, 0 for a habit, however frequent and whatever the question
+
 Tokens are compared by themselves and with the token before them. Means are kept in count sketches, so that an author
 takes the same memory whatever it writes.
 """
@@ -67,6 +74,10 @@ DRIFT = 0.03
 DRIFT_HITS = 16
 """Tokens of an author in excess that rise, before it is held responsible."""
 DRIFT_TOKENS = 8
+NEEDED = 0.5
+"""Need from which a token is part of the answers."""
+ENOUGH_NEEDS = 8
+"""Rewarded own completions with a token before its need is known."""
 
 
 class CorroborationSettings(Settings):
@@ -190,6 +201,8 @@ class CorroborationState(Struct):
     pulls: list[float]
     rates: RatesState
     rising: dict[str, dict[int, int]]
+    needs: list[bytes] = []
+    """float32, one a bucket, compressed; of a checkpoint from before they were kept, none."""
 
 
 class Corroboration:
@@ -210,6 +223,7 @@ class Corroboration:
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
         """Of own groups."""
         self._rates = _Rates()
+        self._needs = _Needs()
         self._rising: dict[str, Counter[int]] = {}
         """How often an author pushed a token in excess that own completions have more and more, by author and token."""
 
@@ -223,6 +237,7 @@ class Corroboration:
             list(self._pulls),
             self._rates.dump(),
             {author: dict(tokens) for author, tokens in self._rising.items()},
+            self._needs.dump(),
         )
 
     def restore(self, saved: CorroborationState) -> None:
@@ -235,6 +250,7 @@ class Corroboration:
         self._together = {name: _Evidence.restored(each) for name, each in saved.together.items()}
         self._pulls.extend(saved.pulls)
         self._rates.restore(saved.rates)
+        self._needs.restore(saved.needs)
         self._rising = {author: Counter(tokens) for author, tokens in saved.rising.items()}
 
     def learn(self, group: ReadGroup, reward: float) -> None:
@@ -243,6 +259,7 @@ class Corroboration:
             self._rates.add(group.buckets(self._salt), len(group.ids), reward)
             if any(value > 0 for each in group.advantages for value in each):
                 _evidence(self._own, group.task, MAX_TASKS).add(group, self._salt)
+                self._needs.add(group, self._salt)
                 self._pulls.append(group.pull())
 
     def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
@@ -291,9 +308,10 @@ class Corroboration:
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
         unneeded = excess > ALARMING_ERRORS * spread
         unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
-        rising = (unneeded.all(axis=2) & (self._rates.rise(group.buckets(self._salt)) > DRIFT)).any(axis=1) & (
-            signs > 0
-        )
+        taken_up = self._rates.rise(group.buckets(self._salt)) > DRIFT
+        if taken_up.any():
+            taken_up &= ~self._needs.of(group.buckets(self._salt))
+        rising = (unneeded.all(axis=2) & taken_up).any(axis=1) & (signs > 0)
         if rising.any():
             tokens = [token for each in group.ids for token in each]
             self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.nonzero(rising)[1])
@@ -411,6 +429,41 @@ class _Rates:
         if self._rise is None:
             return np.zeros((len(buckets), buckets.shape[-1]))
         return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
+
+
+class _Needs:
+    """Which tokens are part of the answers of own groups."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((2, ROWS * NUM_BUCKETS))
+        """Of needs, and of the completions that they are of."""
+
+    def dump(self) -> list[bytes]:
+        return [_packed(each) for each in self._sums]
+
+    def restore(self, saved: list[bytes]) -> None:
+        if saved:
+            self._sums = np.array([_unpacked(each) for each in saved]).reshape(self._sums.shape)
+
+    def add(self, group: ReadGroup, salt: int) -> None:
+        rewarded = np.array([max(each, default=0.0) > 0 for each in group.advantages])
+        num_right, num_wrong = int(rewarded.sum()), int((~rewarded).sum())
+        if num_right < 2 or not num_wrong:
+            return
+        completion = np.repeat(np.arange(len(rewarded)), [len(ids) for ids in group.ids])
+        has = np.unique(_through(group.buckets(salt)) * len(rewarded) + completion)
+        buckets, of_completion = np.divmod(has, len(rewarded))
+        found, index = np.unique(buckets, return_inverse=True)
+        right = np.bincount(index, rewarded[of_completion], len(found))
+        wrong = np.bincount(index, ~rewarded[of_completion], len(found))
+        self._sums *= MEMORY
+        self._sums[0, found] += right * ((right - 1) / (num_right - 1) - wrong / num_wrong)
+        self._sums[1, found] += right
+
+    def of(self, buckets: Buckets) -> npt.NDArray[np.bool_]:
+        """[kinds, N] whether each token is part of the answers."""
+        needs, num = self._sums[:, _through(buckets)]
+        return np.asarray(((num >= ENOUGH_NEEDS) & (needs > NEEDED * num)).all(axis=1))
 
 
 def _at(known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:
