@@ -290,7 +290,7 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     rows = [
         ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
         ("peer id", peer_id),
-        ("policy", f"{config.policy.model} on {device}{processes}" if role.has_policy else "none"),
+        *([("policy", f"{config.policy.model} on {device}{processes}")] if role.has_policy else []),
         ("tasks", ", ".join(task.name for task in config.tasks)),
         *role.plan(config),
         ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),

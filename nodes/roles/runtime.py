@@ -20,7 +20,7 @@ from swarm.errors import CheckpointError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
-from swarm.net.services.usage import GroupUsage, serve_usage, usage_by
+from swarm.net.services.usage import GroupUsage, Wants, serve_usage, usage_by
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
 from swarm.protocols import RolloutEngine, Transport, Verifier
@@ -105,6 +105,7 @@ class RoleRuntime:
         serve_usage(transport, self._usage_of)
         self.worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
+        self._wants = Wants()
         self.peer_id = identity.peer_id
         self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self.config = config
@@ -137,14 +138,15 @@ class RoleRuntime:
         """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
         self._counted[prefix] = counters
 
-    def begin(self, resumed_from: int | None = None) -> None:
-        """Write the start event."""
+    def begin(self, role: str, resumed_from: int | None = None) -> None:
+        """Write the start event of a node of this role."""
         self._write(
             StartEvent(
                 time=time.time(),
                 peer_id=self.peer_id,
                 run_id=self._transport.status().run_id,
                 name=self.config.called(self.peer_id),
+                role=role,
                 rounds=self.config.rounds,
                 config=self.config.model_dump(mode="json"),
                 versions=versions(),
@@ -166,6 +168,7 @@ class RoleRuntime:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
+        self._wants.add(event.tasks)
         if self.config.share.summary:
             self._transport.summarize(self._summary(event))
         network = self._transport.status()
@@ -287,7 +290,7 @@ class RoleRuntime:
         known = self.exchange.book.find(peer_id)
         if known is None:
             return GroupUsage()
-        return usage_by(known.received, known.used, known.dropped, self.worth.get(peer_id))
+        return usage_by(known.received, known.used, known.dropped, self.worth.get(peer_id), self._wants.by_task)
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""
