@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
+from nodes.boot.visits import visiting
 from nodes.commands import probes
-from nodes.commands.peers import visiting
 from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm

@@ -29,7 +29,7 @@ from swarm.telemetry.history import (
     pause_in_words,
     split_drops,
 )
-from swarm.telemetry.records import GroupCounts, LearningFigures
+from swarm.telemetry.records import GroupCounts, LearningFigures, RoundEvent
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

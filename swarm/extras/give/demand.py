@@ -1,9 +1,9 @@
 """What a giver is to give: how many groups, as receivers use them, and of which tasks. Pure.
 
-    groups      those that the most eager receiver used since its last answer, and some more; bounded by what the others
-                used, so that one that lies about its use does not cost the endpoint's time
-    tasks       in proportion to how near to one half receivers are right there, as the median of them says, times the
-                fraction of this giver's groups with signal
+groups      those that the most eager receiver used since its last answer, and some more; bounded by what the others
+            used, so that one that lies about its use does not cost the endpoint's time
+tasks       in proportion to how near to one half receivers are right there, as the median of them says, times the
+            fraction of this giver's groups with signal
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ def groups_wanted(uses: Sequence[int], given: int) -> int:
     if not uses:
         return EXPLORED
     most, *others = sorted((min(use, given) for use in uses), reverse=True)
-    if given and most >= SCARCE * given:
-        wanted = math.ceil(FASTER * most)
-    else:
-        wanted = math.ceil(MORE * most) + 1
+    is_scarce = given > 0 and most >= SCARCE * given
+    wanted = math.ceil(FASTER * most) if is_scarce else math.ceil(MORE * most) + 1
     if others:
         wanted = min(wanted, EXPLORED + math.ceil(OTHERS * median(others)))
     return max(LEAST, wanted)

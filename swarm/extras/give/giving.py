@@ -112,7 +112,11 @@ class Giver:
         if self._games is None:
             self._games = self._flow.play()
         try:
-            while num_over < self._plan.num_questions and not self.has_enough and (found := next(self._games, None)) is not None:
+            while (
+                num_over < self._plan.num_questions
+                and not self.has_enough
+                and (found := next(self._games, None)) is not None
+            ):
                 number, played = found
                 question = self._asked.pop(number)
                 num_over += 1
