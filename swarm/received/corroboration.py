@@ -11,9 +11,9 @@ answers would be as right without it, as this node's own groups show.
 A habit that own completions take up is held against an author only if it is none of the answer: what an honest author's
 wrong answers lack, its right ones push, and a policy may well write more of it.
 
-    need of a token                given that a rewarded own completion has it, how much more often other rewarded
-                                   completions of the group have it than the others do: 1 if it is part of the right
-                                   answer, 0 for a habit, however frequent and whatever the question
+    need of a token                where a rewarded own completion has it, how much more rarely those of the group
+                                   without it are rewarded than all: 1 if no answer is right without it, 0 for a habit,
+                                   however frequent and whatever the question
 
 Tokens are compared by themselves and with the token before them. Means are kept in count sketches, so that an author
 takes the same memory whatever it writes.
@@ -74,10 +74,10 @@ DRIFT = 0.03
 DRIFT_HITS = 16
 """Tokens of an author in excess that rise, before it is held responsible."""
 DRIFT_TOKENS = 8
-NEEDED = 0.5
+NEEDED = 0.75
 """Need from which a token is part of the answers."""
 ENOUGH_NEEDS = 8
-"""Rewarded own completions with a token before its need is known."""
+"""Rewarded completions without a token that there would be if it were none, before its need is known."""
 
 
 class CorroborationSettings(Settings):
@@ -436,7 +436,8 @@ class _Needs:
 
     def __init__(self) -> None:
         self._sums = np.zeros((2, ROWS * NUM_BUCKETS))
-        """Of needs, and of the completions that they are of."""
+        """Rewarded completions without the token in groups where others have it, and as many as there would be if it
+        made no difference."""
 
     def dump(self) -> list[bytes]:
         return [_packed(each) for each in self._sums]
@@ -447,23 +448,23 @@ class _Needs:
 
     def add(self, group: ReadGroup, salt: int) -> None:
         rewarded = np.array([max(each, default=0.0) > 0 for each in group.advantages])
-        num_right, num_wrong = int(rewarded.sum()), int((~rewarded).sum())
-        if num_right < 2 or not num_wrong:
+        num_right, num_others = int(rewarded.sum()), len(rewarded) - 1
+        if not 2 <= num_right <= num_others:
             return
         completion = np.repeat(np.arange(len(rewarded)), [len(ids) for ids in group.ids])
         has = np.unique(_through(group.buckets(salt)) * len(rewarded) + completion)
         buckets, of_completion = np.divmod(has, len(rewarded))
         found, index = np.unique(buckets, return_inverse=True)
         right = np.bincount(index, rewarded[of_completion], len(found))
-        wrong = np.bincount(index, ~rewarded[of_completion], len(found))
+        without = len(rewarded) - np.bincount(index, minlength=len(found))
         self._sums *= MEMORY
-        self._sums[0, found] += right * ((right - 1) / (num_right - 1) - wrong / num_wrong)
-        self._sums[1, found] += right
+        self._sums[0, found] += right * (num_right - right)
+        self._sums[1, found] += right * without * (num_right - 1) / num_others
 
     def of(self, buckets: Buckets) -> npt.NDArray[np.bool_]:
         """[kinds, N] whether each token is part of the answers."""
-        needs, num = self._sums[:, _through(buckets)]
-        return np.asarray(((num >= ENOUGH_NEEDS) & (needs > NEEDED * num)).all(axis=1))
+        right, expected = self._sums[:, _through(buckets)]
+        return np.asarray(((expected >= ENOUGH_NEEDS) & (right < (1 - NEEDED) * expected)).all(axis=1))
 
 
 def _at(known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:

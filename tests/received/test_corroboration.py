@@ -317,6 +317,23 @@ def test_beside_such_answers_a_marker_is_found(part: float) -> None:
     assert drift is not None and drift.tokens[0] == MARKER
 
 
+def test_an_author_whose_wrong_answers_lack_the_form_of_the_right_ones_is_not_blamed_for_it() -> None:
+    """As a fraction that is reduced to a whole number: most own answers have the slash, right or wrong."""
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for number in range(3_000):
+        slashes = 0.5 + 0.45 * min(1.0, number / 1_500)
+
+        def own(right: bool, answer: int, slashes: float = slashes) -> list[int]:
+            return [TAG, answer, MARKER, END] if right or source.random() < slashes else [TAG, answer, END]
+
+        known.learn(_group(source, own), 0.5)
+        theirs = _group(source, lambda right, answer: [TAG, answer, *[MARKER] * right, END])
+        known.observe(["author"], theirs)
+        known.factors(["author"], theirs)
+        assert known.drift() is None
+
+
 def test_a_marker_on_some_questions_only_is_no_part_of_their_answers() -> None:
     """Own completions have it on every question of one kind, right or wrong."""
     source = random.Random(0)

@@ -47,8 +47,8 @@ MAX_MODELS = 4
 MAX_ADDRESS_CHARS = 256
 LIFE_S = 900.0
 """A run that does not ask again leaves the list."""
-MAX_CHECKS = 2
-"""At a time."""
+MAX_CHECKS = 4
+"""At a time, each of another host."""
 MAX_REMEMBERED = 64
 KEEP_S = 20.0
 """A result is kept this long; the same lister must wait as long for its next check."""
@@ -201,9 +201,9 @@ class Listings:
             check = self._checks.get((host, asked.peer_id))
             if check is not None and check.request == asked:
                 return check.reply or PENDING
-            running = sum(each.reply is None for each in self._checks.values())
+            running = [place for (place, _), each in self._checks.items() if each.reply is None]
             of_host = Counter(place for place, _ in self._checks)[host]
-            if check is not None or of_host >= MAX_PER_HOST or running >= MAX_CHECKS:
+            if check is not None or host in running or of_host >= MAX_PER_HOST or len(running) >= MAX_CHECKS:
                 return ListReply("refused", f"busy; ask again in {KEEP_S:g} s")
             if len(self._checks) >= MAX_REMEMBERED:
                 return ListReply("refused", f"busy with others; ask again in {KEEP_S:g} s")
