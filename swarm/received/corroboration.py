@@ -189,6 +189,9 @@ class RatesState(Struct):
     rise: bytes | None
     past: list[bytes]
     rewards: list[float]
+    squares: bytes = b""
+    variances: list[bytes] = []
+    """Of the past; of a checkpoint from before they were kept, none: its rates are then not compared."""
 
 
 class CorroborationState(Struct):
@@ -388,10 +391,12 @@ class _Rates:
     """How much more often own completions have each bucket's tokens than in the last thousands of groups."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(ROWS * NUM_BUCKETS)
+        self._counts, self._squares = np.zeros((2, ROWS * NUM_BUCKETS))
+        """Sums over groups of the occurrences a completion, and of their squares."""
         self._num = 0
         self._reward = 0.0
         self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+        self._variances: deque[Floats] = deque(maxlen=PAST_RATES)
         self._rewards: deque[float] = deque(maxlen=PAST_RATES)
         self._rise: Floats | None = None
 
@@ -403,26 +408,47 @@ class _Rates:
             None if self._rise is None else _packed(self._rise),
             [_packed(each) for each in self._past],
             list(self._rewards),
+            _packed(self._squares),
+            [_packed(each) for each in self._variances],
         )
 
     def restore(self, saved: RatesState) -> None:
+        if not saved.squares:
+            return
+        if not len(saved.variances) == len(saved.past) == len(saved.rewards):
+            raise ValueError("rates of the past lack a part")
         self._num, self._reward, self._counts = saved.num, saved.reward, _unpacked(saved.counts)
+        self._squares = _unpacked(saved.squares)
+        self._variances.extend(map(_unpacked, saved.variances))
         self._rise = None if saved.rise is None else _unpacked(saved.rise)
         self._past.extend(map(_unpacked, saved.past))
         self._rewards.extend(saved.rewards)
 
     def add(self, buckets: Buckets, num_completions: int, reward: float) -> None:
-        np.add.at(self._counts, _through(buckets).ravel(), 1 / max(1, num_completions))
+        found, occurrences = np.unique(_through(buckets), return_counts=True)
+        self._counts[found] += occurrences / max(1, num_completions)
+        self._squares[found] += (occurrences / max(1, num_completions)) ** 2
         self._num += 1
         self._reward += reward
         if self._num == RATE_GROUPS:
             now, reward = self._counts / self._num, self._reward / self._num
+            variance = np.maximum(self._squares / self._num - now**2, 0.0) / self._num
             # A policy that learns writes much that it did not write before, whoever pushes it.
             stands = bool(self._rewards) and reward < LEARNS * self._rewards[0]
-            self._rise = now - np.min(self._past, axis=0) if stands else None
+            self._rise = self._beyond_chance(now, variance) if stands else None
             self._past.append(now)
+            self._variances.append(variance)
             self._rewards.append(reward)
-            self._counts, self._num, self._reward = np.zeros(ROWS * NUM_BUCKETS), 0, 0.0
+            self._num, self._reward = 0, 0.0
+            self._counts, self._squares = np.zeros((2, ROWS * NUM_BUCKETS))
+
+    def _beyond_chance(self, now: Floats, variance: Floats) -> Floats:
+        """How much more often than when it was lowest; 0 where the questions alone may have made the difference: some
+        want a token in every answer, some in none."""
+        lowest = np.argmin(self._past, axis=0)[None]
+        least, its = (np.take_along_axis(np.array(each), lowest, axis=0)[0] for each in (self._past, self._variances))
+        rise = now - least
+        return np.asarray(np.where(rise > ALARMING_ERRORS * np.sqrt(variance + its), rise, 0.0), dtype=float)
 
     def rise(self, buckets: Buckets) -> Floats:
         """[kinds, N] occurrences a completion more than when it was lowest; 0 while the reward rises."""
