@@ -50,7 +50,7 @@ def show_runs(addresses: Sequence[str], as_json: bool, console: Console) -> int:
         console.print(table(_columns(time.time()), found, console.width))
         say(
             console,
-            "signed by their founders; what has a * is claimed. Join one: swarm join NAME@ADDRESS, the address of the list",
+            "signed by their founders; a * is a claim. Join one: swarm join NAME@ADDRESS, the address of the list",
         )
     elif not problems:
         say(console, "no run is open there")

@@ -23,8 +23,6 @@ from swarm.types.bounds import MAX_TOLD_TASKS, Fraction, Name
 
 PROTOCOL = "/swarm/usage/1"
 MAX_REPLY_BYTES = 2**16
-SMOOTHING = 0.1
-"""Weight of a round in a task's reward."""
 
 
 class GroupUsage(Struct, frozen=True):
@@ -40,8 +38,8 @@ class GroupUsage(Struct, frozen=True):
     worth: Estimate | None = None
     """Of one of them, in own groups of the node; None while unknown."""
     wants: Annotated[dict[Name, Fraction], Meta(max_length=MAX_TOLD_TASKS)] = {}
-    """How much each task's groups can teach the node: 1 where it is right about half of the time, 0 where always or
-    never. Of all its completions, as everybody sees them."""
+    """The learnability of each task's questions to the node: 1 where it is right half of the time, 0 where always or
+    never. Everybody can compute it from the groups that the node shares."""
 
     @property
     def spare(self) -> int:
@@ -55,25 +53,6 @@ def usage_by(
     """An author's account, for the author; `dropped` is by reason."""
     not_needed = dropped.get(Reason.NOT_NEEDED, 0)
     return GroupUsage(received, used, not_needed, sum(dropped.values()) - not_needed, worth, dict(wants))
-
-
-class Wants:
-    """How much each task's groups can teach a node, by the rewards of its rounds."""
-
-    def __init__(self) -> None:
-        """Nothing is known."""
-        self.by_task: Mapping[str, float] = {}
-        """Replaced as a whole: another thread reads it."""
-        self._rewards: dict[str, float] = {}
-
-    def add(self, tasks: Mapping[str, tuple[float, int]]) -> None:
-        """Add a round: a task's mean reward and the number of completions."""
-        for name, (reward, num) in tasks.items():
-            known = self._rewards.get(name)
-            if num and math.isfinite(reward):
-                self._rewards[name] = reward if known is None else known + SMOOTHING * (reward - known)
-        told = list(self._rewards.items())[:MAX_TOLD_TASKS]
-        self.by_task = {name: round(4 * p * (1 - p), 2) for name, reward in told for p in [min(1.0, max(0.0, reward))]}
 
 
 def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:
