@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
+from swarm.types.thoughts import CLOSE as THOUGHT_CLOSE
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TAG_OPEN, TAG_CLOSE = "<tool>", "</tool>"
 MAX_CALLS = 8
@@ -117,6 +119,12 @@ def bare_calls(text: str) -> list[Call | BadCall] | None:
         said = fenced[1].strip()
     if not said.startswith(("{", "[")) or '"name"' not in said or not any(f'"{name}"' in said for name in _ARGUMENTS):
         return None
+    return calls_of(said)
+
+
+def calls_of(said: str) -> list[Call | BadCall]:
+    """The calls that a text is: objects one after the other, or a list of them."""
+    said = said.strip()
     if len(said) > MAX_CALLS * MAX_CALL_CHARS:
         return [BadCall(TOO_LONG, said)]
     try:
@@ -124,7 +132,7 @@ def bare_calls(text: str) -> list[Call | BadCall] | None:
         bodies = _elements(said) if said.startswith("[") else list(_in_a_row(said))
     except BadJson as error:
         return [BadCall(str(error), said)]
-    return [read_call(body) for body in bodies[: MAX_CALLS + 1]]
+    return [read_call(body) for body in bodies[: MAX_CALLS + 1]] or [BadCall(SHAPE, said)]
 
 
 def read_call(said: str) -> Call | BadCall:
@@ -173,8 +181,9 @@ def common(parts: Sequence[Spoken]) -> str:
 def _with_marks(call: AnyCall) -> str:
     match call:
         case Call(name, arguments):
-            # A text within the arguments must not end the call.
-            body = as_call(name, arguments).replace("</", "<\\/") if CLOSE in arguments else as_call(name, arguments)
+            body = as_call(name, arguments)
+            if CLOSE in body or THOUGHT_CLOSE in body:  # a text within must end neither the call nor a thought
+                body = body.replace("</", "<\\/")
             return f"{OPEN}{body}{CLOSE}"
         case BadCall(_, said, closed):
             return f"{OPEN}{said}{CLOSE if closed else ''}"

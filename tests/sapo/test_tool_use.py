@@ -223,7 +223,9 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     failing = own(tmp_path, "search")
     verifier = with_custom_tools(InlineVerifier([failing]), [failing])
     (failed,) = verifier.grade([(question.ref, ["<tool>fail</tool>"])])
-    assert isinstance(failed, Grade) and failed.observations == (((ToolResult("error: OSError: no network", "tool"),),),)
+    assert isinstance(failed, Grade) and failed.observations == (
+        ((ToolResult("error: OSError: no network", "tool"),),),
+    )
     assert verifier.counters()["tool_failures"] == 1
     verifier.close()
 

@@ -53,9 +53,7 @@ _Key = tuple[TaskRef, tuple[str, ...], int]
 def with_custom_tools(verifier: TaskVerifier, configs: Iterable[TaskConfig]) -> TaskVerifier:
     """The verifier, which also calls this node's custom tools that the tasks name. Raises `TaskError`."""
     tools = {
-        config.name: {
-            name: _loaded(config.name, *named) for name, named in config.custom_tools.items()
-        }
+        config.name: {name: _loaded(config.name, *named) for name, named in config.custom_tools.items()}
         for config in configs
         if config.custom_tools
     }
