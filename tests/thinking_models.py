@@ -38,7 +38,8 @@ _TURNS = (
     + HERMES_CALLS
     + "{{- '<|im_end|>\n' }}"
     + HERMES_RESULTS
-    + "{%- elif not (tools and loop.first and m.role == 'system') %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}"
+    + "{%- elif not (tools and loop.first and m.role == 'system') %}"
+    "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}"
 )
 QWEN3 = _TURNS + (

@@ -122,7 +122,7 @@ class Hermes(Form):
 class Bare(Form):
     """Turns that are nothing but objects."""
 
-    name = "json"
+    name: ClassVar[CallFormat] = "json"
     style = Style('{"name": "', '", "arguments": ', "}", '}\n{"name": "')
 
     def read(self, text: str) -> list[Spoken]:
@@ -141,7 +141,7 @@ class Bare(Form):
 class Llama(Bare):
     """Llama 3: such objects with `parameters`, which may follow a token."""
 
-    name = "llama"
+    name: ClassVar[CallFormat] = "llama"
     marks = ("<|python_tag|>",)
     style = Style('{"name": "', '", "parameters": ', "}", '}; {"name": "')
 
@@ -188,7 +188,7 @@ class Mistral(Form):
 class Gemma(Form):
     """Gemma 4: a name and, in braces, arguments in a notation like JSON with a token for quotes."""
 
-    name = "gemma"
+    name: ClassVar[CallFormat] = "gemma"
     marks = ("<|tool_call>", "<tool_call|>", '<|"|>')
     style = Style("<|tool_call>call:", "{", "}<tool_call|>", "}<tool_call|><|tool_call>call:")
     _call = re.compile(r"\s*call:([\w.-]{1,64})\s*(\{.*\})\s*", re.DOTALL)
@@ -254,7 +254,7 @@ class Gemma(Form):
 class FunctionGemma(Gemma):
     """FunctionGemma: the same with other marks."""
 
-    name = "function_gemma"
+    name: ClassVar[CallFormat] = "function_gemma"
     marks = ("<start_function_call>", "<end_function_call>", "<escape>")
     style = Style(
         "<start_function_call>call:", "{", "}<end_function_call>", "}<end_function_call><start_function_call>call:"
@@ -420,7 +420,7 @@ def _checked(name: str, arguments: str, said: str) -> Call | BadCall:
 
 def _between(text: str, at: int, open: str, close: str) -> tuple[int, int] | None:
     start, end = text.rfind(open, 0, at), text.find(close, at)
-    return (start, end + len(close)) if 0 <= start and 0 <= end else None
+    return (start, end + len(close)) if min(start, end) >= 0 else None
 
 
 def _outermost(text: str, at: int) -> tuple[int, int] | None:

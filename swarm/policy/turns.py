@@ -170,7 +170,8 @@ class Conversations:
 
     @cached_property
     def _added(self) -> Mapping[str, int]:
-        return self._tokenizer.get_added_vocab()
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        return added
 
     @cached_property
     def _added_ids(self) -> frozenset[int]:
@@ -235,7 +236,8 @@ class Conversations:
 
     @cached_property
     def calling(self) -> Calling | None:
-        """How the policy calls tools; None if it is told in words. Raises `PolicyError` for a setting that cannot be."""
+        """How the policy calls tools; None if it is told in words. Raises `PolicyError` for a setting that does not
+        suit the template."""
         wanted = self._use.calls
         if wanted == "tags":
             return None

@@ -1,9 +1,9 @@
 """Calls of tools in texts.
 
-Models write their calls in many ways, which `swarm/policy/calling.py` reads. A text that is shared, graded or shown has
-one pair of marks: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Two more forms count, which models without
-marks for calls write: a `<tool>` pair, and a turn that is nothing but such objects. Whatever is in a thought, in a
-question or in a result is no call.
+Models write their calls in many ways, which `swarm/policy/calling.py` reads. A text that is shared, graded or shown
+has one pair of marks: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Two more forms count, which models
+without marks for calls write: a `<tool>` pair, and a turn that is nothing but such objects. Whatever is in a thought,
+in a question or in a result is no call.
 
 The texts are anybody's: all is bounded before it is decoded, and whatever is wrong with a call is said in words.
 """
@@ -87,7 +87,8 @@ def spoken(text: str) -> list[Spoken]:
     if start >= 0:
         tagged = TaggedCall(text[start + len(TAG_OPEN) : end].strip())
         return _without_empty([text[:start], tagged, text[end + len(TAG_CLOSE) :]])
-    return list(bare_calls(text) or [text])
+    calls = bare_calls(text)
+    return [text] if calls is None else [*calls]
 
 
 def calls_in(text: str) -> tuple[AnyCall, ...]:

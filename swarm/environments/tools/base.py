@@ -1,7 +1,7 @@
 """Tools: what they are, how a policy calls them, and questions whose answer may be worked out with some.
 
-A turn with calls (`swarm/types/calls.py`) is answered with their results. Any other turn is the answer, and is scored as
-without tools.
+A turn with calls (`swarm/types/calls.py`) is answered with their results. Any other turn is the answer, and is scored
+as without tools.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ UNKNOWN = "unknown"
 """Stands for the tool of a call that names none."""
 MAX_ERROR_CHARS = 300
 REQUEST = (
-    f'You may call tools before you answer: a message with {TAG_OPEN}{{"name": ..., "arguments": {{...}}}}{TAG_CLOSE} is '
-    "answered with the result. The tools, each with the schema of its arguments:"
+    f'You may call tools before you answer: a message with {TAG_OPEN}{{"name": ..., "arguments": {{...}}}}{TAG_CLOSE} '
+    "is answered with the result. The tools, each with the schema of its arguments:"
 )
 
 

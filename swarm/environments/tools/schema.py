@@ -64,9 +64,7 @@ def check_schema(schema: Schema) -> None:
     if len(json.dumps(dict(schema))) > MAX_SCHEMA_CHARS:
         raise ValueError(f"a schema must have at most {MAX_SCHEMA_CHARS} characters as JSON")
     if schema.get("type") != "object":
-        raise ValueError(
-            f"the schema of a tool's arguments must be of the type object, got {schema.get('type')!r:.100}"
-        )
+        raise ValueError(f"the schema of arguments must be of the type object, got {schema.get('type')!r:.100}")
     _check(schema, "parameters", MAX_CALL_DEPTH)
 
 
@@ -81,11 +79,9 @@ def _check(schema: JsonValue | Schema, where: str, depth: int) -> None:
     if not kinds or not set(kinds) <= TYPES.keys():
         raise ValueError(f"{where}: type must be of {', '.join(TYPES)}, got {schema.get('type')!r:.100}")
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    if (
-        not isinstance(properties, dict)
-        or not isinstance(required, list)
-        or not set(map(str, required)) <= {*properties}
-    ):
+    if not isinstance(properties, dict):
+        raise ValueError(f"{where}: properties must be schemas by name")
+    if not isinstance(required, list) or not set(map(str, required)) <= {*properties}:
         raise ValueError(f"{where}: required must list names of properties")
     if not isinstance(schema.get("additionalProperties", False), bool):
         raise ValueError(f"{where}: additionalProperties must be true or false")

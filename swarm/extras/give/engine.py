@@ -35,8 +35,8 @@ from swarm.types import (
     Past,
     Rejection,
     Sampling,
-    observation_text,
     in_words,
+    observation_text,
 )
 
 PROBE_S = 15.0
