@@ -260,10 +260,11 @@ def model_for(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def write_qwen3(folder: Path, name: str = "qwen3") -> Path:
+def write_qwen3(folder: Path, name: str = "qwen3", positions: int = 1024) -> Path:
     """A directory of a random model of Qwen3's shape, with what its publisher suggests for generation."""
     tokenizer = tokenizer_of(FAMILIES[name])
     model = model_for(tokenizer)
+    model.config.max_position_embeddings = positions
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.95, top_k=20)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
