@@ -69,7 +69,7 @@ class ToolSettings(Settings):
     name: ToolName = ""
     """What the policy calls it. Default: the same as `tool`; for a custom function `tool`."""
     description: str = Field("", max_length=MAX_DESCRIPTION_CHARS)
-    """What the policy is told that it does. Default: the tool's."""
+    """Says what it does, to the policy. Default: the tool's."""
     parameters: dict[str, JsonValue] = {}
     """JSON schema of the arguments of a custom function, which it then gets by name: `type: object` with `properties`
     and `required`; of the keywords of JSON Schema also `items`, `enum`, `minimum`, `maximum`, `minLength`, `maxLength`,

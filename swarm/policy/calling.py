@@ -376,7 +376,7 @@ def as_read(call: Call | TaggedCall, tools: Tools) -> Call | BadCall:
 
 
 def in_tags(text: str, tools: Tools) -> str:
-    """A text for a policy without calls of its own: its only call in the tags that it is told of."""
+    """A text for a policy without calls of its own: its only call in the tags that its questions explain."""
     parts = spoken(text)
     calls = [part for part in parts if not isinstance(part, str)]
     if len(calls) != 1 or not isinstance(calls[0], Call):

@@ -244,7 +244,7 @@ class Policy:
 
     @property
     def calling(self) -> Calling | None:
-        """How it calls tools; None if it has no form for calls, and is told in words how to call."""
+        """How it calls tools; None if it has no form for calls, so that words explain it."""
         return self._conversations.calling
 
     @property

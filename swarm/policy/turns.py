@@ -236,7 +236,7 @@ class Conversations:
 
     @cached_property
     def calling(self) -> Calling | None:
-        """How the policy calls tools; None if it is told in words. Raises `PolicyError` for a setting that does not
+        """How the policy calls tools; None if words explain it. Raises `PolicyError` for a setting that does not
         suit the template."""
         wanted = self._use.calls
         if wanted == "tags":

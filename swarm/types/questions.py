@@ -149,7 +149,7 @@ def by_turn(actions: Actions) -> tuple[str, ...]:
 
 
 class ToolSchema(Struct, frozen=True):
-    """What a policy is told of a tool."""
+    """A tool as it is described to a policy."""
 
     name: Name
     description: str

@@ -127,14 +127,14 @@ class OfferedTool:
         self.schema = tool.parameters if parameters is None else parameters
         self.text_of = only_text(self.schema)
         """The only argument if that is a text; empty otherwise."""
-        self.told = ToolSchema(
+        self.described = ToolSchema(
             name, description or tool.description or tool.request, json.dumps(dict(self.schema), ensure_ascii=False)
         )
 
     @property
     def version(self) -> tuple[str, ...]:
-        """All that decides what it is told of and what it answers."""
-        return self.name, self.tool.version, self.told.description, self.told.parameters
+        """All that decides how it is described and what it answers."""
+        return self.name, self.tool.version, self.described.description, self.described.parameters
 
     def answer(self, arguments: dict[str, JsonValue]) -> Text | PendingCall:
         """What the policy observes after a call with these arguments."""
@@ -149,12 +149,12 @@ class Toolbox:
     """The tools of a task."""
 
     def __init__(self, tools: Sequence[OfferedTool], asks: bool = True) -> None:
-        """At least one, with different names. `asks`: whether a policy without calls of its own is told in words how to
-        call; otherwise the question says so."""
+        """At least one, with different names. `asks`: whether words explain a call to a policy without calls of its
+        own; otherwise the question does."""
         self._tools = {each.name: each for each in tools}
         self._only = tools[0] if len(tools) == 1 and tools[0].text_of else None
-        self.told = Tools(
-            tuple(each.told for each in tools),
+        self.described = Tools(
+            tuple(each.described for each in tools),
             self._request() if asks else "",
             self._only.text_of if self._only is not None else "",
         )
@@ -181,7 +181,7 @@ class Toolbox:
     def _request(self) -> str:
         if self._only is not None:
             return self._only.tool.request
-        tools = (each.told for each in self._tools.values())
+        tools = (each.described for each in self._tools.values())
         return "\n".join((REQUEST, *(f"{each.name}: {each.description} {each.parameters}" for each in tools)))
 
 
@@ -226,7 +226,7 @@ class ToolSource:
 
     def _start(self, question: Question) -> Question:
         ref = replace(question.ref, options_digest=f"{self._digest}+{question.ref.options_digest}")
-        prompt = with_tools(question.prompt, self._tools.told)
+        prompt = with_tools(question.prompt, self._tools.described)
         return replace(question, ref=ref, prompt=prompt, max_turns=self._max_turns)
 
     def _without_tools(self, ref: TaskRef) -> TaskRef:
