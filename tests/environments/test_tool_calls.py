@@ -21,9 +21,10 @@ from swarm.environments.tools.base import MAX_ERROR_CHARS, UNKNOWN
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.tools.schema import check_schema, only_text, problem_with
 from swarm.environments.verification.inline import InlineVerifier
+from swarm.environments.verification.messages import Draw, Drawn, in_order
 from swarm.environments.verification.pool import VerificationPool
 from swarm.protocols import Verifier
-from swarm.types import Grade, Observation, PendingCall, Question, Rejection, Text, ToolResult, as_text
+from swarm.types import Grade, Observation, PendingCall, Question, Rejection, Text, ToolResult, Tools, as_text, tools_of
 from swarm.types.calls import CLOSE, MAX_CALLS, NO_END, OPEN, TOO_MANY
 from tests.environments.test_tool_use import product
 from tests.policy.test_calling import HOSTILE
@@ -301,6 +302,25 @@ def test_members_must_have_the_same_tools() -> None:
 def test_what_cannot_be_a_tool_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ReasoningGymTask.model_validate({"name": "products", **settings})
+
+
+def test_a_worker_whose_tools_cannot_be_rendered_is_not_believed() -> None:
+    """Foreign text may have taken it over: the node must not fail over what it says of a question's tools."""
+    question = TaskMixture([TWO]).question(1, 0)
+    tools = tools_of(question.prompt)
+    assert tools is not None and not isinstance(question.prompt, str)
+    (message,) = question.prompt
+
+    def believed(changed: Tools) -> bool:
+        asked = replace(question, prompt=(replace(message, tools=changed),))
+        return in_order(Draw(1, 0), Drawn(asked, {}), {"products": ()})
+
+    assert believed(tools)
+    first = tools.schemas[0]
+    for parameters in ("{", "[]", "7", "[" * 100_000, '{"a": "' + "x" * 2**20 + '"}'):
+        assert not believed(replace(tools, schemas=(replace(first, parameters=parameters),)))
+    assert not believed(replace(tools, schemas=()))
+    assert not believed(replace(tools, request="x" * 2**20))
 
 
 def test_schemas_by_hand() -> None:
