@@ -40,7 +40,7 @@ from swarm.children import (
     wait,
 )
 from swarm.environments.judge import JudgeSettings
-from swarm.extras.judging.process import JudgeProcess
+from swarm.extras.judging.service import JudgeProcess
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
 

@@ -25,8 +25,8 @@ from swarm.policy.config import public_name
 from swarm.policy.ranks import Ranks
 from swarm.protocols import Transport, Verifier
 from swarm.sanitize import clean
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
+from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nodes.boot.resolve import fitted
-from nodes.commands.exported import exported_values, write_trained
+from nodes.commands.evaluate import exported_values, write_trained
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.policy.config import PolicySettings
