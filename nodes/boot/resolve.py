@@ -66,7 +66,7 @@ def check_settings(config: NodeConfig) -> str | None:
     """A warning about a configuration by itself. Raises `SwarmError` for what this machine cannot run."""
     from swarm.policy.smollm import check_smollm2
     from swarm.preflight.check import check_policy
-    from swarm.training.objective import check_own_code
+    from swarm.training.gradient import check_own_code
 
     if config.policy.model == SMOLLM2:
         check_smollm2()

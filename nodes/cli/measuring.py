@@ -129,12 +129,12 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    planning = extra("learner.planning")
+    capacity = extra("learner.capacity")
     if rollouts is None or train_s is None or broadcast_s is None or not worker:
-        raise ConfigError(planning.NEEDED)
-    demand = planning.demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
-    chosen = planning.CapacityPlan(demand, headroom, learner_price, planning.parse_workers(worker), max_staleness)
-    planning.show_plan(chosen, as_json, make_console())
+        raise ConfigError(capacity.NEEDED)
+    demand = capacity.demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
+    chosen = capacity.CapacityPlan(demand, headroom, learner_price, capacity.parse_workers(worker), max_staleness)
+    capacity.show_plan(chosen, as_json, make_console())
     raise typer.Exit(exits.DONE if chosen.feasible else exits.FAILED)
 
 

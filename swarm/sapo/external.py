@@ -37,11 +37,10 @@ from swarm.reasons import Reason
 from swarm.received.authors import AuthorOf, author_of
 from swarm.received.copies import Copies
 from swarm.received.corroboration import Corroboration, CorroborationSettings
-from swarm.received.intake import Intake, IntakeLimits, Selection, cannot_fit
+from swarm.received.intake import Intake, IntakeLimits, Selection, Waiting, cannot_fit
 from swarm.received.plausibility import Plausibility, PlausibilitySettings
 from swarm.received.pool import Pool, PoolSettings
 from swarm.received.screening import CandidateScorer, own_reading, read_group
-from swarm.received.waiting import Waiting
 from swarm.sapo.mixing import Candidate, Mix, Mixer, MixRound, MixSettings, authors, in_random_order
 from swarm.sapo.watch import Alarm, RewardGuard, WatchSettings
 from swarm.sapo.worth import WorthEstimator

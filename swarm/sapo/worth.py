@@ -36,7 +36,7 @@ from swarm.protocols import GradientSketcher
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.intervals import percentile_interval
 from swarm.types import Estimate, SwarmWorth
-from swarm.types.reports import NEEDED_ROUNDS
+from swarm.types.runs import NEEDED_ROUNDS
 
 Array = npt.NDArray[np.float64]
 N = TypeVar("N", float, Array)

@@ -94,9 +94,9 @@ from swarm.types.questions import (
     observation_text,
     shown,
 )
-from swarm.types.reports import Estimate, SwarmWorth, UpdateReport
 from swarm.types.runs import (
     ChunkList,
+    Estimate,
     Heartbeat,
     MemberSummary,
     NetworkStatus,
@@ -104,8 +104,10 @@ from swarm.types.runs import (
     PeerRecord,
     RunManifest,
     SnapshotManifest,
+    SwarmWorth,
     TaskSpec,
     Terms,
+    UpdateReport,
 )
 
 __all__ = [

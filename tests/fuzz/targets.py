@@ -61,7 +61,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
 from swarm.net.hivemind.control import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
-from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
+from swarm.net.hivemind.directory import Found, Read, decode_reply, decode_request
 from swarm.net.membership.known_peers import CurrentRun, KnownPeers
 from swarm.net.records.envelope import encode_answer, read_answer, read_record, read_request, seal_payload
 from swarm.net.records.feed import Feed, FeedPart, FeedRequest, Hello, Named, decode_hello, decode_part, encode

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.algorithms.custom import find_advantage
+from swarm.algorithms.advantages import find_advantage
 from swarm.groups.credit import Credit
 from swarm.received.plausibility import Plausibility, PlausibilitySettings
 from swarm.received.screening import CandidateScorer

@@ -24,7 +24,7 @@ from swarm.children import Backoff, Channel, Child, Oversized, Waker, inherited,
 from swarm.environments.judge import JudgeSettings
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import ConfigError, EngineCrashed
-from swarm.extras.judging.messages import (
+from swarm.extras.judging.prompts import (
     MAX_REPLY_BYTES,
     Broken,
     Query,
@@ -32,10 +32,10 @@ from swarm.extras.judging.messages import (
     Ready,
     Reply,
     Setup,
+    Sheet,
     decode_reply,
     encode,
 )
-from swarm.extras.judging.prompts import Sheet
 from swarm.fair_store import FairQueue
 from swarm.policy.config import is_on_hub
 from swarm.reasons import Reason

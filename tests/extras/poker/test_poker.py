@@ -16,9 +16,19 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
-from swarm.extras.poker.heads_up import HeadsUp, Menu, Move, net_chips, reward
-from swarm.extras.poker.holdem import PLAYERS, Holdem, chen_points, looks
-from swarm.extras.poker.kuhn import STACK, Kuhn
+from swarm.extras.poker.games import (
+    PLAYERS,
+    STACK,
+    HeadsUp,
+    Holdem,
+    Kuhn,
+    Menu,
+    Move,
+    chen_points,
+    looks,
+    net_chips,
+    reward,
+)
 from swarm.extras.poker.tasks import SITUATIONS, STRATEGIES, HoldemTask, KuhnTask
 from swarm.types import Grade, Terminal, observation_text
 from tests.extras.poker.exact import CARDS, best_response, first_players_value, value
