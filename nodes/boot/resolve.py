@@ -144,7 +144,7 @@ def resolve(
     if role.has_policy:
         from swarm.preflight.check import check_start
 
-        if short := check_start(config, role.role, num_processes):
+        if short := check_start(config, role.duties, num_processes):
             notices.append(Notice(short))
     return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)
 

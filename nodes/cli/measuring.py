@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -23,8 +23,8 @@ from nodes.console import make_console
 from swarm.errors import ConfigError
 from swarm.kinds import extra
 
-if TYPE_CHECKING:
-    from swarm.preflight.need import RoleName
+COMMANDS = {"peer": "join", "learner": "learn", "worker": "work"}
+"""The command of each role with a policy."""
 
 app = typer.Typer()
 
@@ -40,14 +40,14 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine and its network for problems, and suggest fixes. Exits with 1 if a check fails."""
-    if role not in ("peer", "learner", "worker"):
+    if role not in COMMANDS:
         raise ConfigError(f"--role must be peer, learner or worker, got {role!r}")
     file, pairs = find_target(target, bootstrap)
     pairs += [*given_fields({"policy.model": model, "out": out}), *extra_fields(context)]
     check_config(file, pairs)
     from nodes.commands.doctor import doctor as run
 
-    raise typer.Exit(run(file, pairs, cast("RoleName", role), as_json, make_console()))
+    raise typer.Exit(run(file, pairs, COMMANDS[role], as_json, make_console()))
 
 
 @app.command()

@@ -23,6 +23,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.ranks import Ranks
+from swarm.preflight.duties import PEER
 from swarm.protocols import Transport, Verifier
 from swarm.sanitize import clean
 from swarm.sapo.external import ExternalSettings
@@ -57,6 +58,7 @@ class PeerNode(RoleNode):
     """One peer, resumed from its newest checkpoint or new, on an open transport."""
 
     role = "peer"
+    duties = PEER
     alone = "training alone"
     custom: ClassVar[CustomParts] = NO_CUSTOM_PARTS
 

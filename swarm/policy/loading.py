@@ -48,7 +48,7 @@ from swarm.types.media import Modality
 from swarm.types.thoughts import CLOSE
 
 if TYPE_CHECKING:
-    from swarm.policy.media.features import MediaInputs
+    from swarm.policy.media.inputs import MediaInputs
 
 UNBOUNDED_POSITIONS = 10**9
 SMALLER = "`swarm doctor --model NAME` says what would fit"
@@ -458,7 +458,7 @@ def _media(
         return None
     revision = None if settings.model in MADE_HERE else settings.revision
     compute = model.dtype if dtype is torch.float32 else dtype
-    from swarm.policy.media.features import check_reading, read_media
+    from swarm.policy.media.inputs import check_reading, read_media
     from swarm.policy.media.processor import has_processor
 
     source = find_source(settings.model)

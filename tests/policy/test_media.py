@@ -124,6 +124,6 @@ def test_a_clip_is_read_as_its_frames_with_their_times(policy: Policy, family: s
 
 
 def test_a_family_that_reads_pictures_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.policy.media.features._count", lambda positions, start, end, following: following)
+    monkeypatch.setattr("swarm.policy.media.inputs._count", lambda positions, start, end, following: following)
     with pytest.raises(PolicyError, match="in a way that is not known here"):
         readers.load("qwen2_5_vl", tmp_path)

@@ -34,6 +34,7 @@ from swarm.files import RandomAccessFile, replace_file
 from swarm.net.records.identity import Identity
 from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
+from swarm.preflight.duties import Duties
 from swarm.protocols import Transport, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm, RewardGuard
@@ -57,6 +58,7 @@ class LearnerNode(RoleNode, LearnerObserver):
     """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     role = "learner"
+    duties = Duties(asks=False, spot_checks=True)
     alone = "waiting for workers"
     invites = "work"
     founds = True
