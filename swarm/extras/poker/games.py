@@ -217,11 +217,6 @@ def reward(net: float, stack: float) -> float:
     return (net + stack) / (2 * stack)
 
 
-def net_chips(reward: float, stack: float) -> float:
-    """Chips won for a reward, or for a mean of rewards: the inverse of `reward`."""
-    return (2 * reward - 1) * stack
-
-
 @lru_cache(1_024)
 def shuffled(chance: Chance, cards: tuple[Card, ...]) -> tuple[Card, ...]:
     """The cards in a random order, remembered: a hand is dealt again for every turn that is replayed."""

@@ -26,7 +26,6 @@ from swarm.extras.poker.games import (
     Move,
     chen_points,
     looks,
-    net_chips,
     reward,
 )
 from swarm.extras.poker.tasks import SITUATIONS, STRATEGIES, HoldemTask, KuhnTask
@@ -36,6 +35,11 @@ from tests.extras.poker.exact import CARDS, best_response, first_players_value, 
 CHIPS = 40
 NASH_VALUE = -1 / 18
 """Chips a hand that the first player of Kuhn poker wins when both play best. Source: Kuhn 1950."""
+
+
+def net_chips(reward: float, stack: float) -> float:
+    """The inverse of `reward`, also of a mean of rewards."""
+    return (2 * reward - 1) * stack
 
 
 def play(game: HeadsUp, seed: int, index: int, says: Sequence[str] | Iterator[str]) -> tuple[list[str], float]:
