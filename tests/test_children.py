@@ -21,8 +21,7 @@ from threading import Thread
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodes.page import page_of
 from swarm.children import (

@@ -79,8 +79,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure accuracy, or suites' avg@k and pass@k, on held-out questions, per task, with 95% intervals."""
-    from nodes.commands.evaluate import Asked, evaluate_endpoint
-    from nodes.commands.evaluate import evaluate as run
+    from nodes.commands.evaluate import Asked, evaluate as run, evaluate_endpoint
 
     pairs = [*given_fields({"generation.engine": engine}), *extra_fields(context)]
     if endpoint is not None or name is not None:

@@ -37,8 +37,7 @@ from swarm.environments.specs import data_files, files_digest, from_specs, left_
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import CheckpointError, ConfigError, Interrupted, TaskError
-from swarm.evaluation import Evaluation
-from swarm.evaluation import evaluate as run_evaluation
+from swarm.evaluation import Evaluation, evaluate as run_evaluation
 from swarm.files import at_home
 from swarm.kinds import extra
 from swarm.policy.adapters import is_adapter_directory

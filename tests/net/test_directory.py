@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import msgpack
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.children import receive
 from swarm.errors import DirectoryLost, Refusal

@@ -13,10 +13,7 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands import doctor as command
-from nodes.commands import doctor as machine
-from nodes.commands import doctor as outside
-from nodes.commands import probes
+from nodes.commands import doctor as command, doctor as machine, doctor as outside, probes
 from nodes.commands.doctor import (
     Finding,
     check_clock,

@@ -12,9 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands import costs
-from nodes.commands import costs as fit
-from nodes.commands import init as command
+from nodes.commands import costs, costs as fit, init as command
 from nodes.commands.init import Answers, Given, ask, ask_address, fields_of, in_yaml
 from swarm.config import load_config
 from swarm.errors import ConfigError

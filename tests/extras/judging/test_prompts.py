@@ -6,8 +6,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.extras.judging.prompts import Query, Sheet, number_in, shortened
 from swarm.extras.judging.reward import JudgeReward

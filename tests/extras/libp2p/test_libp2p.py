@@ -269,8 +269,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
 
 
 def test_a_network_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.extras.libp2p import host as libp2p_host
-    from swarm.extras.libp2p import transport as module
+    from swarm.extras.libp2p import host as libp2p_host, transport as module
 
     a = start("founder")
     monkeypatch.setattr(module, "MAX_RESTARTS_IN_A_ROW", 2)

@@ -24,8 +24,7 @@ from swarm.extras.learner.learner import (
     StepReport,
 )
 from swarm.extras.learner.protocols import SnapshotPublisher
-from swarm.extras.learner.roles.adoption import FOLDER as SNAPSHOTS
-from swarm.extras.learner.roles.adoption import open_publisher
+from swarm.extras.learner.roles.adoption import FOLDER as SNAPSHOTS, open_publisher
 from swarm.extras.learner.roles.ranks import LearnerRanks
 from swarm.extras.learner.terms import check_only_learner, differences, terms_of
 from swarm.extras.learner.workforce import FAREWELL_S, Workforce, mean_reward
