@@ -47,11 +47,9 @@ class Adoption(Protocol):
 
     def look(self) -> None:
         """Adopt a newer policy if it is better. Raises what an evaluation does."""
-        ...
 
     def close(self) -> None:
         """Receive no more."""
-        ...
 
 
 class PeerNode(RoleNode):

@@ -66,15 +66,12 @@ class ReceivedGroups(Protocol):
 
     def dump(self) -> list[PooledGroup]:
         """The groups for a checkpoint."""
-        ...
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
         """Restore a checkpoint's groups."""
-        ...
 
     def num_unused(self) -> int:
         """Number of unused groups."""
-        ...
 
 
 class RoleRuntime:

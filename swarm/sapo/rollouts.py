@@ -209,7 +209,6 @@ class Versioned(Protocol):
     @property
     def version(self) -> int:
         """Updates applied so far."""
-        ...
 
 
 class Ahead:

@@ -141,15 +141,12 @@ class Rows(Protocol):
 
     def __len__(self) -> int:
         """Rows."""
-        ...
 
     def __getitem__(self, row: int) -> Row:
         """One row, by column."""
-        ...
 
     def select_columns(self, column_names: list[str]) -> Rows:
         """The same rows with only these columns."""
-        ...
 
 
 class DatasetSource:

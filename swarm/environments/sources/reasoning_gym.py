@@ -84,15 +84,12 @@ class LibraryDataset(Protocol):
     @property
     def category(self) -> str:
         """The library's folder that contains it."""
-        ...
 
     def __getitem__(self, index: int) -> Entry:
         """Item `index`, made from seed + index."""
-        ...
 
     def score_answer(self, answer: str | None, entry: Entry) -> float:
         """Score of an answer; should be in [0, 1]."""
-        ...
 
 
 def dataset_options(dataset: str) -> dict[str, object]:

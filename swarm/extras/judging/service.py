@@ -52,15 +52,12 @@ class Asked(Protocol):
 
     def send(self, queries: Sequence[Query]) -> None:
         """Ask; `receive` detects a dead process."""
-        ...
 
     def receive(self) -> Reply | None:
         """The next reply; None while it is incomplete. Raises `EngineCrashed`."""
-        ...
 
     def kill(self) -> None:
         """End the process."""
-        ...
 
 
 class JudgeProcess:

@@ -30,7 +30,6 @@ class Backend(Protocol):
 
     def answer(self, queries: Sequence[Query]) -> Ratings:
         """The numbers in its replies."""
-        ...
 
 
 def open_backend(settings: JudgeSettings) -> Backend:

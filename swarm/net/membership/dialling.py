@@ -61,20 +61,16 @@ class Dialler(Protocol):
     @property
     def uses_relays(self) -> bool:
         """Whether this node needs connections to relays, for reservations there."""
-        ...
 
     @property
     def dials_claims(self) -> bool:
         """Whether a dial may also go to addresses that the peer claimed while it was connected."""
-        ...
 
     def can_dial(self, address: str) -> bool:
         """Whether the library supports an address."""
-        ...
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer at any of its addresses. Raises `PeerUnreachable`."""
-        ...
 
 
 class Dialling:

@@ -199,11 +199,9 @@ class Gatekeeper(Protocol):
 
     def admits(self, peer_id: str) -> bool:
         """Whether a peer's requests are answered at all."""
-        ...
 
     def pace(self, num_bytes: int) -> float:
         """Seconds to wait before this many bytes of an answer are sent."""
-        ...
 
 
 class Unlimited:
@@ -227,15 +225,12 @@ class Channel(Protocol):
 
     async def read(self, count: int) -> bytes:
         """Exactly so many bytes."""
-        ...
 
     async def send(self, frame: bytes) -> None:
         """Write a frame, and wait until there is room for more."""
-        ...
 
     def has_ended(self) -> bool:
         """Whether the asker is known to have closed the stream."""
-        ...
 
 
 async def answer_stream(

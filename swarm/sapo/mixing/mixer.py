@@ -202,15 +202,12 @@ class Appraiser(Protocol):
 
     def advantages(self, rewards: Sequence[float]) -> tuple[float, ...]:
         """[G] as an update computes them."""
-        ...
 
     def surprisals(self, groups: Sequence[ReceivedGroup]) -> list[float | None]:
         """`Candidate.surprisal` of each; None for those that the screen refuses."""
-        ...
 
     def screen(self, groups: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
         """The part of each group to learn from; None for none of it."""
-        ...
 
 
 class Mixer:
