@@ -128,7 +128,7 @@ def test_vllm_on_another_gpu_takes_nothing_here() -> None:
     moved = with_settings(config, (("generation.vllm.gpus", (1,)),))
     found = judge(_size, moved, PEER, memory)
     assert found.verdict == "fits" and "vLLM" not in {part.name for part in found.need.parts}
-    assert "gpus" not in judge(_size, config, "peer", structs.replace(memory, other_gpus=0)).fix
+    assert "gpus" not in judge(_size, config, PEER, structs.replace(memory, other_gpus=0)).fix
 
 
 def test_gpus_share_what_vllm_needs_of_each() -> None:
