@@ -36,10 +36,12 @@ import numpy as np
 from msgspec import Struct
 
 from swarm.groups.building import Member, OwnGroups, with_grade, without_group
+from swarm.groups.credit import has_signal
 from swarm.groups.episodes import FinishedGroup, Stream, run_episodes
 from swarm.groups.flow import BATCHES_A_CALL, Flow, Usage
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
+from swarm.sapo.curriculum import Curriculum
 from swarm.stopwatch import Stopwatch
 from swarm.types import GradedGroup, Question, Rejection
 
@@ -51,8 +53,10 @@ class GradedBatch(Struct, frozen=True):
     """In the order of the questions."""
     failed: Counter[Reason]
     """Questions without answers or grades, by reason."""
+    num_questions: int = 0
+    """Drawn for it."""
     num_unasked: int = 0
-    """Questions for which there was no time."""
+    """Of these, those for which there was no time."""
     problem: str = ""
     """Why none of the questions has a group, in words; empty if one has."""
     slots_busy: float | None = None
@@ -82,19 +86,20 @@ class Rollouts:
         self._policy = policy
         self._own = own
         self._clock = clock
-        self._ahead = Ahead(plan, me, engine.stream, verifier, policy, clock) if plan.max_staleness else None
+        self.curriculum = Curriculum(verifier, me.seed, plan.draws_per_question)
+        self._ahead = None
+        if plan.max_staleness:
+            self._ahead = Ahead(plan, me, engine.stream, verifier, self.curriculum, policy, clock)
 
     def take(self, position: int, stages: Stopwatch, num_questions: int | None = None) -> GradedBatch:
         """The batch that begins with question `position` of the stream; those that may be ahead of it begin.
 
-        It has `num_questions`, by default and where batches are ahead as many as planned.
+        It has `num_questions`, by default and where batches are ahead as many as planned, and more where it asks on.
 
         Raises what engine and verifier raise.
         """
         if self._ahead is None:
-            batch = self._generated(position, stages, num_questions or self._plan.num_questions)
-            with stages("grade"):
-                return self._graded(batch)
+            return self._asked(position, stages, num_questions or self._plan.num_questions)
         with stages("wait"):
             return self._graded(self._ahead.take(position))
 
@@ -113,10 +118,27 @@ class Rollouts:
         if self._ahead is not None:
             self._ahead.close()
 
+    def _asked(self, position: int, stages: Stopwatch, num_questions: int) -> GradedBatch:
+        """A batch, and further ones while no group has signal and there is time."""
+        ends_at = self._clock() + self._plan.ask_on_s
+        batches: list[GradedBatch] = []
+        while not batches or (self._clock() < ends_at and not any(has_signal(g.rewards) for g in batches[-1].groups)):
+            generated = self._generated(position + len(batches) * num_questions, stages, num_questions)
+            with stages("grade"):
+                batches.append(self._graded(generated))
+        groups = [group for batch in batches for group in batch.groups]
+        return GradedBatch(
+            groups,
+            sum((batch.failed for batch in batches), Counter()),
+            num_questions=len(batches) * num_questions,
+            num_unasked=sum(batch.num_unasked for batch in batches),
+            problem="" if groups else batches[0].problem,
+        )
+
     def _generated(self, position: int, stages: Stopwatch, num_questions: int) -> Batch:
         batch = Batch(self._policy.version)
         with stages("draw"):
-            batch.questions = self._verifier.draw(self._me.seed, position, num_questions)
+            batch.questions = self.curriculum.draw(position, num_questions)
         seed = int(np.random.SeedSequence([self._me.seed, position]).generate_state(1)[0])
         ends_at = self._clock() + self._plan.limit_s
         games = run_episodes(
@@ -141,9 +163,11 @@ class Rollouts:
                 ref = batch.questions[index].ref
                 group = self._own.make(ref, played.completions, verdict.rewards, batch.version)
                 groups.append(with_grade(group, verdict))
+                self.curriculum.note(batch.questions[index], verdict.rewards)
         return GradedBatch(
             groups,
             failed,
+            num_questions=len(batch.questions),
             num_unasked=len(batch.questions) - batch.num_over,
             problem="" if groups or first is None else without_group(first),
             slots_busy=batch.slots_busy,
@@ -188,6 +212,10 @@ class RolloutPlan(Struct, frozen=True, kw_only=True):
     """P: questions of a batch."""
     group_size: int
     """G: completions of a question."""
+    draws_per_question: int = 1
+    """Questions drawn for each one that is asked, see `Curriculum`."""
+    ask_on_s: float = 0.0
+    """Seconds of a round in which further batches are asked while no group has signal; without batches ahead only."""
     max_staleness: int = 0
     """Updates that a batch may be ahead of the last one taken."""
     limit_s: float = math.inf
@@ -220,14 +248,14 @@ class Ahead:
         me: Member,
         stream: Stream,
         verifier: Verifier,
+        curriculum: Curriculum,
         policy: Versioned,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing begins before the first `take`. Another thread than the caller's uses engine, verifier, `policy` and
-        `clock`."""
+        """Nothing begins before the first `take`. Another thread than the caller's uses engine, verifier,
+        `curriculum`, `policy` and `clock`."""
         self._plan = plan
-        self._me = me
-        self._verifier = verifier
+        self._curriculum = curriculum
         self._policy = policy
         self._clock = clock
         seed = int(np.random.SeedSequence([me.seed]).generate_state(1)[0])
@@ -344,7 +372,7 @@ class Ahead:
                 return None
         if not batch.questions:
             batch.version = self._policy.version
-            batch.questions = self._verifier.draw(self._me.seed, start, self._plan.num_questions)
+            batch.questions = self._curriculum.draw(start, self._plan.num_questions)
         batch.num_asked += 1
         return start + batch.num_asked - 1, batch.questions[batch.num_asked - 1]
 

@@ -28,6 +28,7 @@ from swarm.policy.config import PolicySettings, local_name, origin
 from swarm.policy.loading import Policy, load_policy
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
+from swarm.sapo.curriculum import Bucket
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import WatchState
 from swarm.telemetry.records import GroupCounts
@@ -66,6 +67,8 @@ class TrainingState(Struct):
     """Highest sequence number received from each peer: records from before a restart are not accepted again."""
     num_passed_over: int = 0
     """Number of versions so far that correspond to no update."""
+    curriculum: dict[str, Bucket] = {}
+    """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
     mix: MixState | None = None
     """A peer's mixing policy and the rounds it knows."""
     watch: WatchState | None = None
