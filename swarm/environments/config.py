@@ -44,7 +44,6 @@ class Failures(Counter[str]):
     """Counts by kind, and texts about the first failures, each with a distinct key."""
 
     def __init__(self) -> None:
-        """Without any."""
         super().__init__()
         self._texts: dict[str, str] = {}
         self._shown: dict[tuple[str, str], set[int]] = {}

@@ -124,7 +124,6 @@ class Shortlist:
     """Chooses by what the coming updates want. Knows what it has cost to grade each author's groups."""
 
     def __init__(self) -> None:
-        """Nobody is known."""
         self._round = 0
         self._authors = LruDict[str, _Author](MAX_AUTHORS)
         self._begun: dict[str, _Begun] = {}

@@ -138,7 +138,6 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        """Before the first round."""
         self._rounds: deque[_Times] = deque(maxlen=PACE_ROUNDS)
 
     def add(self, seconds: Mapping[str, float], trained: int, alone: int) -> None:

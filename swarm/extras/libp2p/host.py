@@ -90,7 +90,6 @@ class TrioSignal:
     """A reusable event with a timeout."""
 
     def __init__(self) -> None:
-        """Cleared."""
         self._event = trio.Event()
 
     def set(self) -> None:

@@ -13,7 +13,6 @@ class Coroutines(asyncio.BaseEventLoop):
     """
 
     def __init__(self) -> None:
-        """A loop at time 0."""
         super().__init__()
         self._now = 0.0
         self._selector = self  # of the parts of a selector, the base class needs `select` alone

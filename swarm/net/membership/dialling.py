@@ -77,7 +77,6 @@ class Dialling:
     """Dials bootstraps, known and remembered peers, with a back-off for each. Independent of asyncio and trio."""
 
     def __init__(self, member: Member, dialler: Dialler, runtime: AsyncRuntime) -> None:
-        """No dials yet."""
         self._member = member
         self._peers = member.peers
         self._dialler = dialler
@@ -298,7 +297,6 @@ class CrowdedBootstraps:
     """Pauses of bootstraps that have hung up. Pure: `Dialling` says what is connected, and applies the pauses."""
 
     def __init__(self) -> None:
-        """No bootstrap has been connected yet."""
         apart = random.uniform(*APART)
         self._pauses = Backoff(apart * FIRST_PAUSE_S, apart * MAX_PAUSE_S)
         self._since: dict[str, float] = {}

@@ -272,7 +272,6 @@ class DownloadQueue:
     """
 
     def __init__(self) -> None:
-        """Empty."""
         self._downloads: dict[str, deque[tuple[float, Download]]] = {}
         """Waiting downloads by account, in round-robin order."""
         self._announced_by: Counter[str] = Counter()

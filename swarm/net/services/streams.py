@@ -208,7 +208,6 @@ class Unlimited:
     """A `Gatekeeper` that admits every peer at any rate."""
 
     def __init__(self) -> None:
-        """No streams yet."""
         self.admission = StreamAdmission()
 
     def admits(self, peer_id: str) -> bool:

@@ -355,7 +355,6 @@ class SnapshotThread:
     """Runs the work when it is due; only a permanent error ends it."""
 
     def __init__(self, serving: Serving, role: SnapshotRole) -> None:
-        """Not started."""
         self._serving = serving
         self._role = role
         self._num_failures = 0
