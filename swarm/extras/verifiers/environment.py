@@ -1,6 +1,7 @@
 """Environments of the verifiers library (its API v1) in which one agent talks.
 
-The policy replaces the agent's program and model: its seat offers environments what they use of verifiers' `Agent` and `Interaction`. An episode is one conversation.
+The policy replaces the agent's program and model: its seat offers environments what they use of verifiers' `Agent` and
+`Interaction`. An episode is one conversation.
 """
 
 from __future__ import annotations
