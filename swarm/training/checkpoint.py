@@ -67,8 +67,6 @@ class TrainingState(Struct):
     """Highest sequence number received from each peer: records from before a restart are not accepted again."""
     num_passed_over: int = 0
     """Number of versions so far that correspond to no update."""
-    curriculum: dict[str, Bucket] = {}
-    """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
     mix: MixState | None = None
     """A peer's mixing policy and the rounds it knows."""
     watch: WatchState | None = None
@@ -82,6 +80,8 @@ class TrainingState(Struct):
     Empty in older checkpoints, of which the name decides."""
     role: str = ""
     """The role of the node: `peer` or `learner`. Empty in older checkpoints."""
+    curriculum: dict[str, Bucket] = {}
+    """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
 
 
 class Earlier(Struct, frozen=True):
