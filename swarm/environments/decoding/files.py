@@ -76,8 +76,8 @@ DECODERS: Kinds[Decoder] = Kinds(
     "",
     {
         "image": "swarm.environments.decoding.pictures:read_picture",
-        "audio": "swarm.extras.audio_video.decoding:read_sound",
-        "video": "swarm.extras.audio_video.decoding:read_clip",
+        "audio": "swarm.extras.audio_video.sounds:read_sound",
+        "video": "swarm.extras.audio_video.clips:read_clip",
     },
 )
 """Decoders of files, by what they read."""

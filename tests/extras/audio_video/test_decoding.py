@@ -12,7 +12,8 @@ import numpy
 import pytest
 
 from swarm.environments.decoding.files import MediaSettings, Undecodable
-from swarm.extras.audio_video.decoding import read_clip, read_sound, resampled
+from swarm.extras.audio_video.clips import read_clip
+from swarm.extras.audio_video.sounds import read_sound, resampled
 from tests.environments.media_examples import clip, gradient, sound, wave
 from tests.extras.audio_video.bad_files import COUNT, bad_files
 
