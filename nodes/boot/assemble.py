@@ -35,8 +35,7 @@ from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable
 from swarm.net.addresses.bootstrap import DNSADDR, Bootstraps
-from swarm.net.addresses.dial import is_name as is_host_name
-from swarm.net.addresses.dial import is_private_run
+from swarm.net.addresses.dial import is_name as is_host_name, is_private_run
 from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings

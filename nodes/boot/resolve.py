@@ -63,7 +63,7 @@ def check_settings(config: NodeConfig) -> str | None:
     """A warning about a configuration by itself. Raises `SwarmError` for what this machine cannot run."""
     from swarm.policy.smollm import check_smollm2
     from swarm.preflight.check import check_policy
-    from swarm.training.objective import check_own_code
+    from swarm.training.gradient import check_own_code
 
     if config.policy.model == SMOLLM2:
         check_smollm2()
@@ -158,7 +158,7 @@ def resolve(
     if role.has_policy:
         from swarm.preflight.check import check_start
 
-        if short := check_start(config, role.role, num_processes):
+        if short := check_start(config, role.duties, num_processes):
             notices.append(Notice(short))
     return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from nodes.cli.options import ConfigArgument, EngineOption, ModelOption, check_config, extra_fields, given_fields
 from nodes.console import make_console
+from nodes.roles import ROLES
 
 app = typer.Typer()
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
@@ -111,7 +112,7 @@ def config_sizing() -> None:
     """Print which models fit on which GPUs, in Markdown."""
     from swarm.kinds import extra
 
-    print(extra("preflight.sizing").page(), end="")
+    print(extra("preflight.sizing").page(lambda command: ROLES[command].duties), end="")
 
 
 @tasks_app.command("list")

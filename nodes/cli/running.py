@@ -108,8 +108,7 @@ def demo(
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
     policy = config.policy.model if "policy.model" in chosen else None
-    from nodes.commands.demo import DemoOptions, Start
-    from nodes.commands.demo import demo as run
+    from nodes.commands.demo import DemoOptions, Start, demo as run
     from nodes.simulation.configs import num_rounds
 
     options = DemoOptions(
@@ -284,8 +283,7 @@ def init(
     port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
 ) -> None:
     """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
-    from nodes.commands.init import Given
-    from nodes.commands.init import init as run
+    from nodes.commands.init import Given, init as run
 
     given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
     run(file, given, make_console())
@@ -347,8 +345,7 @@ def sweep(
     """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
     if transport not in ("memory", "hivemind"):
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
-    from nodes.commands.sweep import SweepOptions
-    from nodes.commands.sweep import sweep as run
+    from nodes.commands.sweep import SweepOptions, sweep as run
     from nodes.simulation.configs import named
     from swarm.machine import num_cores
 

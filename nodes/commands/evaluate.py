@@ -26,8 +26,7 @@ from swarm.environments.sources.dataset import is_hub_id
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import CheckpointError, ConfigError, Interrupted
-from swarm.evaluation import Evaluation
-from swarm.evaluation import evaluate as run_evaluation
+from swarm.evaluation import Evaluation, evaluate as run_evaluation
 from swarm.kinds import extra
 from swarm.policy.config import BEHIND_ENDPOINT, MADE_HERE, check_model_path, prompt_of
 from swarm.protocols import StreamingEngine

@@ -23,10 +23,11 @@ from swarm.net.records.identity import Identity
 from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.ranks import Ranks
+from swarm.preflight.duties import PEER
 from swarm.protocols import Transport, Verifier
 from swarm.sanitize import clean
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
+from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
@@ -46,17 +47,16 @@ class Adoption(Protocol):
 
     def look(self) -> None:
         """Adopt a newer policy if it is better. Raises what an evaluation does."""
-        ...
 
     def close(self) -> None:
         """Receive no more."""
-        ...
 
 
 class PeerNode(RoleNode):
     """One peer, resumed from its newest checkpoint or new, on an open transport."""
 
     role = "peer"
+    duties = PEER
     alone = "training alone"
     custom: ClassVar[CustomParts] = NO_CUSTOM_PARTS
 

@@ -23,6 +23,7 @@ from swarm.net.records.wire import Limits
 from swarm.net.services.usage import GroupUsage, serve_usage, usage_by
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name
+from swarm.preflight.duties import Duties
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
@@ -57,7 +58,6 @@ if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
     from nodes.roles.ranks import RankGroup
     from nodes.roles.suites import NodeSuites
     from swarm.policy.loading import Policy
-    from swarm.preflight.need import RoleName
     from swarm.training.checkpoint import CheckpointStore, TrainingState
 
 NEIGHBOURS_EVERY_S = 30.0
@@ -69,15 +69,12 @@ class ReceivedGroups(Protocol):
 
     def dump(self) -> list[PooledGroup]:
         """The groups for a checkpoint."""
-        ...
 
     def restore(self, groups: Iterable[PooledGroup]) -> None:
         """Restore a checkpoint's groups."""
-        ...
 
     def num_unused(self) -> int:
         """Number of unused groups."""
-        ...
 
 
 class RoleRuntime:
@@ -478,7 +475,9 @@ class RoleNode(ABC):
     and ranks. Raises `SwarmError`.
     """
 
-    role: ClassVar[RoleName]
+    role: ClassVar[str]
+    duties: ClassVar[Duties] = Duties()
+    """What it does with its policy, as far as memory goes."""
     alone: ClassVar[str]
     """Its activity while no peer is connected, for messages."""
     invites: ClassVar[str] = "join"

@@ -44,7 +44,6 @@ class Failures(Counter[str]):
     """Counts by kind, and texts about the first failures, each with a distinct key."""
 
     def __init__(self) -> None:
-        """Without any."""
         super().__init__()
         self._texts: dict[str, str] = {}
         self._shown: dict[tuple[str, str], set[int]] = {}
@@ -200,11 +199,11 @@ TASKS: Kinds[type[TaskSettings]] = Kinds(
         "holdem": "swarm.extras.poker.tasks:HoldemTask",
         "textarena": "swarm.extras.textarena.task:TextArenaTask",
         "verifiers": "swarm.extras.verifiers.task:VerifiersTask",
-        "shapes": "swarm.extras.pictures.shapes:ShapesTask",
-        "digits": "swarm.extras.pictures.digits:DigitsTask",
-        "maze": "swarm.extras.pictures.maze:MazeTask",
-        "tones": "swarm.extras.audio_video.tones:TonesTask",
-        "clip": "swarm.extras.audio_video.clip:ClipTask",
+        "shapes": "swarm.extras.pictures.tasks:ShapesTask",
+        "digits": "swarm.extras.pictures.tasks:DigitsTask",
+        "maze": "swarm.extras.pictures.tasks:MazeTask",
+        "tones": "swarm.extras.audio_video.tasks:TonesTask",
+        "clip": "swarm.extras.audio_video.tasks:ClipTask",
     },
 )
 TaskConfig = Annotated[TaskSettings, TASKS]

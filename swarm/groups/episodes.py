@@ -62,7 +62,6 @@ class Stream(Protocol):
         turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Answer prompts, and turns if it can."""
-        ...
 
 
 def by_generate(engine: RolloutEngine) -> Stream:

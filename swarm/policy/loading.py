@@ -70,7 +70,6 @@ class WeightGate:
     """
 
     def __init__(self) -> None:
-        """An unlocked gate."""
         self.changes = 0
         """Number of changes so far; results computed at another count used other weights."""
         self._free = threading.Condition()

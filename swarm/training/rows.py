@@ -240,7 +240,6 @@ class RememberedTokens:
     """Tokenizes each text once from its arrival to its update; the oldest are forgotten."""
 
     def __init__(self, encode: Encode) -> None:
-        """Nothing is remembered yet."""
         self._encode = encode
         self._known: dict[_Text, list[int]] = {}
         self._num_tokens = 0

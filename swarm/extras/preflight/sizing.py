@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 import torch
@@ -13,8 +13,9 @@ from swarm.config import NodeConfig
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.published import THINKING_TOKENS
 from swarm.preflight.check import LORA_RANK, Changes, Memory, Preflight, judge
+from swarm.preflight.duties import Duties
 from swarm.preflight.model import ModelSize, measure
-from swarm.preflight.need import GIB, RoleName
+from swarm.preflight.need import GIB
 from swarm.training.forward import is_checkpointed, pays
 
 HEADER = f"""# Sizes
@@ -119,7 +120,8 @@ class Mode(Struct, frozen=True):
     """How a node uses a model."""
 
     title: str
-    role: RoleName
+    command: str
+    """That starts it."""
     lora: LoraSettings = LoraSettings()
 
 
@@ -127,38 +129,38 @@ ADAPTERS = LoraSettings(rank=LORA_RANK)
 LEFT = ("policy.lora.rank", "nf4", "adamw_8bit")
 """Adapters are separate modes; 8-bit moments need a package."""
 MODES = (
-    Mode("A peer that trains all weights, with vLLM on the same GPU", "peer"),
-    Mode(f"A peer that trains adapters of rank {LORA_RANK}, with vLLM on the same GPU", "peer", ADAPTERS),
-    Mode("A learner of all weights, whose workers are elsewhere", "learner"),
-    Mode(f"A learner of adapters of rank {LORA_RANK}, whose workers are elsewhere", "learner", ADAPTERS),
+    Mode("A peer that trains all weights, with vLLM on the same GPU", "join"),
+    Mode(f"A peer that trains adapters of rank {LORA_RANK}, with vLLM on the same GPU", "join", ADAPTERS),
+    Mode("A learner of all weights, whose workers are elsewhere", "learn"),
+    Mode(f"A learner of adapters of rank {LORA_RANK}, whose workers are elsewhere", "learn", ADAPTERS),
     Mode(
         f"A learner of adapters of rank {LORA_RANK} beside weights of 4 bits (`--policy.lora.frozen_dtype nf4`)",
-        "learner",
+        "learn",
         ADAPTERS.model_copy(update={"frozen_dtype": "nf4"}),
     ),
-    Mode("A worker with vLLM", "worker"),
+    Mode("A worker with vLLM", "work"),
 )
 
 
-def page() -> str:
-    """The page as Markdown."""
+def page(duties: Callable[[str], Duties]) -> str:
+    """The page as Markdown; `duties`: those of the role that a command starts."""
     lines = [HEADER + "\n".join(f"| {code} | {meaning} |" for code, meaning in MEANINGS.items())]
     for mode in MODES:
         lines += ["", f"## {mode.title}", "", f"| model | {' | '.join(GPUS)} |", f"| --- |{' --- |' * len(GPUS)}"]
-        lines += [line(name, mode) for name in MODELS]
+        lines += [line(name, mode, duties(mode.command)) for name in MODELS]
     return "\n".join([*lines, "", RATES])
 
 
-def line(model: str, mode: Mode) -> str:
+def line(model: str, mode: Mode, duties: Duties) -> str:
     """One model's line in the table of a mode."""
-    return f"| {model} | {' | '.join(_cells(model, mode))} |"
+    return f"| {model} | {' | '.join(_cells(model, mode, duties))} |"
 
 
-def _cells(model: str, mode: Mode) -> Iterator[str]:
+def _cells(model: str, mode: Mode, duties: Duties) -> Iterator[str]:
     config = NodeConfig(policy=PolicySettings(model=model, dtype="bfloat16", lora=mode.lora))
     for gib in GPUS.values():
         memory = Memory("cuda", free=round(gib * GIB), total=round(gib * GIB))
-        yield _cell(judge(partial(size_of, model), config, mode.role, memory, leave=LEFT))
+        yield _cell(judge(partial(size_of, model), config, duties, memory, leave=LEFT))
 
 
 @cache

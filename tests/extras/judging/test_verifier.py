@@ -14,7 +14,7 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
-from swarm.extras.judging.messages import Query, Ratings
+from swarm.extras.judging.prompts import Query, Ratings
 from swarm.extras.judging.verifier import JudgingVerifier
 from swarm.groups.credit import has_signal
 from swarm.reasons import Reason
