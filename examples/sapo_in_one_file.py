@@ -38,7 +38,7 @@ from swarm.net.trust.exchange import Exchange
 from swarm.policy.loading import load_policy
 from swarm.received.pool import Pool
 from swarm.sapo.mixing import Candidate, Decision
-from swarm.sapo.mixing.draw import Mix, mix
+from swarm.sapo.mixing.mixer import Mix, mix
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Grade, GradedGroup, PolicyId, RunManifest
 from swarm.types.questions import stream_seed

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from swarm.sanitize import clean_lines

@@ -418,7 +418,6 @@ class Backoff:
     """Pauses between starts of a child: twice as long after every further failure in a row."""
 
     def __init__(self, first_s: float, longest_s: float = math.inf) -> None:
-        """No failure yet."""
         self.failures = 0
         """Failures in a row."""
         self.until = -math.inf

@@ -229,7 +229,6 @@ class FairQueue(Generic[Value]):
     """A queue that serves its senders in turn; when it is full, the sender with the most loses its oldest item."""
 
     def __init__(self, max_items: int) -> None:
-        """An empty queue."""
         self._items = FairStore[int, Value](max_items)
         self._numbers = count()
 

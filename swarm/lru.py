@@ -22,7 +22,6 @@ class LruDict(MutableMapping[Key, Value]):
     """
 
     def __init__(self, capacity: int) -> None:
-        """An empty mapping."""
         self._capacity = capacity
         self._entries: OrderedDict[Key, Value] = OrderedDict()
 

@@ -48,11 +48,9 @@ class Wakeup(Protocol):
 
     def watch(self, wake: Callable[[], None]) -> None:
         """Call `wake` each time it happens."""
-        ...
 
     def unwatch(self, wake: Callable[[], None]) -> None:
         """Do so no longer."""
-        ...
 
 
 StreamHandler = Callable[[str, bytes], Iterator[bytes | Wakeup | None]]
@@ -66,7 +64,6 @@ class Episode(Protocol):
 
     def step(self, action: str) -> Observation | Terminal:
         """What follows the policy's next turn; never called after the end."""
-        ...
 
 
 class Environment(Episode, Protocol):
@@ -78,7 +75,6 @@ class Environment(Episode, Protocol):
 
     def reset(self, seed: int, index: int) -> Observation:
         """Begin episode `index` of the stream `seed`."""
-        ...
 
 
 class QuestionSource(Protocol):
@@ -89,19 +85,15 @@ class QuestionSource(Protocol):
     @property
     def num_held_out(self) -> int | None:
         """Questions of a held-out stream before one repeats; None when there is no end."""
-        ...
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`, a pure function of both."""
-        ...
 
     def recall(self, ref: TaskRef) -> Question:
         """The question behind a reference. Raises `Refusal` when this node cannot produce it or its text differs."""
-        ...
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether only evaluations ask the question behind a reference that `recall` accepts."""
-        ...
 
 
 class TaskSource(QuestionSource, Protocol):
@@ -109,7 +101,6 @@ class TaskSource(QuestionSource, Protocol):
 
     def score(self, ref: TaskRef, completion: str) -> float:
         """Reward of one completion text, in [0, 1]."""
-        ...
 
 
 @runtime_checkable
@@ -118,7 +109,6 @@ class EpisodeSource(QuestionSource, Protocol):
 
     def begin(self, ref: TaskRef) -> Episode:
         """The episode behind a reference that `recall` accepts. Raises `Refusal`."""
-        ...
 
 
 Source = TaskSource | EpisodeSource
@@ -131,11 +121,9 @@ class Answered(Protocol):
 
     def solution(self, ref: TaskRef) -> str:
         """The right answer to a question that `recall` accepts."""
-        ...
 
     def found(self, ref: TaskRef, completion: str) -> str | None:
         """What counts as the answer to the question in a completion; None where there is none."""
-        ...
 
 
 class Verifier(Protocol):
@@ -143,41 +131,33 @@ class Verifier(Protocol):
 
     def draw(self, seed: int, start: int, count: int) -> list[Question]:
         """Questions `start .. start + count - 1` of the weighted mixture's stream `seed`."""
-        ...
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade groups and wait: one result per job, in order.
 
         Each episode is replayed from its start. One that is not over is no error: its next turn can follow.
         """
-        ...
 
     def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of this node's own groups without waiting; it takes precedence over what `submit` queued."""
-        ...
 
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """What the environment answers in an own episode so far, without waiting.
 
         It may continue: its rewards count only when `begin` grades it with its group.
         """
-        ...
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue a group for grading, on the account of `sender`; never blocks."""
-        ...
 
     def collect(self) -> list[tuple[str, Grade | Rejection]]:
         """Results since the last call, by key."""
-        ...
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts of failures: scorer errors, time-outs, crashes, overflow."""
-        ...
 
     def close(self) -> None:
         """Stop the workers."""
-        ...
 
 
 class TaskVerifier(Verifier, Protocol):
@@ -185,11 +165,9 @@ class TaskVerifier(Verifier, Protocol):
 
     def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:
         """Questions `start .. start + count - 1` of stream `seed`: of one task, or of the weighted mixture of all."""
-        ...
 
     def num_held_out(self, task: str) -> int | None:
         """Questions of a task's held-out streams before one repeats; None when there is no end."""
-        ...
 
 
 class Turns(Protocol):
@@ -198,19 +176,16 @@ class Turns(Protocol):
     @property
     def num_episodes(self) -> int:
         """As many sequences at a time as are worth a slot each."""
-        ...
 
     @property
     def continuing(self) -> Collection[int]:
         """Episodes that may take another turn after the one taken last: what was read of them can be used again."""
-        ...
 
     def take(self, wait: bool) -> Sequence[NextTurn]:
         """Those that are ready; with `wait` at least one, or none if no more will follow.
 
         Wait only when all that were taken have been answered.
         """
-        ...
 
 
 class RolloutEngine(Protocol):
@@ -224,7 +199,6 @@ class RolloutEngine(Protocol):
         A completion depends only on the weights, its prompt, `seed` and both indices, up to rounding. Raises
         `SamplingError`, `Interrupted`.
         """
-        ...
 
     def stream(
         self,
@@ -240,7 +214,6 @@ class RolloutEngine(Protocol):
         An engine that can, answers `turns`, too, each with a single completion and under the episode's name; the draws
         then depend on that name and the turn's number. Other engines leave them to the caller.
         """
-        ...
 
 
 class StreamingEngine(RolloutEngine, Protocol):
@@ -251,18 +224,15 @@ class StreamingEngine(RolloutEngine, Protocol):
 
     def check(self, sampling: Sampling) -> None:
         """Raises `SamplingError` for settings that do not work with this policy."""
-        ...
 
     def swap(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample from other weights from the next decode step on; any thread may call it.
 
         Raises `WeightsRefused`; the old weights then stay in use.
         """
-        ...
 
     def close(self) -> None:
         """Release all resources; the engine cannot be used afterwards."""
-        ...
 
 
 class Updater(Protocol):
@@ -271,28 +241,22 @@ class Updater(Protocol):
     @property
     def version(self) -> int:
         """Updates applied so far."""
-        ...
 
     @property
     def max_chars(self) -> int:
         """The most characters of a completion that the model can have room for."""
-        ...
 
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group's prompt with each of its completions."""
-        ...
 
     def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
         """Others' completions in this policy's tokens, with its log-probabilities, by group, completion and turn."""
-        ...
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G], as `update` computes them."""
-        ...
 
     def update(self, local: Sequence[GradedGroup], external: Sequence[GradedGroup]) -> UpdateReport:
         """One policy-gradient update on whole groups."""
-        ...
 
 
 class GradientSketcher(Protocol):
@@ -301,16 +265,13 @@ class GradientSketcher(Protocol):
     @property
     def refusal(self) -> str | None:
         """Why this node's gradients cannot be sketched; None when they can."""
-        ...
 
     @property
     def seconds(self) -> float:
         """Time that updates have spent on sketches so far."""
-        ...
 
     def begin(self) -> None:
         """Sketch the groups of the next update."""
-        ...
 
     def take(self) -> npt.NDArray[np.float32] | None:
         """The sketches [groups, numbers] of the update since `begin`, local groups first; None without one.
@@ -318,7 +279,6 @@ class GradientSketcher(Protocol):
         Groups without a token have none. The mean over the groups of a step is the sketch of its gradient, before
         clipping. Inner products of sketches estimate those of gradients.
         """
-        ...
 
 
 class RecordTransport(Protocol):
@@ -326,7 +286,6 @@ class RecordTransport(Protocol):
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""
-        ...
 
     def publish(self, record: bytes) -> None:
         """Send a record to everyone in the run; without a known run it is dropped and counted.
@@ -334,30 +293,24 @@ class RecordTransport(Protocol):
         Peers that are connected, reconnect, or join within the backfill time receive it once, in no particular order.
         Receivers fetch a record that is too large for feeds.
         """
-        ...
 
     def hold(self, record: bytes) -> None:
         """Keep a record for peers that ask for it by its id; it is sent to no other."""
-        ...
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a record on offer, from its author or another holder; it arrives like any other.
 
         If the author was asked and no peer gave it within `patience_s`, that is a complaint about its author.
         """
-        ...
 
     def has_room(self) -> bool:
         """Whether one more record can be published without displacing another that still waits to be sent."""
-        ...
 
     def drain(self) -> list[Arrival]:
         """What arrived since the last call, oldest first, verified and opened, or why it was refused."""
-        ...
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is something to drain; returns whether there is."""
-        ...
 
     def ban(self, peer_ids: Collection[str]) -> None:
         """Ban these peers; each call replaces the set.
@@ -365,16 +318,13 @@ class RecordTransport(Protocol):
         Their connections are closed, new ones soon after they open; their requests are refused, and so are records they
         published, whoever forwards them. Counted as `banned_connections`, `banned_streams` and `banned_gossip`.
         """
-        ...
 
     def trust(self, peer_ids: Collection[str], known: Collection[str] = (), newcomers: float = 1.0) -> None:
         """Rate-limit records that these peers sign as a member's and all others as a newcomer's; each call replaces the
         set. For the common rate of offers they and `known` authors count in full, all others `newcomers` times."""
-        ...
 
     def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of peers' offences since the last call."""
-        ...
 
 
 class RequestTransport(Protocol):
@@ -382,18 +332,15 @@ class RequestTransport(Protocol):
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`."""
-        ...
 
     def request(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """Ask one peer; never from a request handler.
 
         Raises `PeerUnreachable`. A known peer without a connection is dialled first, within the same `timeout_s`.
         """
-        ...
 
     def serve_stream(self, protocol: str, handler: StreamHandler) -> None:
         """Answer requests for `protocol` with any number of bytes; each chunk is sent before the next is made."""
-        ...
 
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
@@ -404,7 +351,6 @@ class RequestTransport(Protocol):
         chunks; closing the iterator closes the stream. Raises `PeerUnreachable` at the first or any later chunk: the
         response is complete only when the iterator ends normally.
         """
-        ...
 
 
 class PeerTransport(Protocol):
@@ -414,35 +360,27 @@ class PeerTransport(Protocol):
 
     def manifest(self) -> RunManifest | None:
         """The run this node is in; None until it is known."""
-        ...
 
     def sealed_manifest(self) -> bytes | None:
         """The manifest as its founder signed it; any peer may ask for it."""
-        ...
 
     def set_manifest(self, sealed: bytes) -> None:
         """Join the run of a sealed manifest. Raises `TransportError` when it is invalid or of another run."""
-        ...
 
     def multiaddrs(self) -> tuple[str, ...]:
         """Addresses where others can reach this node, each ending in `/p2p/PEER_ID`."""
-        ...
 
     def peers(self) -> tuple[PeerRecord, ...]:
         """The records that other peers published about themselves; entries may have expired."""
-        ...
 
     def observed(self, peer_id: str) -> tuple[str, ...]:
         """Remote ends of a peer's connections, as multiaddrs; empty without one."""
-        ...
 
     def is_banned(self, peer_id: str) -> bool:
         """Whether this node has banned a peer."""
-        ...
 
     def summarize(self, summary: MemberSummary) -> None:
         """Tell members how far this node is, with each renewal of its directory entry."""
-        ...
 
 
 class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
@@ -451,7 +389,6 @@ class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
     def start(self) -> None:
         """Open the network. Raises `TransportError` when the stack itself cannot run; unreachable peers are not an
         error."""
-        ...
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts.
@@ -459,11 +396,9 @@ class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):
         Records: `published`, `delivered` by gossip, `repaired` and `backfilled` from peers, `fetched` because of their
         size, `duplicates`; drops by reason; failures and restarts.
         """
-        ...
 
     def close(self) -> None:
         """Leave the swarm and stop every thread and process that this transport started."""
-        ...
 
 
 KeepSample = Callable[[Fate, GradedGroup | RolloutGroup], None]
@@ -478,60 +413,47 @@ class GroupExchange(Protocol):
 
     def share(self, group: RolloutGroup) -> RolloutGroup | None:
         """Stamp with the run id, sign and publish; returns the group as published, or None without a run."""
-        ...
 
     def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
         """The groups that passed the envelope checks, and the refusals by reason."""
-        ...
 
     def share_all(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup | None]:
         """Share several groups: each is sent to everybody, or all are offered if that costs members less.
 
         Returns each as `share` does, and None for those beyond what the swarm can carry.
         """
-        ...
 
     def took(self, num_groups: int, num_wanted: int) -> None:
         """The last update took this many of others' groups of those it wanted: a node that goes short shares more."""
-        ...
 
     def offers(self) -> list[OfferedGroup]:
         """What others offered, as far as the last `receive` saw it, without groups that have arrived."""
-        ...
 
     def commitments(self) -> list[Commitment]:
         """What others committed to by offers and groups, as far as the last `receive` saw it, in the order heard."""
-        ...
 
     def banned(self) -> frozenset[str]:
         """Peers in quarantine, as of the last `receive`: nothing of theirs arrives."""
-        ...
 
     def pull(self, offered: OfferedGroup, patience_s: float) -> None:
         """Fetch a group on offer; a later `receive` returns it. If its author is asked and does not give it in time,
         that is a complaint about it.
         """
-        ...
 
     def wait(self, timeout_s: float) -> bool:
         """Block until records arrive; returns whether any did."""
-        ...
 
     def account(self, peer_id: str) -> str:
         """The account charged for a peer's groups: its own once it has been useful, the newcomers' before that."""
-        ...
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Report the outcome of a received group.
 
         `verify_s`: seconds its verification took.
         """
-        ...
 
     def established(self) -> frozenset[str]:
         """Peers that have been useful for long enough to count as separate authors."""
-        ...
 
     def status(self) -> NetworkStatus:
         """The network as it is now."""
-        ...

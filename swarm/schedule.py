@@ -128,11 +128,9 @@ class Watcher(Protocol):
 
     def why(self) -> str | None:
         """Why the node is to pause now; None when it may work."""
-        ...
 
     def close(self) -> None:
         """Stop watching."""
-        ...
 
 
 class Schedule:
@@ -177,15 +175,12 @@ class Pausable(Protocol):
 
     def on_pause(self) -> None:
         """A pause begins."""
-        ...
 
     def while_paused(self) -> None:
         """Called now and then during a pause."""
-        ...
 
     def on_resume(self) -> None:
         """A pause is over."""
-        ...
 
 
 class Diary(Protocol):
@@ -193,11 +188,9 @@ class Diary(Protocol):
 
     def paused(self, why: str, until: float | None) -> None:
         """The node pauses, or pauses for another reason."""
-        ...
 
     def resumed(self) -> None:
         """The pause is over."""
-        ...
 
 
 class Pausing:

@@ -110,6 +110,7 @@ ALLOWED = {
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/extras/preflight": PURE
     | {"swarm.extras.preflight", "swarm.config", "swarm.policy", "swarm.preflight", "swarm.training.forward"},
+    "swarm/preflight/duties.py": set(),
     "swarm/preflight": PURE
     | {
         "swarm.preflight",

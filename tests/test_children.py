@@ -21,8 +21,7 @@ from threading import Thread
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodes.page import page_of
 from swarm.children import (
@@ -40,7 +39,7 @@ from swarm.children import (
     wait,
 )
 from swarm.environments.judge import JudgeSettings
-from swarm.extras.judging.process import JudgeProcess
+from swarm.extras.judging.service import JudgeProcess
 from swarm.net.hivemind.daemon import Daemon
 from swarm.net.hivemind.directory import Directory
 

@@ -5,8 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from swarm.fair_store import FairQueue, FairStore, Share
 from swarm.lru import LruDict

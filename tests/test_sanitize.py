@@ -8,12 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
-from nodes.commands.doctor import Finding, check_nat, check_reachable
-from nodes.commands.doctor import line_of as finding_line
+from nodes.commands.doctor import Finding, check_nat, check_reachable, line_of as finding_line
 from nodes.commands.peers import Listing, render
 from nodes.console import warn
 from swarm.errors import Refusal

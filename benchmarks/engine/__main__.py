@@ -21,10 +21,7 @@ import torch
 
 from benchmarks.common.report import Report, row
 from benchmarks.common.running import Result, at_least_one, conclude, measure, option_parser, scratch, wide_console
-from benchmarks.engine import ahead, flowing
-from benchmarks.engine import dtypes as precision
-from benchmarks.engine import routing as replaying
-from benchmarks.engine import turns as playing
+from benchmarks.engine import ahead, dtypes as precision, flowing, routing as replaying, turns as playing
 from benchmarks.engine.generation import (
     Contender,
     Outcome,

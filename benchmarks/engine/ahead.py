@@ -27,8 +27,8 @@ from swarm.groups.flow import BATCHES_A_CALL
 from swarm.policy.ranks import Ranks
 from swarm.protocols import RolloutEngine, Turns
 from swarm.reasons import Outcome, Reason
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
+from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings, ShareSettings
 from swarm.types import (
     Actions,

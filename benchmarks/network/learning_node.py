@@ -29,9 +29,9 @@ from swarm.net.records.wire import Limits, SealedManifest, make_run_id, seal_man
 from swarm.net.trust.exchange import Exchange
 from swarm.reasons import Outcome, Reason
 from swarm.received.pool import PoolSettings
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
 from swarm.sapo.mixing import MixSettings
+from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, SapoNode, SapoSettings
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (

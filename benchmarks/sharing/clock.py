@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.common.report import Row
-from benchmarks.sharing.curves import along, time_to_reach
+from benchmarks.sharing.curves import along, cost_to_reach, time_to_reach
 from benchmarks.sharing.swarms import AUTO, Comparison, Scale, Size, peers, swarm_cells
 from benchmarks.sharing.table import Outcomes
 from nodes.simulation.cells import Cell
@@ -15,7 +15,6 @@ from swarm.policy.config import TINY_SPARSE
 from swarm.telemetry.benefit.comparison import (
     Estimate,
     SwarmOutcome,
-    cost_to_reach,
     estimate,
     learning_curve,
     ratio_by_seed,

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
+
+import numpy as np
 
 from benchmarks.common.report import Row
 from benchmarks.sharing.table import Outcomes, figure_row
 from swarm.telemetry.benefit.comparison import (
-    COSTS,
     Cost,
     Point,
     SwarmOutcome,
-    accuracy_at,
-    cost_to_reach,
     estimate,
     learning_curve,
     mean_learning_curve,
     ratio_by_seed,
 )
 
+COSTS: tuple[Cost, ...] = ("tokens", "seconds")
+"""Those of every curve."""
 UNITS: dict[Cost, str] = {"tokens": "tokens", "seconds": "s", "processor_s": "processor seconds"}
 Figures = Mapping[str, Mapping[int, float]]
 """One figure, by row and seed."""
+
+
+def accuracy_at(curve: Sequence[Point[float]], kind: Cost, amount: float) -> float:
+    """Accuracy of a curve when it has cost so much, interpolated between its evaluations, of which there is one."""
+    return float(np.interp(amount, [point.cost(kind) for point in curve], [point.accuracy for point in curve]))
+
+
+def cost_to_reach(curve: Sequence[Point[float]], kind: Cost, accuracy: float) -> float | None:
+    """Cost at which a curve first reached an accuracy, interpolated likewise; None if it never did, or for processor
+    seconds that were not counted."""
+    if kind == "processor_s" and any(point.processor_s is None for point in curve):
+        return None
+    if curve and curve[0].accuracy >= accuracy:
+        return curve[0].cost(kind)
+    for before, after in pairwise(curve):
+        if after.accuracy >= accuracy:
+            part = (accuracy - before.accuracy) / (after.accuracy - before.accuracy)
+            return before.cost(kind) + part * (after.cost(kind) - before.cost(kind))
+    return None
 
 
 def along(title: str, outcomes: Outcomes) -> list[Row]:

@@ -18,7 +18,6 @@ class Drawn(Protocol):
 
     def series(self, quantity: str) -> list[float]:
         """The values of a quantity."""
-        ...
 
 
 def draw(courses: Sequence[Drawn], quantities: Sequence[str], path: Path) -> None:

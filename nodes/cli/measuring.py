@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -23,8 +23,8 @@ from nodes.console import make_console
 from swarm.errors import ConfigError
 from swarm.kinds import extra
 
-if TYPE_CHECKING:
-    from swarm.preflight.need import RoleName
+COMMANDS = {"peer": "join", "learner": "learn", "worker": "work"}
+"""The command of each role with a policy."""
 
 app = typer.Typer()
 
@@ -40,14 +40,14 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine and its network for problems, and suggest fixes. Exits with 1 if a check fails."""
-    if role not in ("peer", "learner", "worker"):
+    if role not in COMMANDS:
         raise ConfigError(f"--role must be peer, learner or worker, got {role!r}")
     file, pairs = find_target(target, bootstrap)
     pairs += [*given_fields({"policy.model": model, "out": out}), *extra_fields(context)]
     check_config(file, pairs)
     from nodes.commands.doctor import doctor as run
 
-    raise typer.Exit(run(file, pairs, cast("RoleName", role), as_json, make_console()))
+    raise typer.Exit(run(file, pairs, COMMANDS[role], as_json, make_console()))
 
 
 @app.command()
@@ -79,8 +79,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure accuracy, or suites' avg@k and pass@k, on held-out questions, per task, with 95% intervals."""
-    from nodes.commands.evaluate import Asked, evaluate_endpoint
-    from nodes.commands.evaluate import evaluate as run
+    from nodes.commands.evaluate import Asked, evaluate as run, evaluate_endpoint
 
     pairs = [*given_fields({"generation.engine": engine}), *extra_fields(context)]
     if endpoint is not None or name is not None:
@@ -129,12 +128,12 @@ def plan(
 
     Exits with 1 when they cannot keep the learner busy.
     """
-    planning = extra("learner.planning")
+    capacity = extra("learner.capacity")
     if rollouts is None or train_s is None or broadcast_s is None or not worker:
-        raise ConfigError(planning.NEEDED)
-    demand = planning.demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
-    chosen = planning.CapacityPlan(demand, headroom, learner_price, planning.parse_workers(worker), max_staleness)
-    planning.show_plan(chosen, as_json, make_console())
+        raise ConfigError(capacity.NEEDED)
+    demand = capacity.demand_of(rollouts, train_s, broadcast_s, publish_every, max_staleness)
+    chosen = capacity.CapacityPlan(demand, headroom, learner_price, capacity.parse_workers(worker), max_staleness)
+    capacity.show_plan(chosen, as_json, make_console())
     raise typer.Exit(exits.DONE if chosen.feasible else exits.FAILED)
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from nodes.cli.options import ConfigArgument, EngineOption, ModelOption, check_config, extra_fields, given_fields
 from nodes.console import make_console
+from nodes.roles import ROLES
 
 app = typer.Typer()
 config_app = typer.Typer(help="Show or describe configurations.", no_args_is_help=True)
@@ -61,9 +62,10 @@ def config_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the effective configuration and the origin of each value."""
+    from nodes.boot.resolve import described
     from swarm.config import describe_config, describe_tasks
 
-    loaded = check_config(config, extra_fields(context))
+    loaded, lines = described(check_config(config, extra_fields(context)))
     rows = describe_config(loaded)
     if as_json:
         print(json.dumps([{"field": path, "value": value, "origin": origin} for path, value, origin in rows], indent=1))
@@ -72,7 +74,10 @@ def config_show(
     for path, value, origin in rows:
         shown = describe_tasks(loaded.config) if path == "tasks" else value
         table.add_row(Text(path), Text(shown), Text(origin), style="" if origin != "default" else "dim")
-    make_console().print(table)
+    console = make_console()
+    console.print(table)
+    for line in lines:
+        console.print(Text(line))
 
 
 @config_app.command("check")
@@ -107,7 +112,7 @@ def config_sizing() -> None:
     """Print which models fit on which GPUs, in Markdown."""
     from swarm.kinds import extra
 
-    print(extra("preflight.sizing").page(), end="")
+    print(extra("preflight.sizing").page(lambda command: ROLES[command].duties), end="")
 
 
 @tasks_app.command("list")

@@ -108,8 +108,7 @@ def demo(
     loaded = check_config(None, given_fields({"policy.model": model, "generation.engine": engine, "rounds": rounds}))
     config, chosen = loaded.config, loaded.origins
     policy = config.policy.model if "policy.model" in chosen else None
-    from nodes.commands.demo import DemoOptions, Start
-    from nodes.commands.demo import demo as run
+    from nodes.commands.demo import DemoOptions, Start, demo as run
     from nodes.simulation.configs import num_rounds
 
     options = DemoOptions(
@@ -230,6 +229,7 @@ def give(
     model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this giver in views and reports.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds of questions.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Stop after this many groups are given.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
     supervised: SupervisedOption = False,
@@ -246,6 +246,7 @@ def give(
         "policy.model": BEHIND_ENDPOINT,
         "endpoint.url": endpoint,
         "endpoint.model": model,
+        "endpoint.groups": groups,
         "name": name,
         "rounds": rounds,
     }
@@ -282,8 +283,7 @@ def init(
     port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
 ) -> None:
     """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
-    from nodes.commands.init import Given
-    from nodes.commands.init import init as run
+    from nodes.commands.init import Given, init as run
 
     given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
     run(file, given, make_console())
@@ -345,8 +345,7 @@ def sweep(
     """Compare mixes of own and others' groups, a swarm for each and seed. Set any field with --path.to.field VALUE."""
     if transport not in ("memory", "hivemind"):
         raise ConfigError(f"--transport must be memory or hivemind, got {transport!r}")
-    from nodes.commands.sweep import SweepOptions
-    from nodes.commands.sweep import sweep as run
+    from nodes.commands.sweep import SweepOptions, sweep as run
     from nodes.simulation.configs import named
     from swarm.machine import num_cores
 

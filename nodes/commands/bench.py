@@ -12,21 +12,7 @@ from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-BENCHMARKS = (
-    "broadcast",
-    "engine",
-    "giving",
-    "grading",
-    "network",
-    "overlap",
-    "poison",
-    "resilience",
-    "scale",
-    "sharing",
-    "soak",
-    "staleness",
-    "updater",
-)
+BENCHMARKS = sorted(path.parent.name for path in FOLDER.glob("*/__main__.py"))
 
 
 def bench(name: str | None, arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from swarm.config import NodeConfig
 from swarm.errors import ConfigError, PolicyError
 from swarm.machine import num_cores
 from swarm.preflight.check import Changes, Preflight, memory_of, preflight
+from swarm.preflight.duties import PEER
 from swarm.preflight.need import in_gib
 
 BYTES_PER_TOKEN = 4
@@ -33,7 +34,7 @@ RAPL = Path("/sys/class/powercap")
 def fitting(config: NodeConfig) -> tuple[Preflight | None, Changes, str]:
     """What is needed, the settings to change, and why nothing is known. Raises `ConfigError` when nothing fits."""
     try:
-        found = preflight(config, "peer")
+        found = preflight(config, PEER)
     except PolicyError as error:
         return None, (), f"not known: {error}"
     if found.verdict == "fits":

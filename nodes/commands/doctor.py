@@ -21,8 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
+from nodes.boot.resolve import described
+from nodes.boot.visits import visiting
 from nodes.commands import probes
-from nodes.commands.peers import visiting
+from nodes.roles import ROLES
 from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
@@ -42,9 +44,7 @@ from swarm.sanitize import clean, clean_lines
 from swarm.types import SCHEMA_VERSION, RunManifest
 
 if TYPE_CHECKING:
-    pass
     from swarm.preflight.check import Preflight
-    from swarm.preflight.need import RoleName
 
 Level = Literal["ok", "warn", "fail"]
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -434,13 +434,13 @@ def check_nat(reply: DialBackReply, local_ips: frozenset[str]) -> Finding:
 
 
 def doctor(
-    file: Path | None, overrides: Sequence[tuple[str, str]], role: RoleName, as_json: bool, console: Console
+    file: Path | None, overrides: Sequence[tuple[str, str]], command: str, as_json: bool, console: Console
 ) -> int:
-    """Run every check for a node of this role and print the findings. Returns the exit code: 1 when a check fails."""
-    config = load_config(file, None, os.environ, overrides).config
-    Bootstraps(config.network.bootstrap)  # a wrong address is a usage error, not a finding
+    """Run every check for this command's node and print the findings. Returns the exit code: 1 when a check fails."""
+    loaded, lines = described(load_config(file, None, os.environ, overrides))
+    Bootstraps(loaded.config.network.bootstrap)  # a wrong address is a usage error, not a finding
     findings = []
-    for finding in diagnose(config, role):
+    for finding in diagnose(loaded.config, command, lines):
         findings.append(finding)
         if not as_json:
             console.print(line_of(finding))
@@ -451,8 +451,9 @@ def doctor(
     return exits.FAILED if any(finding.level == "fail" for finding in findings) else exits.DONE
 
 
-def diagnose(config: NodeConfig, role: RoleName = "peer") -> Iterator[Finding]:
-    """Run every check on this machine and its network, the quick ones first."""
+def diagnose(config: NodeConfig, command: str = "join", of_model: Sequence[str] = ()) -> Iterator[Finding]:
+    """Run every check on this machine and its network, the quick ones first; `of_model` is what is said of the
+    model."""
     yield check_python(sys.version.split()[0], probes.required_python())
     yield check_packages(probes.packages())
     torch = probes.torch()
@@ -464,8 +465,10 @@ def diagnose(config: NodeConfig, role: RoleName = "peer") -> Iterator[Finding]:
         vllm = look_for_vllm(config.generation.vllm.python)
         device = torch.device(config.policy.device)
         yield check_engine(config.generation, config.policy.model, device, vllm, probes.supported_vllm())
+        for line in of_model:
+            yield Finding("model", "ok", line)
         if config.policy.model not in EMBEDDED:
-            yield _memory(config, role)
+            yield _memory(config, command)
     yield check_sandbox(probes.sandbox())
     for disk in probes.disks(config):
         yield check_disk(disk)
@@ -487,11 +490,11 @@ def diagnose(config: NodeConfig, role: RoleName = "peer") -> Iterator[Finding]:
         yield from look_from_outside(config.network, ports)
 
 
-def _memory(config: NodeConfig, role: RoleName) -> Finding:
+def _memory(config: NodeConfig, command: str) -> Finding:
     from swarm.preflight.check import preflight  # imports torch
 
     try:
-        found = preflight(config, role)
+        found = preflight(config, ROLES[command].duties)
     except SwarmError as error:
         return Finding("memory", "warn", f"not checked: {error}", "see policy.model and generation.engine")
     return check_memory(found)

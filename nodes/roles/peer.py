@@ -23,10 +23,11 @@ from swarm.net.records.identity import Identity
 from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.ranks import Ranks
+from swarm.preflight.duties import PEER
 from swarm.protocols import Transport, Verifier
 from swarm.sanitize import clean
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
+from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
@@ -46,17 +47,16 @@ class Adoption(Protocol):
 
     def look(self) -> None:
         """Adopt a newer policy if it is better. Raises what an evaluation does."""
-        ...
 
     def close(self) -> None:
         """Receive no more."""
-        ...
 
 
 class PeerNode(RoleNode):
     """One peer, resumed from its newest checkpoint or new, on an open transport."""
 
     role = "peer"
+    duties = PEER
     alone = "training alone"
     custom: ClassVar[CustomParts] = NO_CUSTOM_PARTS
 
@@ -157,7 +157,7 @@ class PeerNode(RoleNode):
             raise ConfigError("a peer that follows a learner runs in one process: omit --follow, or torchrun")
         if not self._begun:
             self._begun = True
-            self._runtime.begin(self._checkpoints.resumed_from)
+            self._runtime.begin(self.role, self._checkpoints.resumed_from)
             self.note(str(self._ranks.choice), self._ranks.choice.level)
             if self._worth is not None and self._worth.refusal is not None:
                 self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")

@@ -17,9 +17,9 @@ from msgspec import Struct
 from nodes import exits
 from nodes.stop import StopRequest
 from swarm.config import NodeConfig
+from swarm.engines.base import SharedEngine
 from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
-from swarm.engines.shared import SharedEngine
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.cache import Progress
 from swarm.policy.loading import Policy, load_policy, sharing_cores

@@ -1,14 +1,22 @@
-"""Group-relative advantages: [P, G] rewards in, [P, G] advantages out. A group of one has advantage 0."""
+"""Group-relative advantages: [P, G] rewards in, [P, G] advantages out. A group of one has advantage 0.
+
+Also losses and advantages by name. A custom one is checked: whatever it raises, and any output that no update could
+use, is a `ConfigError` that names it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from swarm.kinds import Kinds
+from swarm.algorithms.losses import LOSSES, Loss, LossBatch, LossOutput
+from swarm.errors import ConfigError
+from swarm.kinds import Kinds, custom_code
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 EPSILON = 1e-6
 
@@ -47,3 +55,70 @@ def rloo(rewards: Tensor) -> Tensor:
 ADVANTAGES: Kinds[Callable[[Tensor], Tensor]] = Kinds(
     "advantage", "swarm.advantages", "", {name: f"{__name__}:{name}" for name in ("grpo", "dr_grpo", "rloo")}
 )
+
+
+def find_advantage(name: str) -> Callable[[Tensor], Tensor]:
+    """The function that `update.advantage` names: rewards [P, G] to advantages [P, G]. Raises `ValueError`.
+
+    A custom one raises `ConfigError` for output that no update could use.
+    """
+    found = ADVANTAGES.find(name)
+    return found if name in ADVANTAGES else partial(_own_advantages, name, found)
+
+
+def _own_advantages(name: str, function: Callable[[Tensor], Tensor], rewards: Tensor) -> Tensor:
+    """Finite advantages [P, G] by a custom function. Raises `ConfigError`."""
+    where = f"update.advantage {name}"
+    with custom_code(where):
+        advantages = function(rewards)
+    shape = _shape(advantages)
+    if shape != list(rewards.shape):
+        raise ConfigError(
+            f"{where} must return a tensor of the shape of the rewards it is given, {list(rewards.shape)}: a row for "
+            f"each question, a number for each completion; got {_got(advantages)}"
+        )
+    if not bool(advantages.isfinite().all()):
+        raise ConfigError(f"{where} must return finite numbers, got {advantages.tolist()} for {rewards.tolist()}")
+    return advantages
+
+
+def loss_of(name: str, loss: Loss, batch: LossBatch) -> LossOutput:
+    """What `loss`, which `update.objective` names, makes of a batch.
+
+    Raises `ConfigError` where a custom one fails.
+    """
+    if name in LOSSES:
+        return loss(batch)
+    where = f"update.objective {name}"
+    with custom_code(where):
+        output = loss(batch)
+    if not isinstance(output, LossOutput):
+        raise ConfigError(f"{where} must return a swarm.algorithms.losses.LossOutput, got {_got(output)}")
+    wanted = list(batch.new.shape)
+    if _shape(output.shares) != wanted:
+        raise ConfigError(
+            f"{where} must return `shares` [B, T], a weight for each token: here {wanted}; got {_got(output.shares)}"
+        )
+    shape = _shape(output.losses)
+    if shape is None or not _broadcasts(shape, wanted):
+        raise ConfigError(
+            f"{where} must return `losses` [B, T], or what broadcasts to it: here {wanted}; got {_got(output.losses)}"
+        )
+    return output
+
+
+def _broadcasts(shape: list[int], wanted: list[int]) -> bool:
+    if len(shape) > len(wanted):
+        return False
+    return all(size in (1, full) for size, full in zip(reversed(shape), reversed(wanted), strict=False))
+
+
+def _shape(value: object) -> list[int] | None:
+    """The shape of a tensor; None for anything else."""
+    shape = getattr(value, "shape", None)
+    return list(shape) if shape is not None and hasattr(value, "isfinite") else None
+
+
+def _got(value: object) -> str:
+    shape = _shape(value)
+    return f"{type(value).__name__} {str(value)[:60]!r}" if shape is None else f"the shape {shape}"

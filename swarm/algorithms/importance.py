@@ -35,7 +35,6 @@ class Treatment(Protocol):
 
     def __call__(self, proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
         """`proximal`, `behaviour` [B, T] log-probabilities, `mask` [B, T], `cap` > 0 the largest weight."""
-        ...
 
 
 def none(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:

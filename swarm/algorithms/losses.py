@@ -76,7 +76,6 @@ class Loss(Settings):
     @abstractmethod
     def __call__(self, batch: LossBatch) -> LossOutput:
         """The loss of a batch."""
-        ...
 
 
 class ClippedLoss(Loss):

@@ -16,15 +16,13 @@ from pydantic import Field, JsonValue, ValidationError
 from swarm.environments.answering import QuestionSettings, RewardSettings
 from swarm.environments.code import code_digest, load
 from swarm.environments.config import Context, Failures, Target
-from swarm.environments.digests import check_options, digest, with_code
-from swarm.environments.scoring.finding import finder
+from swarm.environments.digests import digest, with_code
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
-from swarm.environments.sources.procedural import HeldApart, referenced, regenerate, with_last_text
-from swarm.errors import Refusal, TaskError
+from swarm.environments.sources.procedural import ProceduralSource
+from swarm.errors import TaskError
 from swarm.protocols import TaskSource
-from swarm.reasons import Reason
 from swarm.settings import Settings, problems
-from swarm.types import ProceduralRef, Prompt, Question, Shown, TaskRef, Text, as_prompt, as_text
+from swarm.types import Prompt, Shown, Text, as_prompt, as_text
 from swarm.types.media import Media, Modality, media_problem, modality
 
 LIBRARY = "python"
@@ -124,71 +122,31 @@ def load_reward(target: str, name: str, counts: Failures) -> CustomReward:
     return CustomReward(cast(RewardFunction, function), name, counts)
 
 
-class PythonSource:
+class PythonSource(ProceduralSource):
     """Implements `TaskSource` for a subclass of `Task`."""
 
     def __init__(self, config: PythonTask, *, counts: Failures | None = None) -> None:
         """Load the class and validate the options. Raises `TaskError`."""
-        self.name = config.name
         self.counts = Failures() if counts is None else counts
         """`scorer_failures`: completions whose reward failed; they got reward 0."""
         self._config = config
         self._task = _make(config)
-        self._reward = CustomReward(self._task.reward, config.name, self.counts)
-        self._find = finder(config)
+        self._custom = CustomReward(self._task.reward, config.name, self.counts)
         self._items: LruCache[tuple[int, int], tuple[Prompt, str]] = LruCache(
             NUM_WITH_MEDIA if config.modalities else NUM_ITEMS
         )
-        self._apart = HeldApart(self._at, lambda seed, index: self._made(seed, index)[0])
         options = digest(config.options, *config.finds_as, *config.grades_as, *config.combines_as)
-        self._options_digest = with_code(options, code_digest(config.target))
+        super().__init__(config, config.reward, LIBRARY, with_code(options, code_digest(config.target)))
 
-    @property
-    def num_held_out(self) -> int | None:
-        """None: questions are made without end."""
-        return None
+    def _bare(self, seed: int, index: int) -> Prompt:
+        return self._made(seed, index)[0]
 
-    def question(self, seed: int, index: int) -> Question:
-        """Question `index` of the stream `seed`. Raises `TaskError` when the task fails to make it."""
-        return self._apart.question(seed, index)
+    def _solution(self, seed: int, index: int) -> str:
+        return self._made(seed, index)[1]
 
-    def recall(self, ref: TaskRef) -> Question:
-        """Make the question behind a reference again.
-
-        Raises `Refusal`: `unknown_task`, `other_task`, `options_differ`, or `question_mismatch` when the same code
-        makes another question here.
-        """
-        if not isinstance(ref, ProceduralRef) or ref.task != self.name:
-            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the Python task {self.name!r}")
-        check_options(ref, self._options_digest)
-        return regenerate(self._at, ref, f"{ref.task} {ref.index} of {ref.seed}")
-
-    def is_held_out(self, ref: TaskRef) -> bool:
-        """Whether its stream or its text is held out. See `TaskSource`."""
-        return self._apart.is_held_out(ref)
-
-    def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion."""
-        self.recall(ref)
-        assert isinstance(ref, ProceduralRef)
-        question, reference = self._made(ref.seed, ref.index)
-        answer = self._find(completion)
-        score = 0.0 if answer is None else self._reward(as_text(question), answer, reference)
-        return self._config.reward.reward(score)
-
-    def solution(self, ref: TaskRef) -> str:
-        """The right answer. See `Answered`."""
-        assert isinstance(ref, ProceduralRef)
-        return self._made(ref.seed, ref.index)[1]
-
-    def found(self, ref: TaskRef, completion: str) -> str | None:
-        """What counts as the answer. See `Answered`."""
-        return self._find(completion)
-
-    def _at(self, seed: int, index: int) -> Question:
-        """The question made of a seed and an index, whichever kind its text is of."""
-        prompt = with_last_text(self._made(seed, index)[0], self._config.asked)
-        return referenced(self.name, LIBRARY, self._options_digest, seed, index, prompt)
+    def _score(self, answer: str, seed: int, index: int) -> float:
+        question, reference = self._made(seed, index)
+        return self._custom(as_text(question), answer, reference)
 
     def _made(self, seed: int, index: int) -> tuple[Prompt, str]:
         """A question and its reference. Raises `TaskError`."""

@@ -62,7 +62,6 @@ class Stream(Protocol):
         turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         """Answer prompts, and turns if it can."""
-        ...
 
 
 def by_generate(engine: RolloutEngine) -> Stream:
@@ -359,7 +358,7 @@ def _answered(observations: Sequence[Observation], told: Sequence[str]) -> tuple
         if not isinstance(part, PendingCall):
             return part
         text = next(left, None)
-        return part if text is None else ToolResult(text)
+        return part if text is None else ToolResult(text, part.tool)
 
     return tuple(tuple(map(answered, shown)) for shown in observations)
 

@@ -76,7 +76,6 @@ class Counters:
     """A thread-safe counter by name."""
 
     def __init__(self) -> None:
-        """All counts are zero."""
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -95,7 +94,6 @@ class Complaints:
     """Complaints, counted by reason and kept for the peers' accounts, fair between peers. Any thread may add."""
 
     def __init__(self, counters: Counters) -> None:
-        """None yet."""
         self._counters = counters
         self._lock = threading.Lock()
         self._waiting: dict[str, list[Reason]] = {}

@@ -31,7 +31,6 @@ class MemoryHub:
     """Connects the peers of one process in place of a network."""
 
     def __init__(self) -> None:
-        """No peers yet."""
         self._lock = threading.RLock()
         self._members: dict[str, MemoryTransport] = {}
 

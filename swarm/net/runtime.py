@@ -17,15 +17,12 @@ class Signal(Protocol):
 
     def set(self) -> None:
         """Wake the waiters; later waits return at once until `clear`."""
-        ...
 
     def clear(self) -> None:
         """Reset: the next wait blocks until another `set`."""
-        ...
 
     async def wait_for(self, timeout_s: float) -> bool:
         """Wait for `set`; whether it happened in time."""
-        ...
 
 
 class AsyncRuntime(Protocol):
@@ -33,19 +30,15 @@ class AsyncRuntime(Protocol):
 
     def signal(self) -> Signal:
         """A new signal, cleared."""
-        ...
 
     def timeout(self, timeout_s: float) -> AbstractAsyncContextManager[object]:
         """A time limit. Raises `TimeoutError`."""
-        ...
 
     async def sleep(self, duration_s: float) -> None:
         """Sleep."""
-        ...
 
     async def look_up(self, host: str) -> list[str]:
         """The IPs of a host name; empty if it cannot be resolved."""
-        ...
 
 
 async def until(wakeup: Wakeup, runtime: AsyncRuntime, timeout_s: float) -> None:

@@ -38,7 +38,6 @@ class Packing(Protocol):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Attention of `query` [1, heads, tokens, D] to fewer or as many heads of keys: [1, tokens, heads, D]."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,14 @@ class Tokens(Protocol):
     @property
     def prompt(self) -> Sequence[int]:
         """Token ids."""
-        ...
 
     @property
     def completion(self) -> Sequence[int]:
         """Token ids, the policy's own."""
-        ...
 
     @property
     def inserts(self) -> Sequence[Insert]:
         """In their order; none in a completion of a single turn."""
-        ...
 
 
 R = TypeVar("R", bound=Tokens)
@@ -73,15 +70,12 @@ class Batching(Protocol):
 
     def cut(self, rows: Sequence[R], max_tokens: int) -> Iterator[list[R]]:
         """Micro-batches of at most `max_tokens` tokens after `lay_out`, or of one row."""
-        ...
 
     def lay_out(self, rows: Sequence[Tokens]) -> Layout:
         """One forward pass of all `rows`."""
-        ...
 
     def attention(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """Within the block, `model` accepts the layouts of `lay_out`."""
-        ...
 
 
 Positions = Callable[[Sequence[int]], Tensor]

@@ -42,7 +42,6 @@ class Routed(Tokens, Protocol):
     @property
     def routing(self) -> Routing | None:
         """Experts of prompt and completion except the last token; None when unknown."""
-        ...
 
 
 R = TypeVar("R", bound=Routed)

@@ -29,8 +29,9 @@ from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings, PolicySetting
 from swarm.policy.loading import find_device, find_dtype, find_source
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import check_hub, read_config
+from swarm.preflight.duties import PEER, Duties
 from swarm.preflight.model import ModelSize, measure
-from swarm.preflight.need import GIB, Need, Node, RoleName, in_gib
+from swarm.preflight.need import GIB, Need, Node, in_gib
 from swarm.training.forward import is_checkpointed, pays
 
 Verdict = Literal["fits", "smaller", "too large"]
@@ -112,7 +113,7 @@ class Preflight(Struct, frozen=True):
         return f"what fits: {'; '.join(map(str, self.ways[:NUM_WAYS]))}"
 
 
-def preflight(config: NodeConfig, role: RoleName, memory: Memory | None = None, num_processes: int = 1) -> Preflight:
+def preflight(config: NodeConfig, duties: Duties, memory: Memory | None = None, num_processes: int = 1) -> Preflight:
     """Compare what a node needs with the memory of its device, or with `memory`.
 
     Raises `PolicyError`, and `ConfigError` when vLLM is configured but unavailable.
@@ -135,7 +136,7 @@ def preflight(config: NodeConfig, role: RoleName, memory: Memory | None = None, 
             checkpointed=is_checkpointed(config.update.gradient_checkpointing, memory.device),
         )
 
-    return judge(size, config, role, memory, num_processes, look)
+    return judge(size, config, duties, memory, num_processes, look)
 
 
 def _is_compiled(chosen: bool | None, device: str, num_processes: int, model: PreTrainedModel) -> bool:
@@ -145,7 +146,7 @@ def _is_compiled(chosen: bool | None, device: str, num_processes: int, model: Pr
 def judge(
     size: Callable[[LoraSettings], ModelSize],
     config: NodeConfig,
-    role: RoleName,
+    duties: Duties,
     memory: Memory,
     num_processes: int = 1,
     look: Callable[[], Vllm] = lambda: Vllm(Path(sys.executable)),
@@ -159,8 +160,8 @@ def judge(
     def node(changes: Changes) -> Node:
         changed = with_settings(config, changes)
         chosen = choose(changed.generation, changed.policy.model, memory.device, num_processes, look)
-        engine = "transformers" if role == "learner" else chosen.name  # a learner generates for evaluations only
-        return Node(changed, size(changed.policy.lora), role, engine, memory.device, memory.total, num_processes)
+        engine = chosen.name if duties.asks else "transformers"
+        return Node(changed, size(changed.policy.lora), duties, engine, memory.device, memory.total, num_processes)
 
     own = node(())
     need, problem = own.need(memory.free), _vllm_problem(own)
@@ -181,12 +182,12 @@ def check_policy(settings: PolicySettings) -> None:
     check_hub(settings.model, settings.revision)
 
 
-def check_start(config: NodeConfig, role: RoleName, num_processes: int = 1) -> str:
+def check_start(config: NodeConfig, duties: Duties, num_processes: int = 1) -> str:
     """A warning when memory is short, else empty. Raises `ConfigError` where the node clearly cannot fit."""
     if config.policy.model in EMBEDDED:
         return ""
     try:
-        found = preflight(config, role, num_processes=num_processes)
+        found = preflight(config, duties, num_processes=num_processes)
     except PolicyError:
         return ""  # loading the model says it better
     if found.verdict == "fits":
@@ -202,7 +203,7 @@ def check_nodes(config: NodeConfig, num_nodes: int, in_turn: bool = False, num_s
 
     A policy that is made here is made if it is missing.
     """
-    found = preflight(config, "peer")
+    found = preflight(config, PEER)
     free = found.memory.free
 
     def needed(nodes: int) -> int:
@@ -288,25 +289,25 @@ def _another_gpu(device: str) -> int:
 def _options(node: Node, memory: Memory) -> Iterator[tuple[str, Value]]:
     """Settings that need less memory, without a change of what is learned first."""
     generation, update, policy = node.config.generation, node.config.update, node.config.policy
-    if node.trains and not node.checkpointed:
+    if node.duties.trains and not node.checkpointed:
         yield "update.gradient_checkpointing", True
-    if node.trains and update.optimizer == "adamw" and node.device == "cuda" and node.num_processes == 1:
+    if node.duties.trains and update.optimizer == "adamw" and node.device == "cuda" and node.num_processes == 1:
         yield "update.optimizer", "adamw_offloaded"
     if node.engine == "vllm" and node.device == "cuda":
         share = math.ceil((node.vllm_least + CACHE_BYTES) / node.device_bytes / SHARE_STEP) * SHARE_STEP
         if share < 1 and not math.isclose(share, generation.vllm.memory_fraction):
             yield "generation.vllm.gpu_memory_fraction", round(share, 2)
-        if node.trains and not (generation.vllm.sleep or generation.max_staleness or generation.vllm.gpus):
+        if node.duties.trains and not (generation.vllm.sleep or generation.max_staleness or generation.vllm.gpus):
             yield "generation.vllm.sleep", True
-        if node.trains and memory.other_gpus and not generation.vllm.gpus:
+        if node.duties.trains and memory.other_gpus and not generation.vllm.gpus:
             yield "generation.vllm.gpus", (_another_gpu(policy.device),)
-    if node.trains and update.optimizer == "adamw" and torchao.is_installed():
+    if node.duties.trains and update.optimizer == "adamw" and torchao.is_installed():
         yield "update.optimizer", "adamw_8bit"
-    if node.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
+    if node.duties.trains and not policy.lora.rank and importlib.util.find_spec("peft"):
         yield "policy.lora.rank", LORA_RANK
-    if node.trains and not policy.lora.quantized and node.num_processes == 1:
+    if node.duties.trains and not policy.lora.quantized and node.num_processes == 1:
         yield ROUNDED_BASE
-    if node.trains and node.engine == "vllm":
+    if node.duties.trains and node.engine == "vllm":
         yield "generation.engine", "transformers"
-    if generation.max_staleness and node.role == "peer":
+    if generation.max_staleness and node.duties.generates_ahead:
         yield "generation.max_staleness", 0

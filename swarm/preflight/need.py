@@ -10,11 +10,11 @@ from msgspec import Struct
 from swarm.config import NodeConfig
 from swarm.engines.transformers.engine import logit_copies
 from swarm.policy.media.features import MAX_FEATURE_BYTES
+from swarm.preflight.duties import Duties
 from swarm.preflight.model import ModelSize, head_bytes
 from swarm.training.forward import GRADIENT_BYTES, MICRO_BATCH_TOKENS, is_checkpointed
 from swarm.training.optimizers import MOMENT_BYTES
 
-RoleName = Literal["peer", "learner", "worker", "giver"]
 When = Literal["always", "update", "generation"]
 
 GIB = 2**30
@@ -80,7 +80,7 @@ class Node(Struct, frozen=True):
 
     config: NodeConfig
     size: ModelSize
-    role: RoleName
+    duties: Duties
     engine: str
     device: str
     """Type of the device."""
@@ -88,11 +88,6 @@ class Node(Struct, frozen=True):
     """All memory of the device: vLLM takes a fraction of it."""
     num_processes: int = 1
     """Processes that share the policy, each with a device."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether it has an optimizer."""
-        return self.role != "worker"
 
     def need(self, free: int) -> Need:
         """With passes as long as configured, and as many sequences at a time as configured and `free` bytes allow."""
@@ -120,14 +115,14 @@ class Node(Struct, frozen=True):
     def with_passes(self, tokens: int, rows: int) -> Need:
         """With passes of so many tokens in updates, and so many sequences generated together."""
         parts = [*_held(self), *_generation(self, rows * self._row_tokens, rows)]
-        if self.trains:
+        if self.duties.trains:
             parts += _update(self, tokens)
         lacking = f"activations and KV cache ({self.size.problem})" if self.size.passes is None else ""
         return Need(tuple(part for part in parts if part.num_bytes), lacking, self._assumed(tokens))
 
     def _assumed(self, tokens: int) -> str:
         """In words; empty where nothing is trained."""
-        if not self.trains or self.size.passes is None:
+        if not self.duties.trains or self.size.passes is None:
             return ""
         kind = "checkpointed" if self.checkpointed else ("compiled" if self.size.passes.compiled else "plain")
         return f"passes of {tokens:,} tokens, {kind} layers"
@@ -175,22 +170,22 @@ class Node(Struct, frozen=True):
     def _rows(self) -> int:
         """Sequences that are generated together, as configured."""
         generation, evaluation = self.config.generation, self.config.evaluation
-        questions = self.config.follow.questions if self.role == "worker" else self.config.num_questions(self.device)
-        asked = 0 if self.role == "learner" else questions * generation.group_size
+        questions = self.config.num_questions(self.device) if self.duties.trains else self.config.follow.questions
+        asked = questions * generation.group_size if self.duties.asks else 0
         return max(1, min(max(asked, evaluation.num_questions), generation.max_batch_sequences))
 
 
 def _held(node: Node) -> Iterator[Part]:
     """What is there all the time."""
     config, size, shards = node.config, node.size, node.num_processes
-    if not (node.role == "worker" and node.engine == "vllm" and node.device == "cuda"):
+    if node.duties.trains or node.engine != "vllm" or node.device != "cuda":
         yield Part("weights", size.weight_bytes // shards)
         yield Part("a matrix of few bits, computed", size.computed_bytes)
-    if node.trains:
+    if node.duties.trains:
         yield Part("optimizer", _moment_bytes(node) * size.trained // shards)
-    if node.trains and config.update.reference_kl and not config.policy.lora.rank:
+    if node.duties.trains and config.update.reference_kl and not config.policy.lora.rank:
         yield Part("reference", size.weight_bytes // shards)
-    if node.role == "learner" and config.learner.spot_check:
+    if node.duties.spot_checks and config.learner.spot_check:
         yield Part("copy for spot checks", size.weight_bytes)
     if config.evaluation.beside and config.evaluation.suites:
         yield Part("copy for suites", size.weight_bytes)
@@ -225,13 +220,13 @@ def _generation(node: Node, tokens: int, rows: int) -> Iterator[Part]:
     """`tokens` in the KV cache, for `rows` sequences."""
     size, generation = node.size, node.config.generation
     if node.engine == "vllm":
-        if generation.vllm.gpus and node.trains:
+        if generation.vllm.gpus and node.duties.trains:
             return  # on other GPUs
         on_cpu = size.rounded_bytes + generation.vllm.cpu_cache_bytes + PROCESS_BYTES["cpu"]
         share = max(node.vllm_share, node.vllm_least) if node.device == "cuda" else on_cpu
         yield Part("vLLM", share, "generation" if generation.vllm.sleep else "always")
         return
-    ahead = generation.max_staleness > 0 and node.role == "peer"
+    ahead = generation.max_staleness > 0 and node.duties.generates_ahead
     when: When = "always" if ahead else "generation"
     if ahead:
         yield Part("copy for generation", size.weight_bytes + PROCESS_BYTES.get(node.device, 0))

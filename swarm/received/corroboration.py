@@ -8,6 +8,13 @@ answers would be as right without it, as this node's own groups show.
     push of an author              the mean over its groups, beside the mean over own groups of the same tasks
     factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
 
+A habit that own completions take up is held against an author only if it is none of the answer: what an honest author's
+wrong answers lack, its right ones push, and a policy may well write more of it.
+
+    need of a token                where a rewarded own completion has it, how much more rarely those of the group
+                                   without it are rewarded than all: 1 if no answer is right without it, 0 for a habit,
+                                   however frequent and whatever the question
+
 Tokens are compared by themselves and with the token before them. Means are kept in count sketches, so that an author
 takes the same memory whatever it writes.
 """
@@ -67,6 +74,10 @@ DRIFT = 0.03
 DRIFT_HITS = 16
 """Tokens of an author in excess that rise, before it is held responsible."""
 DRIFT_TOKENS = 8
+NEEDED = 0.75
+"""Need from which a token is part of the answers."""
+ENOUGH_NEEDS = 8
+"""Rewarded completions without a token that there would be if it were none, before its need is known."""
 
 
 class CorroborationSettings(Settings):
@@ -178,6 +189,9 @@ class RatesState(Struct):
     rise: bytes | None
     past: list[bytes]
     rewards: list[float]
+    squares: bytes = b""
+    variances: list[bytes] = []
+    """Of the past; of a checkpoint from before they were kept, none: its rates are then not compared."""
 
 
 class CorroborationState(Struct):
@@ -190,6 +204,8 @@ class CorroborationState(Struct):
     pulls: list[float]
     rates: RatesState
     rising: dict[str, dict[int, int]]
+    needs: list[bytes] = []
+    """float32, one a bucket, compressed; of a checkpoint from before they were kept, none."""
 
 
 class Corroboration:
@@ -210,6 +226,7 @@ class Corroboration:
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
         """Of own groups."""
         self._rates = _Rates()
+        self._needs = _Needs()
         self._rising: dict[str, Counter[int]] = {}
         """How often an author pushed a token in excess that own completions have more and more, by author and token."""
 
@@ -223,6 +240,7 @@ class Corroboration:
             list(self._pulls),
             self._rates.dump(),
             {author: dict(tokens) for author, tokens in self._rising.items()},
+            self._needs.dump(),
         )
 
     def restore(self, saved: CorroborationState) -> None:
@@ -235,6 +253,7 @@ class Corroboration:
         self._together = {name: _Evidence.restored(each) for name, each in saved.together.items()}
         self._pulls.extend(saved.pulls)
         self._rates.restore(saved.rates)
+        self._needs.restore(saved.needs)
         self._rising = {author: Counter(tokens) for author, tokens in saved.rising.items()}
 
     def learn(self, group: ReadGroup, reward: float) -> None:
@@ -243,6 +262,7 @@ class Corroboration:
             self._rates.add(group.buckets(self._salt), len(group.ids), reward)
             if any(value > 0 for each in group.advantages for value in each):
                 _evidence(self._own, group.task, MAX_TASKS).add(group, self._salt)
+                self._needs.add(group, self._salt)
                 self._pulls.append(group.pull())
 
     def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
@@ -291,9 +311,10 @@ class Corroboration:
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
         unneeded = excess > ALARMING_ERRORS * spread
         unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
-        rising = (unneeded.all(axis=2) & (self._rates.rise(group.buckets(self._salt)) > DRIFT)).any(axis=1) & (
-            signs > 0
-        )
+        taken_up = self._rates.rise(group.buckets(self._salt)) > DRIFT
+        if taken_up.any():
+            taken_up &= ~self._needs.of(group.buckets(self._salt))
+        rising = (unneeded.all(axis=2) & taken_up).any(axis=1) & (signs > 0)
         if rising.any():
             tokens = [token for each in group.ids for token in each]
             self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.nonzero(rising)[1])
@@ -370,10 +391,12 @@ class _Rates:
     """How much more often own completions have each bucket's tokens than in the last thousands of groups."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(ROWS * NUM_BUCKETS)
+        self._counts, self._squares = np.zeros((2, ROWS * NUM_BUCKETS))
+        """Sums over groups of the occurrences a completion, and of their squares."""
         self._num = 0
         self._reward = 0.0
         self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+        self._variances: deque[Floats] = deque(maxlen=PAST_RATES)
         self._rewards: deque[float] = deque(maxlen=PAST_RATES)
         self._rise: Floats | None = None
 
@@ -385,32 +408,89 @@ class _Rates:
             None if self._rise is None else _packed(self._rise),
             [_packed(each) for each in self._past],
             list(self._rewards),
+            _packed(self._squares),
+            [_packed(each) for each in self._variances],
         )
 
     def restore(self, saved: RatesState) -> None:
+        if not saved.squares:
+            return
+        if not len(saved.variances) == len(saved.past) == len(saved.rewards):
+            raise ValueError("rates of the past lack a part")
         self._num, self._reward, self._counts = saved.num, saved.reward, _unpacked(saved.counts)
+        self._squares = _unpacked(saved.squares)
+        self._variances.extend(map(_unpacked, saved.variances))
         self._rise = None if saved.rise is None else _unpacked(saved.rise)
         self._past.extend(map(_unpacked, saved.past))
         self._rewards.extend(saved.rewards)
 
     def add(self, buckets: Buckets, num_completions: int, reward: float) -> None:
-        np.add.at(self._counts, _through(buckets).ravel(), 1 / max(1, num_completions))
+        found, occurrences = np.unique(_through(buckets), return_counts=True)
+        self._counts[found] += occurrences / max(1, num_completions)
+        self._squares[found] += (occurrences / max(1, num_completions)) ** 2
         self._num += 1
         self._reward += reward
         if self._num == RATE_GROUPS:
             now, reward = self._counts / self._num, self._reward / self._num
+            variance = np.maximum(self._squares / self._num - now**2, 0.0) / self._num
             # A policy that learns writes much that it did not write before, whoever pushes it.
             stands = bool(self._rewards) and reward < LEARNS * self._rewards[0]
-            self._rise = now - np.min(self._past, axis=0) if stands else None
+            self._rise = self._beyond_chance(now, variance) if stands else None
             self._past.append(now)
+            self._variances.append(variance)
             self._rewards.append(reward)
-            self._counts, self._num, self._reward = np.zeros(ROWS * NUM_BUCKETS), 0, 0.0
+            self._num, self._reward = 0, 0.0
+            self._counts, self._squares = np.zeros((2, ROWS * NUM_BUCKETS))
+
+    def _beyond_chance(self, now: Floats, variance: Floats) -> Floats:
+        """How much more often than when it was lowest; 0 where the questions alone may have made the difference: some
+        want a token in every answer, some in none."""
+        lowest = np.argmin(self._past, axis=0)[None]
+        least, its = (np.take_along_axis(np.array(each), lowest, axis=0)[0] for each in (self._past, self._variances))
+        rise = now - least
+        return np.asarray(np.where(rise > ALARMING_ERRORS * np.sqrt(variance + its), rise, 0.0), dtype=float)
 
     def rise(self, buckets: Buckets) -> Floats:
         """[kinds, N] occurrences a completion more than when it was lowest; 0 while the reward rises."""
         if self._rise is None:
             return np.zeros((len(buckets), buckets.shape[-1]))
         return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
+
+
+class _Needs:
+    """Which tokens are part of the answers of own groups."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((2, ROWS * NUM_BUCKETS))
+        """Rewarded completions without the token in groups where others have it, and as many as there would be if it
+        made no difference."""
+
+    def dump(self) -> list[bytes]:
+        return [_packed(each) for each in self._sums]
+
+    def restore(self, saved: list[bytes]) -> None:
+        if saved:
+            self._sums = np.array([_unpacked(each) for each in saved]).reshape(self._sums.shape)
+
+    def add(self, group: ReadGroup, salt: int) -> None:
+        rewarded = np.array([max(each, default=0.0) > 0 for each in group.advantages])
+        num_right, num_others = int(rewarded.sum()), len(rewarded) - 1
+        if not 2 <= num_right <= num_others:
+            return
+        completion = np.repeat(np.arange(len(rewarded)), [len(ids) for ids in group.ids])
+        has = np.unique(_through(group.buckets(salt)) * len(rewarded) + completion)
+        buckets, of_completion = np.divmod(has, len(rewarded))
+        found, index = np.unique(buckets, return_inverse=True)
+        right = np.bincount(index, rewarded[of_completion], len(found))
+        without = len(rewarded) - np.bincount(index, minlength=len(found))
+        self._sums *= MEMORY
+        self._sums[0, found] += right * (num_right - right)
+        self._sums[1, found] += right * without * (num_right - 1) / num_others
+
+    def of(self, buckets: Buckets) -> npt.NDArray[np.bool_]:
+        """[kinds, N] whether each token is part of the answers."""
+        right, expected = self._sums[:, _through(buckets)]
+        return np.asarray(((expected >= ENOUGH_NEEDS) & (right < (1 - NEEDED) * expected)).all(axis=1))
 
 
 def _at(known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:

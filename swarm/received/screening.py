@@ -25,11 +25,9 @@ class Reader(Protocol):
 
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         """See `Updater`."""
-        ...
 
     def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
         """See `Updater`."""
-        ...
 
 
 class Fence(Protocol):
@@ -37,7 +35,6 @@ class Fence(Protocol):
 
     def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
         """See `Plausibility`."""
-        ...
 
 
 class CandidateScorer:

@@ -37,10 +37,9 @@ from swarm.groups.part import most_varied
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.protocols import GroupExchange, KeepSample, RolloutEngine, Updater, Verifier
 from swarm.reasons import Reason
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalGroups, ExternalSettings
 from swarm.sapo.mixing import Mix, MixRound, mix_figures
-from swarm.sapo.rollouts import GradedBatch, Rollouts
+from swarm.sapo.rollouts import GradedBatch, RolloutPlan, Rollouts
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
 from swarm.settings import Settings

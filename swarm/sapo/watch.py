@@ -75,7 +75,6 @@ class RewardGuard:
     """Rewards of rounds and the authors in their updates. Pure: time is counted in rounds."""
 
     def __init__(self, settings: WatchSettings) -> None:
-        """Start without rounds."""
         self._settings = settings
         self._rewards: deque[float] = deque(maxlen=2 * settings.window_rounds)
         self._parts: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=2 * settings.window_rounds)

@@ -36,7 +36,7 @@ from swarm.protocols import GradientSketcher
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.intervals import percentile_interval
 from swarm.types import Estimate, SwarmWorth
-from swarm.types.reports import NEEDED_ROUNDS
+from swarm.types.runs import NEEDED_ROUNDS
 
 Array = npt.NDArray[np.float64]
 N = TypeVar("N", float, Array)
@@ -138,7 +138,6 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        """Before the first round."""
         self._rounds: deque[_Times] = deque(maxlen=PACE_ROUNDS)
 
     def add(self, seconds: Mapping[str, float], trained: int, alone: int) -> None:

@@ -436,7 +436,6 @@ class RefusalWatch:
     """Warns of groups dropped because this node and others do not agree."""
 
     def __init__(self) -> None:
-        """No warning yet."""
         self._next = dict.fromkeys(REMEDIES, FIRST)
 
     def look(self, dropped: Mapping[str, int]) -> Iterator[str]:

@@ -57,7 +57,6 @@ class Curve:
     """Means over bins of equally many rounds. When there are too many bins, each two become one."""
 
     def __init__(self) -> None:
-        """No round yet."""
         self._stride = 1
         self._bins: dict[int, tuple[float, int]] = {}
         """(sum, number of rounds) by (round - 1) // stride, in order."""
@@ -141,7 +140,6 @@ class NodeCurves:
     """A curve of each figure, fed with a node's events in order."""
 
     def __init__(self) -> None:
-        """Without events."""
         self._forget()
 
     def _forget(self) -> None:

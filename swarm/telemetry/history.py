@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from swarm.figures import LAG_MAX
 from swarm.reasons import NO_LOSS
-from swarm.telemetry.curves import NodeCurves, external_uses
+from swarm.telemetry.curves import NodeCurves
 from swarm.telemetry.records import (
     CheckpointEvent,
     EndEvent,
@@ -32,7 +32,7 @@ from swarm.types import Estimate, SwarmWorth
 
 Result = TypeVar("Result", EvaluationEvent, SuiteEvent)
 Phase = Literal["waiting", "running", "done", "interrupted", "error"]
-Role = Literal["peer", "learner", "worker"]
+Role = Literal["peer", "learner", "worker", "giver"]
 
 REWARD_SHARE = 0.1
 """`reward_first` and `reward_last` are means over this share of the rounds."""
@@ -77,17 +77,6 @@ class PeerSummary(TypedDict):
     """Seconds of training, including rounds that were lost and repeated."""
     state: Phase
     restarts: int
-
-
-class Mixture(Struct, frozen=True):
-    """Groups of one update, by where they came from."""
-
-    round: int
-    local: int
-    external: int
-    filled: int
-    """Own groups that replace missing external ones."""
-    missing: int
 
 
 class Moment(Struct, frozen=True):
@@ -197,7 +186,9 @@ class PeerHistory:
 
     @property
     def role(self) -> Role:
-        """A round is a peer's round, a learner's step, or a worker's batch."""
+        """A round is a peer's or giver's round, a learner's step, or a worker's batch."""
+        if self.start is not None and self.start.role == "giver":
+            return "giver"
         if self.latest is not None and self.latest.following is not None:
             return "worker"
         return "learner" if self.latest is not None and self.latest.learning is not None else "peer"
@@ -275,32 +266,6 @@ class PeerHistory:
         if len(recent) == 1:
             return recent[0].wall_s / (recent[0].round - resumed_from)
         return (recent[-1].wall_s - recent[0].wall_s) / (recent[-1].round - recent[0].round)
-
-    def mixtures(self) -> list[Mixture]:
-        """The composition of each update.
-
-        The counts in the file are cumulative, so a round without its predecessor has no entry.
-        """
-        found = []
-        for number in sorted(self.rounds):
-            now = self.rounds[number]
-            if number == 1:
-                before = _no_groups()
-            elif number - 1 in self.rounds:
-                before = self.rounds[number - 1].groups
-            else:
-                continue
-            local = now.groups["used_local"] - before["used_local"]
-            found.append(
-                Mixture(
-                    round=number,
-                    local=max(0, local - now.filled),
-                    external=max(0, external_uses(now.groups) - external_uses(before)),
-                    filled=now.filled,
-                    missing=max(0, now.local_shortfall + now.external_shortfall - now.filled),
-                )
-            )
-        return found
 
     def peer_summary(self) -> PeerSummary:
         """This peer's entry in `summary.json`."""

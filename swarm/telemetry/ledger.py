@@ -20,7 +20,6 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        """All counts at zero."""
         self._generated = 0
         self._shared = 0
         self._received = 0

@@ -53,11 +53,9 @@ class Sink(Protocol):
 
     def write(self, event: Event) -> None:
         """Write one event; any exception disables this sink."""
-        ...
 
     def close(self) -> None:
         """Flush, and release files, ports and processes."""
-        ...
 
 
 class SinkSettings(Settings):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from swarm.algorithms.custom import find_advantage
+from swarm.algorithms.advantages import find_advantage
 from swarm.algorithms.importance import ImportanceName
 from swarm.algorithms.losses import LOSSES, BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
 from swarm.policy.config import BatchingName

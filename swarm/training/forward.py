@@ -29,8 +29,7 @@ from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, Scores, choose_batching, logprobs_by_row
 from swarm.policy.out_of_memory import TokenBudget, free_bytes
 from swarm.policy.reading import has_encoder
-from swarm.policy.scoring import KEPT_CHUNKS, tokens_of_chunk
-from swarm.policy.scoring import compiled as compiled_once
+from swarm.policy.scoring import KEPT_CHUNKS, compiled as compiled_once, tokens_of_chunk
 from swarm.training.config import OptimizerName, UpdateSettings
 from swarm.training.optimizers import MOMENT_BYTES
 from swarm.training.rows import Row

@@ -15,7 +15,7 @@ from itertools import compress
 
 import torch
 
-from swarm.algorithms.custom import find_advantage
+from swarm.algorithms.advantages import find_advantage
 from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
 from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy
@@ -23,8 +23,7 @@ from swarm.policy.out_of_memory import needing_memory
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.forward import ForwardRunner
-from swarm.training.gradient import GradientAccumulator, Step, summarise
-from swarm.training.objective import Objective
+from swarm.training.gradient import GradientAccumulator, Objective, Step, summarise
 from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
 from swarm.training.rows import Row, RowReader, Tokens, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher

@@ -4,8 +4,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.algorithms import advantages
 

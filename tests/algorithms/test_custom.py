@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.algorithms.custom import find_advantage, loss_of
+from swarm.algorithms.advantages import find_advantage, loss_of
 from swarm.algorithms.losses import Loss, LossBatch, LossOutput
 from swarm.errors import ConfigError
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.mixing.base import MixRound
 from swarm.sapo.mixing.mixer import Mixer
 from swarm.training.config import UpdateSettings
-from swarm.training.objective import check_own_code
+from swarm.training.gradient import check_own_code
 
 OWN = """
 import torch

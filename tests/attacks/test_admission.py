@@ -25,8 +25,7 @@ from swarm.net.records.wire import Announcement, seal, seal_announcement
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.types import Completion, PolicyId, Question, RolloutGroup, Sampling
-from tests.net.records import drained, fast_settings, make_identity, opened, sealed_manifest, signed
-from tests.net.records import until as soon
+from tests.net.records import drained, fast_settings, make_identity, opened, sealed_manifest, signed, until as soon
 from tests.nodes.processes import Swarm, address_of, until
 
 from .conftest import memory_bytes

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.scale.__main__ import main
 from benchmarks.scale.offers import RECORD_BYTES, Sharing, node, settled_rate

@@ -16,7 +16,7 @@ from benchmarks.sharing import timed
 from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, KINDS, QUICK, changed, main, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
 from benchmarks.sharing.clock import clock_findings
-from benchmarks.sharing.curves import at_equal_cost, by_task, time_to_reach
+from benchmarks.sharing.curves import accuracy_at, at_equal_cost, by_task, cost_to_reach, time_to_reach
 from benchmarks.sharing.real_model import of_real_model
 from benchmarks.sharing.swarms import (
     RealScale,
@@ -50,7 +50,7 @@ from swarm.environments.tiny import TINY_TASKS
 from swarm.policy import tiny
 from swarm.policy.config import TINY_SPARSE, PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.telemetry.benefit.comparison import Evaluated, SwarmOutcome
+from swarm.telemetry.benefit.comparison import Evaluated, Point, SwarmOutcome
 from swarm.telemetry.history import PeerHistory
 from swarm.types import Grade
 from tests.attacks.poison import Poison
@@ -506,3 +506,15 @@ def test_counts_below_one_are_refused(option: str, capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit):
             main([option, value])
         assert f"{option}: must be a whole number of at least 1, got {value}" in capsys.readouterr().err
+
+
+def test_costs_and_accuracies_are_interpolated_between_evaluations() -> None:
+    curve = [Point(0, 0, 0.0, 0.1), Point(10, 100, 20.0, 0.3), Point(20, 200, 40.0, 0.2), Point(30, 300, 60.0, 0.6)]
+    assert accuracy_at(curve, "tokens", 50) == pytest.approx(0.2)
+    assert accuracy_at(curve, "seconds", 50) == pytest.approx(0.4)
+    assert accuracy_at(curve, "seconds", 99) == 0.6, "the last one beyond the last"
+    assert cost_to_reach(curve, "seconds", 0.1) == 0.0
+    assert cost_to_reach(curve, "seconds", 0.25) == pytest.approx(15.0), "at first, although it falls again"
+    assert cost_to_reach(curve, "tokens", 0.5) == pytest.approx(275.0)
+    assert cost_to_reach(curve, "tokens", 0.7) is None
+    assert cost_to_reach([], "tokens", 0.1) is None

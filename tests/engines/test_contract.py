@@ -25,8 +25,7 @@ from swarm.policy.loading import Policy
 from swarm.policy.weights import swap_weights
 from swarm.protocols import StreamingEngine
 from swarm.types import Answers, Completion, Past, Rejection, Sampling, Step, Text
-from tests.engines.flow import Flowing, Results, answered
-from tests.engines.flow import tokens as flow_tokens
+from tests.engines.flow import Flowing, Results, answered, tokens as flow_tokens
 from tests.engines.models import random_policy
 from tests.engines.play import SAMPLING, Play
 from tests.engines.reference import teacher_forced

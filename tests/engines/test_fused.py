@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.decoder import Decoder
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.engines.transformers.fused import FusedStep
+from swarm.engines.transformers.generating import FusedStep
 from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config, tiny_tokenizer
 from swarm.policy.weights import swap_weights

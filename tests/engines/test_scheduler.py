@@ -3,8 +3,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from swarm.engines.transformers.scheduler import BLOCK, READ_SHARE, Room, Scheduler, SequenceState
 from swarm.types import VersionSpan

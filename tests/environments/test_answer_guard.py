@@ -8,8 +8,7 @@ import json
 import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reasoning_gym.arithmetic.calendar_arithmetic import CalendarTask
 from reasoning_gym.factory import DATASETS
 

@@ -8,8 +8,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reasoning_gym.factory import DATASETS
 
 from swarm.environments.scoring.expressions import MAX_CHARACTERS, MAX_TOKENS, Number, Unreadable, evaluate, parse

@@ -9,8 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 from reasoning_gym.utils import extract_answer
@@ -18,10 +17,15 @@ from reasoning_gym.utils import extract_answer
 from swarm.environments.answering import FindSettings
 from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.mixture import TaskMixture
-from swarm.environments.scoring.finding import MAX_SEARCHED_CHARS as MAX_CHARS
-from swarm.environments.scoring.finding import finder, last_box, last_number, last_pair, whole
-from swarm.environments.scoring.patterns import MAX_SEARCHED_CHARS as MAX_PATTERN_CHARS
-from swarm.environments.scoring.patterns import LinearPattern
+from swarm.environments.scoring.finding import (
+    MAX_SEARCHED_CHARS as MAX_CHARS,
+    finder,
+    last_box,
+    last_number,
+    last_pair,
+    whole,
+)
+from swarm.environments.scoring.patterns import MAX_SEARCHED_CHARS as MAX_PATTERN_CHARS, LinearPattern
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.specs import from_specs, to_specs

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.environments.digests import digest
 from swarm.environments.sources.dataset import DatasetTask, is_hub_id

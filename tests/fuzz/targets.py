@@ -61,7 +61,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
 from swarm.net.hivemind.control import read_limits
 from swarm.net.hivemind.dht_entries import EntryChecker, part_of
-from swarm.net.hivemind.directory_messages import Found, Read, decode_reply, decode_request
+from swarm.net.hivemind.directory import Found, Read, decode_reply, decode_request
 from swarm.net.membership.known_peers import CurrentRun, KnownPeers
 from swarm.net.records.envelope import encode_answer, read_answer, read_record, read_request, seal_payload
 from swarm.net.records.feed import Feed, FeedPart, FeedRequest, Hello, Named, decode_hello, decode_part, encode
@@ -80,12 +80,15 @@ from swarm.policy.turns import RENDERER
 from swarm.policy.weights import check_weights
 from swarm.sanitize import clean, clean_lines
 from swarm.telemetry.nodes import NodeReader, kinds, leaders
-from swarm.telemetry.records import NoteEvent
-from swarm.telemetry.records import decode as decode_event
-from swarm.telemetry.records import encode as encode_event
-from swarm.telemetry.samples import SAMPLES_FILE, SampledCompletion, SampleRecord, Turn
-from swarm.telemetry.samples import encode as encode_sample
-from swarm.telemetry.samples import read as read_samples
+from swarm.telemetry.records import NoteEvent, decode as decode_event, encode as encode_event
+from swarm.telemetry.samples import (
+    SAMPLES_FILE,
+    SampledCompletion,
+    SampleRecord,
+    Turn,
+    encode as encode_sample,
+    read as read_samples,
+)
 from swarm.types import Heartbeat, Orders
 from tests.environments.bombs import COMPRESSED, ROWS, parquet
 from tests.extras.learner.snapshot_files import applied, delta_of, held, packed

@@ -13,6 +13,7 @@ from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.loading import Policy
 from swarm.policy.out_of_memory import release_unused
 from swarm.policy.tiny import tiny_tokenizer
+from swarm.preflight.duties import PEER
 from swarm.preflight.model import measure
 from swarm.preflight.need import Node
 from swarm.sapo.mixing import MixSettings
@@ -78,7 +79,7 @@ def test_the_peak_of_an_update_is_what_the_preflight_says(
     measured = torch.cuda.max_memory_allocated(device) - before
     compiled = is_compiled(config.update.compile, policy)
     size = measure(SHAPE, lora, lambda _: torch.bfloat16, compiled=lambda _: compiled, checkpointed=checkpointed)
-    node = Node(config, size, "peer", "transformers", "cuda", torch.cuda.mem_get_info(device)[1])
+    node = Node(config, size, PEER, "transformers", "cuda", torch.cuda.mem_get_info(device)[1])
     names = {"weights", "optimizer", "gradients", "activations", "a matrix of few bits, computed"}
     computed = sum(part.num_bytes for part in node.with_passes(max(passes), 1).parts if part.name in names)
     what = f"peak of an update: {'all weights' if not rank else f'rank {rank}, {frozen}'}"

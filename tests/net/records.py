@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,3 +131,16 @@ def until(probe: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.02)
     return value
+
+
+def exchange(sender: Transport, receiver: Transport, text: bytes) -> None:
+    """Publish once; the record must arrive."""
+    record = signed(sender, text)
+    sender.publish(record)
+    until(lambda: record in drained(receiver), f"{text!r} arrives")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -5,8 +5,7 @@ import tracemalloc
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import Refusal

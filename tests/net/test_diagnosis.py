@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.errors import PeerUnreachable
 from swarm.net.in_memory import MemoryHub, MemoryTransport

@@ -14,14 +14,12 @@ from types import SimpleNamespace
 import msgpack
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.children import receive
 from swarm.errors import DirectoryLost, Refusal
 from swarm.net.hivemind.dht_entries import DICTIONARY_CODE, MAX_ENTRIES, PARTS, Entries, Entry, EntryChecker, part_of
-from swarm.net.hivemind.directory import Directory
-from swarm.net.hivemind.directory_messages import MAX_MESSAGE_BYTES
+from swarm.net.hivemind.directory import MAX_MESSAGE_BYTES, Directory
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_peer_record
 from swarm.types import PeerRecord

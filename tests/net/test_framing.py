@@ -5,8 +5,7 @@ import contextlib
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.errors import PeerUnreachable
 from swarm.net.records.envelope import (

@@ -204,7 +204,7 @@ def test_where_the_kernel_refuses_a_node_says_so_once_and_goes_on(
 
     first = HivemindTransport(NetworkSettings(listen=LISTEN, nat_port_map=False), make_identity(tmp_path, "first"))
     first.start()
-    monkeypatch.setattr(gate_module.filters, "install", refuse)
+    monkeypatch.setattr(gate_module.kernel, "install", refuse)
     settings = NetworkSettings(listen=LISTEN, nat_port_map=False, bootstrap=tuple(first.multiaddrs()), retry_s=0.2)
     second = HivemindTransport(settings, make_identity(tmp_path, "second"))
     try:

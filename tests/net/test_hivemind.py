@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,7 +29,18 @@ from swarm.types import SCHEMA_VERSION
 from tests.nodes.processes import DEADLINE_S, gone
 
 from .conftest import daemons
-from .records import LOOPBACK, drained, fast_settings, make_identity, make_manifest, of_version, signed, until
+from .records import (
+    LOOPBACK,
+    drained,
+    exchange,
+    fast_settings,
+    free_port,
+    make_identity,
+    make_manifest,
+    of_version,
+    signed,
+    until,
+)
 
 pytestmark = [
     pytest.mark.network,
@@ -39,19 +49,6 @@ pytestmark = [
 ]
 
 Start = Callable[..., HivemindTransport]
-
-
-def exchange(sender: HivemindTransport, receiver: HivemindTransport, text: bytes) -> None:
-    """Publish once; the record must arrive."""
-    record = signed(sender, text)
-    sender.publish(record)
-    until(lambda: record in drained(receiver), f"{text!r} arrives")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_importing_the_module_loads_neither_hivemind_nor_torch() -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.net.records.stores import Mailbox
 

@@ -16,8 +16,7 @@ import dns.rrset
 import pytest
 
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.net.addresses import bootstrap as bootstrap_module
-from swarm.net.addresses import bootstrap as names_module
+from swarm.net.addresses import bootstrap as bootstrap_module, bootstrap as names_module
 from swarm.net.addresses.bootstrap import MAX_LOOK_UPS, Bootstraps, _Name, look_up
 from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.records.identity import Identity

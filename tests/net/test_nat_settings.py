@@ -6,8 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from swarm.net.addresses.bootstrap import Bootstraps

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from swarm.errors import NoConnection, Refusal
 from swarm.net import bandwidth as bandwidth_module
 from swarm.net.in_memory import MemoryHub, MemoryTransport
-from swarm.net.membership import traffic as traffic_module
-from swarm.net.membership import upkeep as upkeep_module
+from swarm.net.membership import traffic as traffic_module, upkeep as upkeep_module
 from swarm.net.membership.upkeep import PULLS_AT_ONCE, PULLS_OF_NEWCOMERS, PULLS_OF_ONE
 from swarm.net.records.envelope import SignedRecord, decompress, read_record, seal_payload
 from swarm.net.records.identity import Identity

@@ -8,12 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.errors import PeerUnreachable, Refusal
-from swarm.net.records import large as large_module
-from swarm.net.records import repair as repair_module
+from swarm.net.records import large as large_module, repair as repair_module
 from swarm.net.records.envelope import MAX_CHUNK_BYTES, read_record
 from swarm.net.records.feed import Feed
 from swarm.net.records.identity import Identity

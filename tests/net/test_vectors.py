@@ -9,8 +9,7 @@ import zstandard
 from swarm.net.records.envelope import read_record, wrap
 from swarm.types import SCHEMA_VERSION
 
-from .vectors import ADDED, OPENERS, RECORDS, RUN_ID, Vector, identity_of, later, opened, read_vectors
-from .vectors import NOW as MADE_AT
+from .vectors import ADDED, NOW as MADE_AT, OPENERS, RECORDS, RUN_ID, Vector, identity_of, later, opened, read_vectors
 
 VECTORS = read_vectors()
 each_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.kind)

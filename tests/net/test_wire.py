@@ -6,8 +6,7 @@ import tracemalloc
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import Refusal

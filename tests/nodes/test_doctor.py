@@ -13,10 +13,7 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands import doctor as command
-from nodes.commands import doctor as machine
-from nodes.commands import doctor as outside
-from nodes.commands import probes
+from nodes.commands import doctor as command, doctor as machine, doctor as outside, probes
 from nodes.commands.doctor import (
     Finding,
     check_clock,
@@ -38,7 +35,7 @@ from swarm.net.services.diagnosis import ClockReading, DialBackReply, serve_diag
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.preflight.check import Memory, Preflight, Verdict
-from swarm.preflight.need import Need, Part, RoleName
+from swarm.preflight.need import Need, Part
 from tests.extras.vllm.stand_in import python_with_vllm
 from tests.net.records import fast_settings, make_identity, make_manifest, sealed_manifest
 
@@ -281,13 +278,13 @@ def test_memory_is_judged_for_the_model_and_the_role(
     monkeypatch.setattr(probes, "torch", lambda: CPU_BUILD)
     monkeypatch.setattr(probes, "nvidia_driver", lambda: None)
 
-    def found(model: Path, role: RoleName) -> Finding:
+    def found(model: Path, started_by: str) -> Finding:
         config = NodeConfig(policy=PolicySettings(model=str(model), device="cpu"))
-        return next(finding for finding in command.diagnose(config, role) if finding.check == "memory")
+        return next(finding for finding in command.diagnose(config, started_by) if finding.check == "memory")
 
-    assert "optimizer" in found(tmp_path / "model", "peer").seen
-    assert "optimizer" not in found(tmp_path / "model", "worker").seen
-    assert found(tmp_path / "nowhere", "peer").seen.startswith("not checked: cannot read the configuration")
+    assert "optimizer" in found(tmp_path / "model", "join").seen
+    assert "optimizer" not in found(tmp_path / "model", "work").seen
+    assert found(tmp_path / "nowhere", "join").seen.startswith("not checked: cannot read the configuration")
     with pytest.raises(ConfigError, match="--role must be"):
         CliRunner().invoke(app, ["doctor", "--role", "boss"], catch_exceptions=False, standalone_mode=False)
 

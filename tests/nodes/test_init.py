@@ -12,15 +12,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.commands import costs
-from nodes.commands import costs as fit
-from nodes.commands import init as command
+from nodes.commands import costs, costs as fit, init as command
 from nodes.commands.init import Answers, Given, ask, ask_address, fields_of, in_yaml
 from swarm.config import load_config
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.preflight import check
 from swarm.preflight.check import Memory, with_settings
+from swarm.preflight.duties import PEER
 from swarm.preflight.need import GIB
 from tests.engines.models import make
 
@@ -150,9 +149,9 @@ def test_on_a_small_machine_the_file_sets_what_fits(
 ) -> None:
     """The file's own settings are judged again: they must fit."""
     asked = load_config(command_line=[("policy.model", str(model))]).config
-    plenty = check.preflight(asked, "peer", Memory("cpu", 100 * GIB, 100 * GIB))
+    plenty = check.preflight(asked, PEER, Memory("cpu", 100 * GIB, 100 * GIB))
     least = plenty.least.total
-    whole = check.preflight(asked, "peer", Memory("cpu", least, least)).need.total  # whole passes, one at a time
+    whole = check.preflight(asked, PEER, Memory("cpu", least, least)).need.total  # whole passes, one at a time
     small = Memory("cpu", (whole + least) // 2, whole)
     monkeypatch.setattr(check, "memory_of", lambda device: small)
     monkeypatch.setattr(fit, "memory_of", lambda device: small)
@@ -161,7 +160,7 @@ def test_on_a_small_machine_the_file_sets_what_fits(
     command.init(file, Given(run_name="home", model=str(model)), console)
     written = load_config(file).config
     assert written != load_config(command_line=[("policy.model", str(model)), ("run_name", "home")]).config
-    assert check.preflight(written, "peer", small).verdict == "fits"
+    assert check.preflight(written, PEER, small).verdict == "fits"
     assert "# Set so that the node fits into this machine's memory." in file.read_text()
     assert "it would be" in printed.getvalue()
 

@@ -16,8 +16,7 @@ from nodes.commands.watching import find_nodes, show_top
 from swarm.errors import ConfigError
 from swarm.telemetry import nodes as module
 from swarm.telemetry.records import RoundEvent
-from tests.telemetry.folders import ending_at, events, hostile
-from tests.telemetry.folders import swarm as directories
+from tests.telemetry.folders import ending_at, events, hostile, swarm as directories
 from tests.telemetry.synthetic import write
 
 

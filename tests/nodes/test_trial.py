@@ -14,8 +14,7 @@ from nodes.commands.tasks import Episode, _describe, play, summary
 from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.task import PythonTask
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.extras.pictures.maze import MazeTask
-from swarm.extras.pictures.shapes import ShapesTask
+from swarm.extras.pictures.tasks import MazeTask, ShapesTask
 from swarm.policy.loading import Policy
 from swarm.reasons import Reason
 from swarm.types import Answers, Completion, Past, Rejection, Sampling

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import NO_TASKS, found_run, manifest_values, other_options, sharing_of_own_tools
 from nodes.roles.ranks import PeerRanks
-from nodes.simulation.in_memory import Member, MemoryRun, take_turns
-from nodes.simulation.in_memory import Turns as Clock
+from nodes.simulation.in_memory import Member, MemoryRun, Turns as Clock, take_turns
 from swarm.config import LoadedConfig, NodeConfig, load_config
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError, TaskError

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import AutoModelForCausalLM, BertConfig, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
 from swarm.errors import PolicyError

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from nodes.simulation.children import start_function
 from swarm.algorithms.losses import LOSSES
+from swarm.engines.base import SharedEngine
 from swarm.engines.choice import EngineChoice, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
-from swarm.engines.shared import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import PolicyError
 from swarm.extras.learner.updater import StreamedUpdater

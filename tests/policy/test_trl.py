@@ -30,7 +30,7 @@ from swarm.policy.batching import Packed
 from swarm.policy.loading import Policy
 from swarm.policy.logprobs import Scorer, pad
 from swarm.training.config import UpdateSettings
-from swarm.training.objective import Objective
+from swarm.training.gradient import Objective
 from swarm.training.rows import Row
 from tests.policy.completions import completion_logprobs
 

@@ -15,10 +15,12 @@ from swarm.policy.config import LoraSettings
 from swarm.policy.loading import Policy
 from swarm.preflight import check
 from swarm.preflight.check import ROUNDED_BASE, Memory, Preflight, check_nodes, check_start, judge, with_settings
+from swarm.preflight.duties import PEER, Duties
 from swarm.preflight.model import ModelSize, measure
-from swarm.preflight.need import GIB, VLLM_BYTES, Need, Node, Part, RoleName
+from swarm.preflight.need import GIB, VLLM_BYTES, Need, Node, Part
 from tests.engines.models import make
 
+LEARNER, WORKER = Duties(asks=False, spot_checks=True), Duties(trains=False)
 CONFIG = NodeConfig.model_validate(
     {
         "policy": {"model": "some/model", "dtype": "bfloat16"},
@@ -29,8 +31,8 @@ CONFIG = NodeConfig.model_validate(
 )
 
 
-def _judge(free: float, config: NodeConfig = CONFIG, role: RoleName = "peer", device: str = "cuda") -> Preflight:
-    return judge(_size, config, role, Memory(device, round(free), round(free)))
+def _judge(free: float, config: NodeConfig = CONFIG, duties: Duties = PEER, device: str = "cuda") -> Preflight:
+    return judge(_size, config, duties, Memory(device, round(free), round(free)))
 
 
 @cache
@@ -79,8 +81,8 @@ def test_fewer_sequences_at_a_time_are_no_obstacle() -> None:
 
 
 def test_parts_follow_the_settings() -> None:
-    def parts(config: NodeConfig, role: RoleName = "peer", device: str = "cuda") -> dict[str, int]:
-        return {part.name: part.num_bytes for part in _judge(10 * GIB, config, role, device).need.parts}
+    def parts(config: NodeConfig, duties: Duties = PEER, device: str = "cuda") -> dict[str, int]:
+        return {part.name: part.num_bytes for part in _judge(10 * GIB, config, duties, device).need.parts}
 
     plain = parts(CONFIG)
     assert plain["optimizer"] == 2 * plain["weights"] == 2 * plain["gradients"]
@@ -92,47 +94,47 @@ def test_parts_follow_the_settings() -> None:
     assert parts(_with(update__optimizer="adamw_8bit"))["optimizer"] == plain["optimizer"] // 4
     assert plain["rounded weights"] == _size(CONFIG.policy.lora).copied_bytes < plain["weights"] // 2, "matrices alone"
     assert parts(_with(generation__max_staleness=1))["copy for generation"] > plain["weights"]
-    assert parts(CONFIG, "learner")["copy for spot checks"] == plain["weights"]
-    assert "snapshots" not in parts(CONFIG, "learner", "cpu"), "they are files"
-    assert not {"optimizer", "gradients", "activations"} & set(parts(CONFIG, "worker"))
+    assert parts(CONFIG, LEARNER)["copy for spot checks"] == plain["weights"]
+    assert "snapshots" not in parts(CONFIG, LEARNER, "cpu"), "they are files"
+    assert not {"optimizer", "gradients", "activations"} & set(parts(CONFIG, WORKER))
     vllm = _with(generation__engine="vllm")
     assert parts(vllm)["vLLM"] == round(0.45 * 10 * GIB) and "KV cache" not in parts(vllm)
-    assert "weights" not in parts(vllm, "worker"), "only vLLM has them on the GPU"
-    assert parts(vllm, "peer", "cpu")["vLLM"] < 3 * GIB
-    assert "weights" in parts(vllm, "learner") and "vLLM" not in parts(vllm, "learner")
+    assert "weights" not in parts(vllm, WORKER), "only vLLM has them on the GPU"
+    assert parts(vllm, PEER, "cpu")["vLLM"] < 3 * GIB
+    assert "weights" in parts(vllm, LEARNER) and "vLLM" not in parts(vllm, LEARNER)
 
 
 def test_several_processes_share_what_they_train() -> None:
     memory = Memory("cuda", 10 * GIB, 10 * GIB)
-    alone, shared = (judge(_size, CONFIG, "peer", memory, count).need for count in (1, 4))
+    alone, shared = (judge(_size, CONFIG, PEER, memory, count).need for count in (1, 4))
     assert 3.9 < alone.parts[1].num_bytes / shared.parts[1].num_bytes < 4.1
     assert {part.name: part.when for part in shared.parts}["whole weights"] == "generation"
 
 
 def test_vllm_needs_its_weights_within_its_share() -> None:
-    found = _judge(2 * GIB, _with(generation__engine="vllm"), "worker")
+    found = _judge(2 * GIB, _with(generation__engine="vllm"), WORKER)
     assert found.verdict == "too large" and "gpu_memory_fraction 0.45 gives it 0.9 GiB" in found.seen
-    found = _judge(4.5 * GIB, _with(generation__engine="vllm", generation__vllm__gpu_memory_fraction=0.3), "worker")
+    found = _judge(4.5 * GIB, _with(generation__engine="vllm", generation__vllm__gpu_memory_fraction=0.3), WORKER)
     assert found.fix.startswith("what fits: --generation.vllm.gpu_memory_fraction 0.8")
 
 
 def test_vllm_on_another_gpu_takes_nothing_here() -> None:
     config = _with(generation__engine="vllm", update__gradient_checkpointing=True)
     memory = Memory("cuda", 3 * GIB, 3 * GIB, other_gpus=1)
-    here = judge(_size, config, "peer", memory)
+    here = judge(_size, config, PEER, memory)
     assert here.verdict == "too large" and "generation.vllm.gpus '[1]'" in here.fix
     on_gpu_1 = _with(policy__device="cuda:1", generation__engine="vllm", update__gradient_checkpointing=True)
-    assert "generation.vllm.gpus '[0]'" in judge(_size, on_gpu_1, "peer", memory).fix
+    assert "generation.vllm.gpus '[0]'" in judge(_size, on_gpu_1, PEER, memory).fix
     moved = with_settings(config, (("generation.vllm.gpus", (1,)),))
-    found = judge(_size, moved, "peer", memory)
+    found = judge(_size, moved, PEER, memory)
     assert found.verdict == "fits" and "vLLM" not in {part.name for part in found.need.parts}
-    assert "gpus" not in judge(_size, config, "peer", structs.replace(memory, other_gpus=0)).fix
+    assert "gpus" not in judge(_size, config, PEER, structs.replace(memory, other_gpus=0)).fix
 
 
 def test_gpus_share_what_vllm_needs_of_each() -> None:
     def least(*gpus: int) -> int:
         settings = with_settings(CONFIG, (("generation.engine", "vllm"), ("generation.vllm.gpus", gpus)))
-        return Node(settings, _size(LoraSettings()), "worker", "vllm", "cuda", 10 * GIB).vllm_least
+        return Node(settings, _size(LoraSettings()), WORKER, "vllm", "cuda", 10 * GIB).vllm_least
 
     assert 2 * (least(0, 1) - VLLM_BYTES) == pytest.approx(least(0) - VLLM_BYTES, abs=1)
 
@@ -152,35 +154,35 @@ def directory(policy: Policy, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("role", ["peer", "learner", "worker"])
+@pytest.mark.parametrize("duties", [PEER, LEARNER, WORKER])
 def test_a_start_is_refused_only_where_nothing_fits(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, role: RoleName
+    directory: Path, monkeypatch: pytest.MonkeyPatch, duties: Duties
 ) -> None:
     config = _with(policy__model=str(directory), policy__device="cpu")
-    found = check.preflight(config, role, Memory("cpu", 10 * GIB, 10 * GIB))
+    found = check.preflight(config, duties, Memory("cpu", 10 * GIB, 10 * GIB))
     need, least = found.need.total, found.least.total
     free, swap = need, 0
     monkeypatch.setattr(check, "memory_of", lambda device: Memory(device.type, free, 10 * GIB, swap))
-    assert check_start(config, role) == ""
+    assert check_start(config, duties) == ""
     free = least - 1
     with pytest.raises(ConfigError, match=r"needs about .* GiB, at least .* are free: (weights|process).*"):
-        check_start(config, role)
+        check_start(config, duties)
     swap = 1
-    assert "passes will be shorter than configured" in check_start(config, role)
+    assert "passes will be shorter than configured" in check_start(config, duties)
 
 
 def test_the_embedded_policy_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "preflight", lambda *_, **__: pytest.fail("asked"))
-    assert check_start(NodeConfig(), "peer") == ""
+    assert check_start(NodeConfig(), PEER) == ""
 
 
 def test_a_model_that_cannot_be_read_is_left_to_the_loader(tmp_path: Path) -> None:
-    assert check_start(_with(policy__model=str(tmp_path / "nowhere"), policy__device="cpu"), "peer") == ""
+    assert check_start(_with(policy__model=str(tmp_path / "nowhere"), policy__device="cpu"), PEER) == ""
 
 
 def test_nodes_of_one_machine_fit_exactly_or_not_at_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _with(policy__model=str(directory), policy__device="cpu")
-    one = check.preflight(config, "peer", Memory("cpu", 10 * GIB, 10 * GIB)).need.total
+    one = check.preflight(config, PEER, Memory("cpu", 10 * GIB, 10 * GIB)).need.total
     free = 3 * one
     monkeypatch.setattr(check, "memory_of", lambda device: Memory(device.type, free, 10 * GIB))
     check_nodes(config, 3)
@@ -193,7 +195,7 @@ def test_nodes_in_one_process_share_it_and_the_memory_of_a_turn(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _with(policy__model=str(directory), policy__device="cpu")
-    need = check.preflight(config, "peer", Memory("cpu", 10 * GIB, 10 * GIB)).need
+    need = check.preflight(config, PEER, Memory("cpu", 10 * GIB, 10 * GIB)).need
     held = need.during("always") - GIB
     free = 2 * (GIB + 3 * held + need.total - need.during("always"))
     monkeypatch.setattr(check, "memory_of", lambda device: Memory(device.type, free, 10 * GIB))

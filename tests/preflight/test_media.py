@@ -10,6 +10,7 @@ import torch
 from swarm.config import NodeConfig
 from swarm.policy.config import LoraSettings
 from swarm.policy.reading import read_config
+from swarm.preflight.duties import PEER
 from swarm.preflight.model import measure
 from swarm.preflight.need import MEDIA_TOKENS, Node
 from tests import readers
@@ -42,7 +43,7 @@ def test_features_and_longer_prompts_are_allowed_for_where_tasks_have_pictures(t
 
     def node(*tasks: dict[str, str]) -> Node:
         config = NodeConfig.model_validate({"tasks": tasks, "mix": {"local": 3, "external": 2}})
-        return Node(config, size, "peer", "transformers", "cpu", 2**34)
+        return Node(config, size, PEER, "transformers", "cpu", 2**34)
 
     seeing, reading = node(PICTURES, TEXTS), node(TEXTS)
     num_questions = seeing.config.num_questions("cpu") + 2

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from swarm.reasons import Reason
-from swarm.received import waiting as waiting_module
+from swarm.received import intake as waiting_module
 from swarm.received.copies import Copies
-from swarm.received.intake import PROMISE_S, PULL_PATIENCE_S, Intake, IntakeLimits, Selection
-from swarm.received.waiting import Waiting
+from swarm.received.intake import PROMISE_S, PULL_PATIENCE_S, Intake, IntakeLimits, Selection, Waiting
 from swarm.telemetry.ledger import Ledger
 from swarm.types import (
     Commitment,

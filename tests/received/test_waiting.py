@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.reasons import Reason
-from swarm.received.waiting import Waiting
+from swarm.received.intake import Waiting
 from swarm.types import Offer, OfferedGroup, ReceivedGroup
 from tests.example_groups import rollout_group
 

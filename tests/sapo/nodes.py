@@ -6,8 +6,8 @@ import time
 
 from swarm.groups.building import Member
 from swarm.received.pool import PoolSettings
-from swarm.sapo.ahead import RolloutPlan
 from swarm.sapo.external import ExternalSettings
+from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, SapoNode, SapoSettings
 from swarm.types import PolicyId, Sampling
 

@@ -7,8 +7,7 @@ import random
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.sapo.virtual import Virtual
 

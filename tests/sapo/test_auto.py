@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.sapo.mixing import Candidate, Decision, History, MixRound
-from swarm.sapo.mixing.auto import Auto, Costs
+from swarm.sapo.mixing.policies import Auto, Costs
 from tests.sapo.mixes import Opinion, candidate
 
 USUAL = 8

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.algorithms.custom import find_advantage
+from swarm.algorithms.advantages import find_advantage
 from swarm.groups.credit import Credit
 from swarm.received.plausibility import Plausibility, PlausibilitySettings
 from swarm.received.screening import CandidateScorer
 from swarm.sapo.mixing import Candidate, Decision, History, Mixer, MixRound, MixSettings
-from swarm.sapo.mixing.auto import Auto
+from swarm.sapo.mixing.policies import Auto
 from swarm.types import Completion, GradedGroup, ReadTurn, ReceivedGroup, StepReward, Text, Turn
 from tests.example_groups import rollout_group
 from tests.sapo.mixes import Opinion, candidate, history, names, own_round

@@ -12,8 +12,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.config import load_config
 from swarm.errors import ConfigError

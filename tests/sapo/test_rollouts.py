@@ -17,8 +17,7 @@ from swarm.errors import EngineError, Interrupted
 from swarm.groups.building import Member
 from swarm.protocols import Turns
 from swarm.reasons import Reason
-from swarm.sapo.ahead import RolloutPlan
-from swarm.sapo.rollouts import GradedBatch, Rollouts
+from swarm.sapo.rollouts import GradedBatch, RolloutPlan, Rollouts
 from swarm.sapo.round import SapoNode
 from swarm.stopwatch import Stopwatch
 from swarm.types import (

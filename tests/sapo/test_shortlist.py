@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from swarm.protocols import NEWCOMERS
 from swarm.received.authors import AuthorOf
+from swarm.sapo.external import GradingContext, Shortlist
 from swarm.sapo.mixing import Candidate
-from swarm.sapo.shortlist import GradingContext, Shortlist
 from swarm.types import Offer, OfferedGroup, ReceivedGroup
 from tests.sapo.mixes import candidate
 

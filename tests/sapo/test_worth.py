@@ -8,7 +8,7 @@ import pytest
 
 from swarm.sapo.worth import MIN_GROUPS, WorthEstimator
 from swarm.types import Estimate, SwarmWorth
-from swarm.types.reports import NEEDED_ROUNDS
+from swarm.types.runs import NEEDED_ROUNDS
 
 Array = npt.NDArray[np.float32]
 LOCAL = EXTERNAL = 4

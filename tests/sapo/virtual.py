@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from swarm.groups.building import Member
 from swarm.protocols import Turns
-from swarm.sapo.ahead import RolloutPlan
-from swarm.sapo.rollouts import Rollouts
+from swarm.sapo.rollouts import RolloutPlan, Rollouts
 from swarm.stopwatch import Stopwatch
 from swarm.types import (
     Answers,

@@ -7,8 +7,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.suites.asking import ks, mean_over_questions, pass_at, suite_figures
 from swarm.telemetry import intervals

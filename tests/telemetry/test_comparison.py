@@ -10,9 +10,7 @@ from swarm.telemetry.benefit.comparison import (
     Evaluated,
     Point,
     SwarmOutcome,
-    accuracy_at,
     compare,
-    cost_to_reach,
     learning_curve,
     markdown,
     mean_learning_curve,
@@ -111,18 +109,6 @@ def test_a_learning_curve_is_the_mean_of_nodes_where_all_were_evaluated() -> Non
     assert (end.tokens.value, end.seconds.value) == (190.0, 14.0)
     assert end.accuracy.value == pytest.approx(0.6) and end.accuracy.interval == pytest.approx((0.5, 0.7))
     assert mean_learning_curve([]) == []
-
-
-def test_costs_and_accuracies_are_interpolated_between_evaluations() -> None:
-    curve = [Point(0, 0, 0.0, 0.1), Point(10, 100, 20.0, 0.3), Point(20, 200, 40.0, 0.2), Point(30, 300, 60.0, 0.6)]
-    assert accuracy_at(curve, "tokens", 50) == pytest.approx(0.2)
-    assert accuracy_at(curve, "seconds", 50) == pytest.approx(0.4)
-    assert accuracy_at(curve, "seconds", 99) == 0.6, "the last one beyond the last"
-    assert cost_to_reach(curve, "seconds", 0.1) == 0.0
-    assert cost_to_reach(curve, "seconds", 0.25) == pytest.approx(15.0), "at first, although it falls again"
-    assert cost_to_reach(curve, "tokens", 0.5) == pytest.approx(275.0)
-    assert cost_to_reach(curve, "tokens", 0.7) is None
-    assert cost_to_reach([], "tokens", 0.1) is None
 
 
 def test_the_picture_has_accuracies_where_nodes_were_evaluated_in_between(tmp_path: Path) -> None:

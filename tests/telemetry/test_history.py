@@ -6,13 +6,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from swarm.figures import LAG_MAX
 from swarm.telemetry import history as history_module
-from swarm.telemetry.history import FIRST_ROUNDS, Mixture, PeerHistory, mean, reward_window
+from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory, mean, reward_window
 from swarm.telemetry.records import (
     EndEvent,
     Event,
@@ -205,33 +204,6 @@ def test_phases(tmp_path: Path) -> None:
     assert PeerHistory.read(tmp_path / "peer-9" / "metrics.jsonl").phase == "waiting"
     assert history_of(tmp_path, start()).phase == "running"
     assert history_of(tmp_path, start(), EndEvent(time=0.0, round=0, reason="error")).phase == "error"
-
-
-def test_mixtures_come_from_differences(tmp_path: Path) -> None:
-    def line(number: int, local: int, external: int, again: int, **missing: int) -> RoundEvent:
-        groups = counts(local=local, external=external, again=again)
-        return RoundEvent(time=0.0, round=number, wall_s=0.0, reward=0.0, groups=groups, **missing)
-
-    history = history_of(
-        tmp_path,
-        start(),
-        line(1, 4, 0, 0, external_shortfall=4),
-        line(2, 10, 2, 0, external_shortfall=2, filled=2),
-        line(3, 13, 4, 2, local_shortfall=1),
-        line(5, 20, 8, 2),
-    )
-    assert history.mixtures() == [
-        Mixture(round=1, local=4, external=0, filled=0, missing=4),
-        Mixture(round=2, local=4, external=2, filled=2, missing=0),
-        Mixture(round=3, local=3, external=4, filled=0, missing=1),
-    ]
-
-
-def test_every_mixture_of_a_run_is_full_or_says_what_is_missing(tmp_path: Path) -> None:
-    history = PeerHistory.read(synthetic.write(tmp_path, synthetic.killed_and_resumed()))
-    mixtures = history.mixtures()
-    assert len(mixtures) == 50
-    assert {m.local + m.external + m.filled + m.missing for m in mixtures} == {synthetic.LOCAL + synthetic.EXTERNAL}
 
 
 def test_a_kill_changes_nothing_in_the_summary_but_time_and_restarts(tmp_path: Path) -> None:

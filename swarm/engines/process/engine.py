@@ -169,7 +169,6 @@ class _Outbox:
     """Turns on their way to the other process."""
 
     def __init__(self, turns: Turns, num_prompts: int) -> None:
-        """Nothing is sent yet."""
         self.num_unanswered = num_prompts
         """Prompts and turns that were sent and are not answered."""
         self._turns = turns

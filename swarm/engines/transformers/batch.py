@@ -45,7 +45,6 @@ class PrefixCache:
     """
 
     def __init__(self) -> None:
-        """An empty cache."""
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self.num_tokens = 0
         """Total length of all prefixes."""

@@ -51,7 +51,6 @@ class Step:
     """A decode step of one shape."""
 
     def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
-        """An empty step."""
         self._state = torch.zeros(4, num_rows, dtype=torch.long, device=device)
         ids, positions, self.seeds, self.counts = self._state
         self.layout = Layout(

@@ -14,8 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from swarm.engines.sampling import sample, uniforms
 from swarm.engines.transformers.cuda_graphs import MOST_STEPS, Record, RecordedStep, can_record
-from swarm.engines.transformers.fused import FusedStep, can_fuse
-from swarm.engines.transformers.generating import GeneratingModel
+from swarm.engines.transformers.generating import FusedStep, GeneratingModel, can_fuse
 from swarm.engines.transformers.layout import (
     Draws,
     Layout,

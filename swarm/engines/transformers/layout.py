@@ -21,8 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from swarm.policy.attention import Packing, attending_as
-from swarm.policy.attention import attend as otherwise
+from swarm.policy.attention import Packing, attend as otherwise, attending_as
 from swarm.policy.experts import Routing
 from swarm.types import Sampling
 

@@ -50,7 +50,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
 
     def __init__(self, shape: LayerShape, device: torch.device) -> None:
-        """No slots yet."""
         super().__init__()
         self.keys = torch.zeros(0, shape.key[0], 0, shape.key[1], dtype=shape.dtype, device=device)
         self.values = torch.zeros(0, shape.value[0], 0, shape.value[1], dtype=shape.dtype, device=device)

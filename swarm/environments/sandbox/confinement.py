@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from swarm import kernel
 from swarm.environments.sandbox import landlock, seccomp
-from swarm.kernel import calls
 
 PROTECTIONS = {
     "files": "only Python's own files",
@@ -72,10 +72,10 @@ class Confinement:
             return
         if not network:
             self._attempt("namespaces", _leave_namespaces)
-        self._attempt("capabilities", calls.drop_capabilities)
-        self._attempt("privileges", lambda: calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1))
+        self._attempt("capabilities", kernel.drop_capabilities)
+        self._attempt("privileges", lambda: kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1))
         # after the calls above, which clear this setting
-        self._attempt("parent", lambda: calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL))
+        self._attempt("parent", lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL))
         readable = [*python_paths(), *readable, *(map(Path, _NETWORK_FILES) if network else ())]
         writable = [*writable, Path(os.devnull)]
         self._attempt("Landlock", lambda: landlock.confine(readable, writable, network))
@@ -152,9 +152,9 @@ def _limit(what: int, most: int) -> None:
 
 def _leave_namespaces() -> None:
     try:
-        calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNET | calls.CLONE_NEWIPC)
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)
     except OSError:
-        calls.unshare(calls.CLONE_NEWNET | calls.CLONE_NEWIPC)  # for root, when users may not create their own
+        kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)  # for root, when users may not create their own
 
 
 def _can(attempt: Callable[..., object], *arguments: object) -> bool:

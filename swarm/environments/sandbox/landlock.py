@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from swarm.kernel import calls
+from swarm import kernel
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GET_ABI = 1
@@ -42,7 +42,7 @@ class _PathBeneath(ctypes.Structure):
 
 def abi() -> int:
     """The newest version that this kernel supports. Raises `OSError` without Landlock."""
-    return calls.syscall(_CREATE_RULESET, None, 0, _GET_ABI)
+    return kernel.syscall(_CREATE_RULESET, None, 0, _GET_ABI)
 
 
 def confine(readable: Iterable[Path], writable: Iterable[Path], network: bool) -> None:
@@ -55,13 +55,13 @@ def confine(readable: Iterable[Path], writable: Iterable[Path], network: bool) -
     # for devices such as `/dev/ptmx`, the right to control them is useless without the right to open them
     ruleset = _Ruleset(rights, 0 if network else _newest(_TCP, version), _newest(_SCOPES, version))
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    handle = calls.syscall(_CREATE_RULESET, calls.pointer(ruleset), size, 0)
+    handle = kernel.syscall(_CREATE_RULESET, kernel.pointer(ruleset), size, 0)
     try:
         for path in readable:
             _allow(handle, path, _READ & rights)
         for path in writable:
             _allow(handle, path, rights)
-        calls.syscall(_RESTRICT_SELF, handle, 0)
+        kernel.syscall(_RESTRICT_SELF, handle, 0)
     finally:
         os.close(handle)
 
@@ -75,7 +75,7 @@ def _allow(handle: int, path: Path, rights: int) -> None:
         if not stat.S_ISDIR(os.fstat(parent).st_mode):
             rights &= _ON_FILES
         rule = _PathBeneath(rights, parent)
-        calls.syscall(_ADD_RULE, handle, _RULE_PATH_BENEATH, calls.pointer(rule), 0)
+        kernel.syscall(_ADD_RULE, handle, _RULE_PATH_BENEATH, kernel.pointer(rule), 0)
     finally:
         os.close(parent)
 

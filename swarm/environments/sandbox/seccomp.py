@@ -13,7 +13,7 @@ import mmap
 import os
 from typing import NamedTuple
 
-from swarm.kernel import filters
+from swarm import kernel
 
 _FIRST_UNKNOWN = 463
 """Kernels up to 6.10 use call numbers below this."""
@@ -133,24 +133,24 @@ def seal() -> None:
 
     Requires `PR_SET_NO_NEW_PRIVS`. Raises `OSError` when the kernel refuses or the architecture is unknown.
     """
-    if filters.install(_program(filters.column()), filters.ON_ALL_THREADS):
+    if kernel.install(_program(kernel.column()), kernel.ON_ALL_THREADS):
         raise OSError("a thread could not be bound")
 
 
 def _program(column: int) -> bytes:
     code = [
-        filters.number_of_call(filters.refuse(errno.ENOSYS)),  # calls of 32-bit programs have other numbers
-        filters.instruction(filters.AT_LEAST, _FIRST_UNKNOWN, 0, 1),
-        filters.refuse(errno.ENOSYS),
+        kernel.number_of_call(kernel.refuse(errno.ENOSYS)),  # calls of 32-bit programs have other numbers
+        kernel.instruction(kernel.AT_LEAST, _FIRST_UNKNOWN, 0, 1),
+        kernel.refuse(errno.ENOSYS),
     ]
     for numbers in _FREELY.values():
         if (number := numbers[column]) is not None:
-            code += [filters.instruction(filters.EQUAL, number, 0, 1), filters.allow()]
+            code += [kernel.instruction(kernel.EQUAL, number, 0, 1), kernel.allow()]
     for call in _CONDITIONALLY.values():
         if (number := call.numbers[column]) is not None:
-            checks = b"".join(map(_require, call.checks)) + filters.allow()
-            code += [filters.instruction(filters.EQUAL, number, 0, filters.length(checks)), checks]
-    return b"".join([*code, filters.refuse(errno.EPERM)])
+            checks = b"".join(map(_require, call.checks)) + kernel.allow()
+            code += [kernel.instruction(kernel.EQUAL, number, 0, kernel.length(checks)), checks]
+    return b"".join([*code, kernel.refuse(errno.EPERM)])
 
 
 def _require(check: _Check) -> bytes:
@@ -158,12 +158,9 @@ def _require(check: _Check) -> bytes:
     num_values = len(check.values)
     return b"".join(
         [
-            filters.half_of_argument(check.half),
-            filters.instruction(filters.AND, check.mask),
-            *(
-                filters.instruction(filters.EQUAL, value, num_values - index)
-                for index, value in enumerate(check.values)
-            ),
-            filters.refuse(errno.EPERM),
+            kernel.half_of_argument(check.half),
+            kernel.instruction(kernel.AND, check.mask),
+            *(kernel.instruction(kernel.EQUAL, value, num_values - index) for index, value in enumerate(check.values)),
+            kernel.refuse(errno.EPERM),
         ]
     )

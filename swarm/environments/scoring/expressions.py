@@ -95,19 +95,15 @@ class Algebra(Protocol[T]):
 
     def number(self, value: Fraction) -> T:
         """A literal."""
-        ...
 
     def name(self, name: str) -> T:
         """A variable or constant."""
-        ...
 
     def call(self, function: str, argument: T) -> T:
         """A function's value."""
-        ...
 
     def operate(self, symbol: str, left: T, right: T) -> T:
         """The result of one of the operations."""
-        ...
 
 
 class Notation(Struct, frozen=True):

@@ -13,14 +13,11 @@ from pydantic import JsonValue
 
 from swarm.environments.answering import QuestionSettings, RewardSettings
 from swarm.environments.config import Context
-from swarm.environments.digests import Chance, check_options, digest, with_code
-from swarm.environments.scoring.finding import finder
+from swarm.environments.digests import Chance, digest, with_code
 from swarm.environments.scoring.grading import exact
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
-from swarm.environments.sources.procedural import HeldApart, referenced, regenerate, with_last_text
-from swarm.errors import Refusal
+from swarm.environments.sources.procedural import ProceduralSource, referenced, with_last_text
 from swarm.protocols import TaskSource
-from swarm.reasons import Reason
 from swarm.types import HELD_OUT_STREAMS, Message, ProceduralRef, Prompt, Question, TaskRef, Text
 from swarm.types.media import Media, Modality
 
@@ -67,67 +64,41 @@ class GeneratedTask(QuestionSettings):
         return self.model_dump(mode="json", exclude={"kind", "name", "weight", "reward", *answering})
 
 
-class GeneratedSource:
+class GeneratedSource(ProceduralSource):
     """Implements `TaskSource` for a `GeneratedTask`."""
 
     def __init__(self, config: GeneratedTask) -> None:
         """Raises `TaskError`."""
-        self.name = config.name
         self._config = config
-        self._find = finder(config)
-        self._library = f"{config.label}/{config.version}"
+        self._kept: LruCache[tuple[int, int], tuple[Question, Made]] = LruCache(NUM_WITH_MEDIA)
         rules = (*config.finds_as, *config.grades_as, *config.combines_as)
         options = digest(config.label, config.options, *rules)
-        self._options_digest = with_code(options, config.library) if config.library else options
-        self._apart = HeldApart(self._at, lambda seed, index: _bare(self._keep(seed, index)[1]))
-        self._kept: LruCache[tuple[int, int], tuple[Question, Made]] = LruCache(NUM_WITH_MEDIA)
-
-    @property
-    def num_held_out(self) -> int | None:
-        """None: questions are made without end."""
-        return None
+        library = f"{config.label}/{config.version}"
+        super().__init__(
+            config, config.reward, library, with_code(options, config.library) if config.library else options
+        )
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`."""
-        return self._at(seed, index) if self._config.has_own_streams else self._apart.question(seed, index)
-
-    def recall(self, ref: TaskRef) -> Question:
-        """Make the question behind a reference again.
-
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` or `media_mismatch` when another
-        version makes something else.
-        """
-        if not isinstance(ref, ProceduralRef) or ref.task != self.name:
-            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r}")
-        check_options(ref, self._options_digest)
-        return regenerate(self._at, ref, f"{ref.task} {ref.index} of {ref.seed} by {ref.library}, here {self._library}")
+        return self._at(seed, index) if self._config.has_own_streams else super().question(seed, index)
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether its stream or its content is held out. See `TaskSource`."""
         if self._config.has_own_streams:
             return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
-        return self._apart.is_held_out(ref)
-
-    def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion: whether its answer is the right one."""
-        self.recall(ref)
-        assert isinstance(ref, ProceduralRef)
-        answer = self._find(completion)
-        right = answer is not None and exact(answer, self._keep(ref.seed, ref.index)[1].answer)
-        return self._config.reward.reward(float(right))
-
-    def solution(self, ref: TaskRef) -> str:
-        """The right answer. See `Answered`."""
-        assert isinstance(ref, ProceduralRef)
-        return self._keep(ref.seed, ref.index)[1].answer
-
-    def found(self, ref: TaskRef, completion: str) -> str | None:
-        """What counts as the answer. See `Answered`."""
-        return self._find(completion)
+        return super().is_held_out(ref)
 
     def _at(self, seed: int, index: int) -> Question:
-        """The question made of a seed and an index, whether it is held out or not."""
         return self._keep(seed, index)[0]
+
+    def _bare(self, seed: int, index: int) -> Prompt:
+        return _bare(self._keep(seed, index)[1])
+
+    def _solution(self, seed: int, index: int) -> str:
+        return self._keep(seed, index)[1].answer
+
+    def _score(self, answer: str, seed: int, index: int) -> float:
+        return float(exact(answer, self._solution(seed, index)))
 
     def _keep(self, seed: int, index: int) -> tuple[Question, Made]:
         if (kept := self._kept.get((seed, index))) is not None:

@@ -10,9 +10,8 @@ from msgspec import Struct
 
 from swarm.environments.answering import MAX_PROMPT_CHARS, MatchRule
 from swarm.environments.scoring.grading import Choices, matches, position
-from swarm.environments.sources.columns import Column, MalformedRow, Row, Template, as_plain
+from swarm.environments.sources.columns import Column, MalformedRow, MediaColumns, MediaFiles, Row, Template, as_plain
 from swarm.environments.sources.dataset import MAX_CHOICES, DatasetTask
-from swarm.environments.sources.media_columns import MediaColumns, MediaFiles
 from swarm.environments.sources.procedural import last_text, with_last_text
 from swarm.types import Prompt, as_text, media_of
 

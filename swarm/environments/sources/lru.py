@@ -1,9 +1,9 @@
-"""A bounded mapping that evicts the least recently used value."""
+"""Bounded caches of what sources keep, which a process that runs out of memory can empty together."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from swarm.lru import LruDict
 
@@ -15,35 +15,19 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class LruCache(Generic[Key, Value]):
-    """Holds at most `capacity` values."""
+class LruCache(LruDict[Key, Value]):
+    """An `LruDict` that `forget_all` empties."""
 
     def __init__(self, capacity: int) -> None:
-        """An empty cache."""
-        self._values = LruDict[Key, Value](capacity)
-        _of_this_process.add(self)
-
-    def get(self, key: Key) -> Value | None:
-        """The value, which becomes the most recent, or None."""
-        return self._values.get(key)
-
-    def put(self, key: Key, value: Value) -> None:
-        """Store a value and evict the oldest beyond the capacity."""
-        self._values[key] = value
-
-    def clear(self) -> None:
-        """Forget all values."""
-        self._values.clear()
-
-    def __len__(self) -> int:
-        """Values held."""
-        return len(self._values)
+        """An empty cache of at most `capacity` values."""
+        super().__init__(capacity)
+        _of_this_process[id(self)] = self
 
 
-_of_this_process: WeakSet[LruCache[Any, Any]] = WeakSet()
+_of_this_process: WeakValueDictionary[int, LruCache[Any, Any]] = WeakValueDictionary()
 
 
 def forget_all() -> None:
     """Empty every cache of this process."""
-    for cache in tuple(_of_this_process):
+    for cache in tuple(_of_this_process.values()):
         cache.clear()

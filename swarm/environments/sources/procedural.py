@@ -9,11 +9,14 @@ asks for another form asks questions of the same tenth. Streams of either kind p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from swarm.environments.digests import check_question, draw, question_hash
+from swarm.environments.answering import QuestionSettings, RewardSettings
+from swarm.environments.digests import check_options, check_question, draw, question_hash
+from swarm.environments.scoring.finding import finder
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import Refusal, TaskError
 from swarm.reasons import Reason
@@ -136,3 +139,75 @@ class HeldApart:
             found = next((place for place in places if self._is_of_its_stream(seed, place)), index)
             self._found.put((seed, index), found)
         return found
+
+
+class ProceduralSource(ABC):
+    """Base of a `TaskSource`, and of `Answered`, whose questions are made from a seed and an index, without end."""
+
+    def __init__(self, config: QuestionSettings, reward: RewardSettings, library: str, options_digest: str) -> None:
+        """`library` makes the questions, with options of that digest. Raises `TaskError`."""
+        self.name = config.name
+        self._asked = config.asked
+        self._find = finder(config)
+        self._reward = reward
+        self._library = library
+        self._options_digest = options_digest
+        self._apart = HeldApart(self._at, self._bare)
+
+    @property
+    def num_held_out(self) -> int | None:
+        """None: questions are made without end."""
+        return None
+
+    def question(self, seed: int, index: int) -> Question:
+        """Question `index` of the stream `seed`. Raises `TaskError` when it cannot be made."""
+        return self._apart.question(seed, index)
+
+    def recall(self, ref: TaskRef) -> Question:
+        """Make the question behind a reference again.
+
+        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` or `media_mismatch` when another
+        question is made here. Other versions of the library are fine if the question is the same.
+        """
+        if not isinstance(ref, ProceduralRef) or ref.task != self.name:
+            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the task {self.name!r}")
+        check_options(ref, self._options_digest)
+        other = f" by {ref.library}, here {self._library}" if ref.library != self._library else ""
+        return regenerate(self._at, ref, f"{ref.task} {ref.index} of {ref.seed}{other}")
+
+    def is_held_out(self, ref: TaskRef) -> bool:
+        """Whether its stream or its content is held out. See `TaskSource`."""
+        return self._apart.is_held_out(ref)
+
+    def score(self, ref: TaskRef, completion: str) -> float:
+        """Reward of one completion: the score of its answer, then the task's reward rule."""
+        self.recall(ref)
+        assert isinstance(ref, ProceduralRef)
+        answer = self._find(completion)
+        return self._reward.reward(0.0 if answer is None else self._score(answer, ref.seed, ref.index))
+
+    def solution(self, ref: TaskRef) -> str:
+        """The right answer. See `Answered`."""
+        assert isinstance(ref, ProceduralRef)
+        return self._solution(ref.seed, ref.index)
+
+    def found(self, ref: TaskRef, completion: str) -> str | None:
+        """What counts as the answer. See `Answered`."""
+        return self._find(completion)
+
+    def _at(self, seed: int, index: int) -> Question:
+        """The question made of a seed and an index, whether it is held out or not."""
+        prompt = with_last_text(self._bare(seed, index), self._asked)
+        return referenced(self.name, self._library, self._options_digest, seed, index, prompt)
+
+    @abstractmethod
+    def _bare(self, seed: int, index: int) -> Prompt:
+        """What is shown and asked, without the request for the answer's form."""
+
+    @abstractmethod
+    def _solution(self, seed: int, index: int) -> str:
+        """The right answer."""
+
+    @abstractmethod
+    def _score(self, answer: str, seed: int, index: int) -> float:
+        """How right an answer is, in [0, 1]."""

@@ -22,15 +22,13 @@ from pydantic import JsonValue
 
 from swarm.environments.answering import QuestionSettings, RewardSettings
 from swarm.environments.config import Context, Failures, TaskName
-from swarm.environments.digests import check_options, digest, draw
+from swarm.environments.digests import digest, draw
 from swarm.environments.scoring.answer_guard import REACH, admitted, is_safe_option
-from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.scorers import OWN_SCORERS, SCORED_OTHERWISE, Entry
 from swarm.environments.sources.lru import LruCache
-from swarm.environments.sources.procedural import HeldApart, referenced, regenerate
-from swarm.errors import Refusal, TaskError
+from swarm.environments.sources.procedural import ProceduralSource
+from swarm.errors import TaskError
 from swarm.protocols import TaskSource
-from swarm.reasons import Reason
 from swarm.types import ProceduralRef, Question, TaskRef
 
 logger = logging.getLogger(__name__)
@@ -86,15 +84,12 @@ class LibraryDataset(Protocol):
     @property
     def category(self) -> str:
         """The library's folder that contains it."""
-        ...
 
     def __getitem__(self, index: int) -> Entry:
         """Item `index`, made from seed + index."""
-        ...
 
     def score_answer(self, answer: str | None, entry: Entry) -> float:
         """Score of an answer; should be in [0, 1]."""
-        ...
 
 
 def dataset_options(dataset: str) -> dict[str, object]:
@@ -124,7 +119,7 @@ def make_dataset(dataset: str, seed: int, options: Mapping[str, JsonValue]) -> L
     return made
 
 
-class ReasoningGymSource:
+class ReasoningGymSource(ProceduralSource):
     """Implements `TaskSource` for one data set of the library.
 
     A stream consists of blocks of 500 questions; a digest of (task, seed, block) seeds the instance of each block. The
@@ -144,76 +139,37 @@ class ReasoningGymSource:
 
         Raises `TaskError` for an unknown data set, an unknown option, or invalid values.
         """
-        self.name = config.name
         self.counts = Failures() if counts is None else counts
         """`scorer_failures`: completions whose scorer raised an error; they got reward 0."""
         self._config = config
         self._dataset_name = config.dataset or config.name
-        self._find = finder(config)
         changed = SCORED_OTHERWISE.get(self._dataset_name)
         scored = () if changed is None else ({"scored": changed},)
         rules = (*config.finds_as, *config.grades_as, *config.combines_as, *scored)
-        self._options_digest = digest(self._dataset_name, config.options, *rules)
         self._datasets: LruCache[int, LibraryDataset] = LruCache(num_datasets)
         self._entries: LruCache[tuple[int, int], Entry] = LruCache(num_entries)
-        self._apart = HeldApart(self._at, self._bare)
+        super().__init__(config, config.reward, LIBRARY, digest(self._dataset_name, config.options, *rules))
         self._scorer = self._checked()
 
-    @property
-    def num_held_out(self) -> int | None:
-        """None: questions are made without end."""
-        return None
-
-    def question(self, seed: int, index: int) -> Question:
-        """Question `index` of the stream `seed`. Raises `TaskError` when the library fails to make it."""
-        return self._apart.question(seed, index)
-
     def recall(self, ref: TaskRef) -> Question:
-        """Regenerate the question behind a reference.
-
-        Raises `Refusal`: `unknown_task`, `options_differ`, or `question_mismatch` when the library here generates
-        another text. Other library versions are fine if the text agrees.
-        """
-        if not isinstance(ref, ProceduralRef) or ref.task != self.name:
-            raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the ReasoningGYM task {self.name!r}")
-        check_options(ref, self._options_digest)
-        question = regenerate(self._at, ref, f"{ref.task} by {ref.library}, here {LIBRARY}")
-        return Question(ref, question.prompt)
-
-    def is_held_out(self, ref: TaskRef) -> bool:
-        """Whether its stream or its text is held out. See `TaskSource`."""
-        return self._apart.is_held_out(ref)
-
-    def score(self, ref: TaskRef, completion: str) -> float:
-        """Reward of one completion: its answer, scored by the library, then the task's reward rule."""
-        self.recall(ref)
-        assert isinstance(ref, ProceduralRef)
-        answer = self._find(completion)
-        score = 0.0 if answer is None else self._score(answer, self._entry(ref.seed, ref.index))
-        return self._config.reward.reward(min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0)
-
-    def solution(self, ref: TaskRef) -> str:
-        """The right answer. See `Answered`."""
-        assert isinstance(ref, ProceduralRef)
-        answer = self._entry(ref.seed, ref.index)["answer"]
-        return "" if answer is None else str(answer)
-
-    def found(self, ref: TaskRef, completion: str) -> str | None:
-        """What counts as the answer. See `Answered`."""
-        return self._find(completion)
-
-    def _at(self, seed: int, index: int) -> Question:
-        """The question made of a seed and an index, whichever kind its text is of."""
-        prompt = self._config.asked(self._bare(seed, index))
-        return referenced(self.name, LIBRARY, self._options_digest, seed, index, prompt)
+        """See `ProceduralSource`; with the reference as it was given."""
+        return Question(ref, super().recall(ref).prompt)
 
     def _bare(self, seed: int, index: int) -> str:
-        """What it asks, without the request for the answer's form."""
         return str(self._entry(seed, index)["question"])
 
-    def _score(self, answer: str, entry: Entry) -> float:
-        oracle = "" if entry["answer"] is None else str(entry["answer"])
-        seen = admitted(self._dataset_name, answer, oracle)
+    def _solution(self, seed: int, index: int) -> str:
+        answer = self._entry(seed, index)["answer"]
+        return "" if answer is None else str(answer)
+
+    def _score(self, answer: str, seed: int, index: int) -> float:
+        score = self._scored(answer, seed, index)
+        return min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0
+
+    def _scored(self, answer: str, seed: int, index: int) -> float:
+        """What the library's scorer, or the one here in its place, says of an answer."""
+        entry = self._entry(seed, index)
+        seen = admitted(self._dataset_name, answer, self._solution(seed, index))
         if seen is None:
             return 0.0
         own = OWN_SCORERS.get(self._dataset_name)

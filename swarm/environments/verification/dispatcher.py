@@ -63,7 +63,6 @@ class StarvationGuard:
     """
 
     def __init__(self) -> None:
-        """No own job has waited."""
         self._left_s = MAX_WAIT_S
         self._measured_at = 0.0
         self._long_at = 0.0

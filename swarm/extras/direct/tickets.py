@@ -103,7 +103,6 @@ class Secrets:
     """The secrets of tickets that have not been used. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """None are out."""
         self._clock = clock
         self._lock = threading.Lock()
         self._errands: dict[bytes, Errand] = {}

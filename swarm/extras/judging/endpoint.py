@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from swarm.endpoint import ChatCompletion, Endpoint
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import EndpointError
-from swarm.extras.judging.messages import MAX_ERROR_CHARS, Query, Ratings
-from swarm.extras.judging.prompts import SYSTEM, number_in
+from swarm.extras.judging.prompts import MAX_ERROR_CHARS, SYSTEM, Query, Ratings, number_in
 
 RETRY_AFTER_S = (0.2, 1.0)
 """Pauses before another attempt where the server is busy or fails."""

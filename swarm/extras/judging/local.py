@@ -8,8 +8,7 @@ from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import SwarmError
-from swarm.extras.judging.messages import MAX_ERROR_CHARS, Query, Ratings
-from swarm.extras.judging.prompts import SYSTEM, number_in
+from swarm.extras.judging.prompts import MAX_ERROR_CHARS, SYSTEM, Query, Ratings, number_in
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.types import Rejection, Sampling

@@ -13,7 +13,7 @@ from swarm import torchao
 from swarm.children import serve
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import SwarmError
-from swarm.extras.judging.messages import (
+from swarm.extras.judging.prompts import (
     MAX_ERROR_CHARS,
     Broken,
     Query,
@@ -30,7 +30,6 @@ class Backend(Protocol):
 
     def answer(self, queries: Sequence[Query]) -> Ratings:
         """The numbers in its replies."""
-        ...
 
 
 def open_backend(settings: JudgeSettings) -> Backend:

@@ -409,7 +409,6 @@ class EvaluationWatch:
     """Detects that a learner's accuracy on held-out questions has fallen: the one measure that no worker can state."""
 
     def __init__(self, settings: WatchSettings) -> None:
-        """Start without evaluations."""
         self._settings = settings
         self._best: tuple[float, float] | None = None
         """Accuracy and its variance."""

@@ -17,23 +17,18 @@ class StreamingUpdater(Updater, Protocol):
 
     def refusal(self, group: GradedGroup) -> Reason | None:
         """Why this policy cannot have sampled the group as claimed; None when it can."""
-        ...
 
     def accumulate(self, groups: Sequence[GradedGroup]) -> None:
         """Add groups to the open update; the policy does not change."""
-        ...
 
     def apply(self) -> UpdateReport:
         """Apply the update of all accumulated groups; it equals the update of one batch of them."""
-        ...
 
     def abandon(self) -> None:
         """Discard the open update."""
-        ...
 
     def snapshot(self, path: Path) -> None:
         """Write the current policy to a file, packed. Raises `OSError`; nothing stays then."""
-        ...
 
 
 class Auditor(Protocol):
@@ -41,12 +36,10 @@ class Auditor(Protocol):
 
     def keep(self, version: int, snapshot: RandomAccessFile) -> None:
         """Remember a published snapshot, and forget those that no admissible group can still name."""
-        ...
 
     def verdict(self, group: GradedGroup) -> Reason | None:
         """`wrong_logprobs` when the group's log-probabilities are not those of the snapshots it names, `wrong_version`
         when there are no such snapshots, `unlike_samples` when its worker's completions cannot be samples of them."""
-        ...
 
 
 class SnapshotPublisher(Protocol):
@@ -61,11 +54,9 @@ class SnapshotPublisher(Protocol):
         Raises `SnapshotError` unless the version is above every earlier one, those before a restart included, and its
         size can be published.
         """
-        ...
 
     def check(self) -> None:
         """Raises `SnapshotError` if no snapshot will be published any more: no worker could continue."""
-        ...
 
 
 class SnapshotFeed(Protocol):
@@ -76,8 +67,6 @@ class SnapshotFeed(Protocol):
 
         None when none is newer than the last one returned.
         """
-        ...
 
     def announced(self) -> int | None:
         """The newest version that the learner has signed, complete here or not."""
-        ...

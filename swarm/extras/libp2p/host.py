@@ -30,8 +30,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost, _IdentifyNotifee
-from libp2p.host.ping import ID as PING_PROTOCOL_ID
-from libp2p.host.ping import handle_ping
+from libp2p.host.ping import ID as PING_PROTOCOL_ID, handle_ping
 from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH_PROTOCOL_ID
 from libp2p.io.abc import Reader
 from libp2p.io.trio import TrioTCPStream
@@ -42,8 +41,7 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.envelope import Envelope
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
-from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID, Transport as NoiseTransport
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
@@ -92,7 +90,6 @@ class TrioSignal:
     """A reusable event with a timeout."""
 
     def __init__(self) -> None:
-        """Cleared."""
         self._event = trio.Event()
 
     def set(self) -> None:

@@ -55,7 +55,6 @@ class Holdings:
     """Bytes that all connections of a host hold together. The one that holds most is closed at the limit."""
 
     def __init__(self, max_bytes: int, counters: Counters) -> None:
-        """No connections yet."""
         self.blame: Callable[[str, Reason], None] = lambda peer, reason: None
         """Called for the peers of connections that are closed."""
         self._max_bytes = max_bytes
@@ -199,7 +198,6 @@ class Pace:
     """At most so many steps a second, with a burst; who takes more waits."""
 
     def __init__(self, per_s: float) -> None:
-        """No step was taken yet."""
         self._bucket = TokenBucket(per_s, BURST_S * per_s)
 
     async def wait(self) -> None:

@@ -145,7 +145,6 @@ class Lasting:
     """For how long without interruption peers have been in some state. Pure."""
 
     def __init__(self) -> None:
-        """No peer yet."""
         self._since: dict[str, float] = {}
 
     def longer_than(self, duration_s: float, peer_ids: Collection[str], now: float) -> frozenset[str]:

@@ -42,7 +42,6 @@ class ConnectionSlots:
     """The incoming connections of a host."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """All slots are free."""
         self.is_member: Callable[[str], bool] = lambda peer_id: False
         """Whether a peer takes part in this node's run."""
         self._clock = clock

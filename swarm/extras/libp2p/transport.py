@@ -20,11 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from swarm.errors import PeerUnreachable, TransportError
-from swarm.net.config import NetworkSettings
 from swarm.net.guard import Counters
-from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import CLOSED, MemberTransport
-from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER, Identity
+from swarm.net.records.identity import KEY_BYTES, PRIVATE_KEY_HEADER
 from swarm.net.records.wire import MAX_MANIFEST_BYTES, SealedManifest
 from swarm.net.services.requests import MANIFEST_PROTOCOL, ask_for_manifest
 
@@ -46,20 +44,10 @@ STEADY_AFTER_S = 60.0
 class Libp2pTransport(MemberTransport):
     """`Transport` over py-libp2p."""
 
-    def __init__(
-        self,
-        settings: NetworkSettings,
-        identity: Identity,
-        manifest: SealedManifest | None = None,
-        profile: Profile | None = None,
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """See `MemberTransport`."""
-        super().__init__(settings, identity, manifest, profile, clock=clock)
-        self._listen = settings.listen
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._scope: trio.CancelScope | None = None
+    _listen: tuple[str, ...] | None = None
+    """With the ports that the first host got; None before."""
+    _token: trio.lowlevel.TrioToken | None = None
+    _scope: trio.CancelScope | None = None
 
     @staticmethod
     def fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:
@@ -156,9 +144,8 @@ class Libp2pTransport(MemberTransport):
         self._token = trio.lowlevel.current_trio_token()
         member = self._member
         settings = self._settings
-        async with open_host(
-            self._seed(), self._listen, settings.announce, member.counters, settings.daemon_bytes
-        ) as host:
+        listen = settings.listen if self._listen is None else self._listen
+        async with open_host(self._seed(), listen, settings.announce, member.counters, settings.daemon_bytes) as host:
             if host.peer_id != self.peer_id:
                 raise TransportError(f"{self._identity_path} holds the key of {host.peer_id} instead of {self.peer_id}")
             # Keep the ports: after a restart others find this node at the same address.

@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarm.environments.decoding.pixels import Pixels, add_shape, blank
 from swarm.environments.digests import Chance
-from swarm.extras.pictures.shapes import ShapesTask
+from swarm.extras.pictures.tasks import ShapesTask
 from swarm.policy.cache import Progress, made_once
 from swarm.policy.media.processor import as_array
 from swarm.policy.tiny import (

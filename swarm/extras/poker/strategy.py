@@ -41,7 +41,7 @@ def print_strategy(file: Path, overrides: Sequence[tuple[str, str]], num_hands: 
 
 def strategy(engine: RolloutEngine, task: KuhnTask, sampling: Sampling, num_hands: int) -> dict[str, float]:
     """A policy's strategy, from hands that it plays against the task's opponents."""
-    from swarm.extras.poker.kuhn import Kuhn, played_strategy
+    from swarm.extras.poker.games import Kuhn, played_strategy
 
     verifier = InlineVerifier([task])
     questions = verifier.draw(0, 0, num_hands)

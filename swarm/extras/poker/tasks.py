@@ -84,7 +84,7 @@ class KuhnTask(PokerTask):
     for a bet."""
 
     def _games(self) -> Callable[[], Environment]:
-        from swarm.extras.poker.kuhn import Kuhn
+        from swarm.extras.poker.games import Kuhn
 
         return lambda: Kuhn(self.chosen, self.style == "compact")
 
@@ -127,6 +127,6 @@ class HoldemTask(PokerTask):
     """Chips of each player; the blinds are 1 and 2."""
 
     def _games(self) -> Callable[[], Environment]:
-        from swarm.extras.poker.holdem import Holdem
+        from swarm.extras.poker.games import Holdem
 
         return lambda: Holdem(self.opponents, self.stack, self.style == "compact")

@@ -40,7 +40,6 @@ class TrackioSink(RunTracker):
     """Logs every number of rounds and evaluations; the step is the round."""
 
     def __init__(self, project: str, space: str | None) -> None:
-        """No run yet."""
         self._project = project
         self._space = space
 

@@ -1,11 +1,15 @@
-"""Environments of the verifiers library (its API v1) in which one agent talks."""
+"""Environments of the verifiers library (its API v1) in which one agent talks.
+
+The policy replaces the agent's program and model: its seat offers environments what they use of verifiers' `Agent` and
+`Interaction`. An episode is one conversation.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import islice
@@ -18,24 +22,26 @@ from swarm.environments.config import FileRows, StoredRows
 from swarm.environments.digests import content_digest, digest, draw
 from swarm.environments.randomness import OwnRandomness
 from swarm.errors import TaskError
-from swarm.extras.verifiers.coroutines import Coroutines
 from swarm.extras.verifiers.task import VerifiersTask
 from swarm.types import Observation, Terminal, Text
 
 if find_spec("verifiers") is None:
     raise TaskError(f"verifiers is not installed: {how_to_install('verifiers')}")
 
-from verifiers.v1.configs.agent import agent_config_fields
+from verifiers import __version__
+from verifiers.v1.agent import Segment
+from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 from verifiers.v1.env import Env
 from verifiers.v1.episode import EnvInfo, Episode
-from verifiers.v1.session import hook_boundary
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.session import call_hook, hook_boundary
+from verifiers.v1.state import state_cls
 from verifiers.v1.task import Task
 from verifiers.v1.taskset import Taskset
-from verifiers.v1.trace import Trace, TraceTask
-from verifiers.v1.utils.decorators import discover_decorated
+from verifiers.v1.trace import AgentInfo, Trace, TraceTask, VersionInfo
+from verifiers.v1.types import AssistantMessage, SystemMessage, TextContentPart, UserMessage, content_text
+from verifiers.v1.utils.decorators import discover_decorated, invoke
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config, taskset_class
-
-from swarm.extras.verifiers.seat import Seat
 
 _SEEDS = 2**32
 _TALK_ONLY = frozenset({"bash", "null"})
@@ -191,3 +197,156 @@ def _needs_runtime(hook: Callable[..., Any]) -> bool:
         return False
     parameter = inspect.signature(hook).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+class Coroutines(asyncio.BaseEventLoop):
+    """Runs coroutines in an order that depends on them alone.
+
+    Its time stands still while anything can run; then it jumps to the next timer. Waiting for anything else raises
+    `RuntimeError`. Whatever is pending when it is dropped is dropped with it, silently.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._selector = self  # of the parts of a selector, the base class needs `select` alone
+        self.set_exception_handler(lambda loop, context: None)
+
+    def time(self) -> float:
+        """Seconds that were waited for."""
+        return self._now
+
+    def select(self, timeout: float | None) -> list[object]:
+        """Let so much time pass."""
+        if timeout is None:
+            raise RuntimeError("an environment waits for something that is not here, such as a network or a process")
+        self._now += timeout
+        return []
+
+    def _process_events(self, events: list[object]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """No other thread wakes this loop up."""
+
+    def __del__(self) -> None:
+        """Close without a warning."""
+        self.close()
+
+
+NAME = "agent"
+
+
+class Seat:
+    """Asks what the environment says, and waits for the reply."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop` runs the environment."""
+        self._loop = loop
+        self.conversation: Conversation | None = None
+        self.trainable = True
+        self.asked: asyncio.Future[str] = loop.create_future()
+        """What the policy is to answer, once there is something."""
+        self._reply: asyncio.Future[str] = loop.create_future()
+
+    async def run(self, task: Any, **options: object) -> Any:
+        """Put a task's prompt; returns the trace with its rewards. `options` are for programs, and there are none."""
+        async with self.interaction(task) as conversation:
+            await conversation.turn()
+        return conversation.trace
+
+    def interaction(self, task: Any, **options: object) -> Conversation:
+        """A conversation in which the environment is the user. Raises `RuntimeError` for a second one."""
+        if self.conversation is not None:
+            raise RuntimeError("an environment must have one conversation per episode")
+        self.conversation = Conversation(self, task)
+        return self.conversation
+
+    async def ask(self, text: str) -> str:
+        """The policy's reply."""
+        self.asked.set_result(text)
+        return await self._reply
+
+    def answer(self, reply: str) -> None:
+        """Give the reply to what was asked."""
+        replied = self._reply
+        self.asked, self._reply = self._loop.create_future(), self._loop.create_future()
+        replied.set_result(reply)
+
+
+class Conversation:
+    """What environments use of verifiers' `Interaction`."""
+
+    def __init__(self, seat: Seat, task: Any) -> None:
+        """Enter it before the first turn."""
+        self._seat = seat
+        self._task = task
+        self._over = False
+        self.trace = Trace(
+            verifiers=VersionInfo(version=__version__),
+            task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            state=state_cls(type(task))(),
+            agent=AgentInfo(config=AgentConfig(), name=NAME),
+        )
+
+    async def __aenter__(self) -> Conversation:
+        """Set the task up."""
+        await invoke(self._task.setup, {"trace": self.trace, "runtime": None})
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Score the conversation unless it failed, or was dropped."""
+        if kind is not None:
+            return
+        self.trace.stop("user_closed")
+        await invoke(self._task.finalize, {"trace": self.trace, "runtime": None})
+        await self._task.score(self.trace)
+        self.trace.ok = True
+
+    async def turn(self, message: Any = None) -> Any:
+        """Say something, or without a message put the task's prompt; returns the policy's part, or that it has none."""
+        prompted = not self.trace.nodes and self._task.data.prompt is not None
+        if prompted != (message is None):
+            raise ValueError("the task's prompt, and only that, is put by the first turn, without a message")
+        if self._over or await self._stops():
+            self._over = True
+            return Segment(messages=[], terminated=True)
+        said = _messages(self._task.data.prompt if prompted else message)
+        if not self.trace.nodes and self._task.data.system_prompt:
+            said = [SystemMessage(content=self._task.data.system_prompt), *said]
+        for each in said:
+            self._add(each)
+        reply = AssistantMessage(content=await self._seat.ask(_text(said)))
+        self._add(reply, sampled=True)
+        return Segment(messages=[reply])
+
+    async def _stops(self) -> bool:
+        for stop in self._task.hooks("stop"):
+            if await call_hook(stop, {Trace: self.trace}):
+                self.trace.stop(stop.__name__)
+                return True
+        return False
+
+    def _add(self, message: Any, sampled: bool = False) -> None:
+        nodes = self.trace.nodes
+        nodes.append(MessageNode(parent=len(nodes) - 1 if nodes else None, message=message, sampled=sampled))
+
+
+def _messages(said: Any) -> list[Any]:
+    """A text, or verifiers' messages, as messages."""
+    if isinstance(said, str):
+        return [UserMessage(content=said)]
+    return [UserMessage.model_validate(each) if isinstance(each, dict) else each for each in said]
+
+
+def _text(messages: Sequence[Any]) -> str:
+    """Messages as one text. Raises `ValueError` for what is not the user's text."""
+    for message in messages:
+        parts = [] if isinstance(message.content, str) else message.content
+        if not isinstance(message, SystemMessage | UserMessage) or not all(
+            isinstance(part, TextContentPart) for part in parts
+        ):
+            raise ValueError(
+                f"an environment may only say text, as the user, got {message.role}: {message.content!r:.100}"
+            )
+    return "\n\n".join(content_text(message.content) for message in messages)

@@ -89,7 +89,6 @@ class Call:
     """One `Generate` in progress."""
 
     def __init__(self, request: Generate) -> None:
-        """A call without completions."""
         self.request = request
         self.waiting: deque[tuple[Wanted, tuple[int, ...], tuple[Placed, ...]]] = deque()
         """Completions to begin, with prompts and their media."""

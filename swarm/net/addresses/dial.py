@@ -161,7 +161,6 @@ class ReportedAddresses:
     """Decides which reported addresses may be dialled, and how often."""
 
     def __init__(self) -> None:
-        """No dials yet."""
         self._all = TokenBucket(DIALS_PER_S, DIALS_AT_ONCE)
         self._reporters = RatePerName(DIALS_PER_S / 4, DIALS_AT_ONCE / 4)
         self._failures: Counter[str] = Counter()

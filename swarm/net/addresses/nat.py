@@ -101,7 +101,6 @@ class DirectUpgrades:
     """
 
     def __init__(self) -> None:
-        """No relayed connections yet."""
         self._since: dict[str, float] = {}
         self._tried = Backoff(RETRY_UPGRADE_S, MAX_RETRY_UPGRADE_S)
 

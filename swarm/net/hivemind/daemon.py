@@ -33,6 +33,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.control import (
     HOP_PROTOCOL,
+    MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES,
     RESERVE,
     SELF_DESCRIPTION,
     TIMEOUT_S,
@@ -44,7 +45,6 @@ from swarm.net.hivemind.control import (
     read_limits,
     readable,
 )
-from swarm.net.hivemind.control import MAX_REPLY_BYTES as MAX_RELAY_REPLY_BYTES
 from swarm.net.hivemind.gate import Gate
 from swarm.net.records.envelope import MAX_REPLY_BYTES, encode_request, joined, read_answer
 from swarm.net.runtime import AsyncioRuntime

@@ -118,7 +118,6 @@ class Entries:
     """The entries that a node stores for others."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """No entries yet."""
         self._clock = clock
         self._parts: list[dict[str, tuple[Entry, bool]]] = [{} for _ in range(PARTS)]
         self.members: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ import sys
 from swarm.children import receive, send
 from swarm.net.hivemind import light_import
 from swarm.net.hivemind.dht import BoundedP2P, PeerDirectory
-from swarm.net.hivemind.directory_messages import (
+from swarm.net.hivemind.directory import (
     MAX_MESSAGE_BYTES,
     MAX_RECORDS,
     AddPeers,

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm.kernel import calls, filters
+from swarm import kernel
 from swarm.net.addresses.dial import plain_ip
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Gate:
             self.on_refused()
 
     def _passes(self, number: int, arguments: Sequence[int]) -> bool:
-        column = filters.column()
+        column = kernel.column()
         try:
             if number == _CONNECT[column]:
                 destination = self._read_address(arguments[1], arguments[2])
@@ -201,23 +201,23 @@ class _Call(NamedTuple):
 
 
 def _program(datagrams: bool) -> bytes:
-    column = filters.column()
+    column = kernel.column()
     named = [_Call(_CONNECT, 2)] if datagrams else [_Call(_CONNECT, 2), _Call(_SENDTO, 5)]
-    code = [filters.number_of_call(filters.allow())]
+    code = [kernel.number_of_call(kernel.allow())]
     for call in named:
         of_an_ip = (
-            filters.half_of_argument(2 * call.length)
-            + filters.instruction(filters.AT_LEAST, _SHORTEST, 0, 2)
-            + filters.instruction(filters.AT_LEAST, _LONGEST + 1, 1, 0)
-            + filters.notify()
-            + filters.allow()
+            kernel.half_of_argument(2 * call.length)
+            + kernel.instruction(kernel.AT_LEAST, _SHORTEST, 0, 2)
+            + kernel.instruction(kernel.AT_LEAST, _LONGEST + 1, 1, 0)
+            + kernel.notify()
+            + kernel.allow()
         )
-        code.append(filters.instruction(filters.EQUAL, call.number[column], 0, filters.length(of_an_ip)) + of_an_ip)
+        code.append(kernel.instruction(kernel.EQUAL, call.number[column], 0, kernel.length(of_an_ip)) + of_an_ip)
     if not datagrams:
-        code.append(filters.instruction(filters.EQUAL, _SENDMSG[column], 0, 1) + filters.notify())
-        code.append(filters.instruction(filters.EQUAL, _SENDMMSG[column], 0, 1) + filters.refuse(errno.EACCES))
-    code.append(filters.instruction(filters.EQUAL, _IO_URING_SETUP[column], 0, 1) + filters.refuse(errno.ENOSYS))
-    return b"".join([*code, filters.allow()])
+        code.append(kernel.instruction(kernel.EQUAL, _SENDMSG[column], 0, 1) + kernel.notify())
+        code.append(kernel.instruction(kernel.EQUAL, _SENDMMSG[column], 0, 1) + kernel.refuse(errno.EACCES))
+    code.append(kernel.instruction(kernel.EQUAL, _IO_URING_SETUP[column], 0, 1) + kernel.refuse(errno.ENOSYS))
+    return b"".join([*code, kernel.allow()])
 
 
 def _listen(datagrams: bool) -> int:
@@ -225,13 +225,13 @@ def _listen(datagrams: bool) -> int:
     if sys.platform != "linux" or _version() < OLDEST:
         raise OSError(f"this needs Linux {'.'.join(map(str, OLDEST))}")
     program = _program(datagrams)
-    calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     try:
-        return filters.install(program, filters.NEW_LISTENER | filters.WAIT_KILLABLE)
+        return kernel.install(program, kernel.NEW_LISTENER | kernel.WAIT_KILLABLE)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return filters.install(program, filters.NEW_LISTENER)  # before Linux 5.19
+        return kernel.install(program, kernel.NEW_LISTENER)  # before Linux 5.19
 
 
 def _version() -> tuple[int, ...]:

@@ -18,10 +18,7 @@ from swarm.errors import PeerUnreachable, TransportError
 from swarm.net.addresses.dial import probe
 from swarm.net.addresses.listening import check_free, with_port
 from swarm.net.addresses.nat import nat_arguments
-from swarm.net.config import NetworkSettings
-from swarm.net.membership.member import Profile
 from swarm.net.membership.transport import CLOSED, MemberTransport
-from swarm.net.records.identity import Identity
 from swarm.net.records.wire import SealedManifest
 from swarm.net.runtime import AsyncioRuntime
 from swarm.net.services.requests import MANIFEST_PROTOCOL, ask_for_manifest, no_manifest
@@ -46,23 +43,12 @@ UNWATCHED = "strangers may have the network daemon dial addresses that they clai
 class HivemindTransport(MemberTransport):
     """`Transport` over hivemind's daemon and DHT."""
 
-    def __init__(
-        self,
-        settings: NetworkSettings,
-        identity: Identity,
-        manifest: SealedManifest | None = None,
-        profile: Profile | None = None,
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """See `MemberTransport`."""
-        super().__init__(settings, identity, manifest, profile, clock=clock)
-        self._listen: tuple[str, ...] = ()
-        self._daemon: Daemon | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._main: asyncio.Task[None] | None = None
-        self._failures = 0
-        """Consecutive daemons that failed early."""
+    _listen: tuple[str, ...] = ()
+    _daemon: Daemon | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _main: asyncio.Task[None] | None = None
+    _failures = 0
+    """Consecutive daemons that failed early."""
 
     @staticmethod
     def fetch_manifest(peers: Mapping[str, tuple[str, ...]], timeout_s: float, run_id: str | None) -> SealedManifest:

@@ -61,27 +61,22 @@ class Dialler(Protocol):
     @property
     def uses_relays(self) -> bool:
         """Whether this node needs connections to relays, for reservations there."""
-        ...
 
     @property
     def dials_claims(self) -> bool:
         """Whether a dial may also go to addresses that the peer claimed while it was connected."""
-        ...
 
     def can_dial(self, address: str) -> bool:
         """Whether the library supports an address."""
-        ...
 
     async def connect(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Dial a peer at any of its addresses. Raises `PeerUnreachable`."""
-        ...
 
 
 class Dialling:
     """Dials bootstraps, known and remembered peers, with a back-off for each. Independent of asyncio and trio."""
 
     def __init__(self, member: Member, dialler: Dialler, runtime: AsyncRuntime) -> None:
-        """No dials yet."""
         self._member = member
         self._peers = member.peers
         self._dialler = dialler
@@ -302,7 +297,6 @@ class CrowdedBootstraps:
     """Pauses of bootstraps that have hung up. Pure: `Dialling` says what is connected, and applies the pauses."""
 
     def __init__(self) -> None:
-        """No bootstrap has been connected yet."""
         apart = random.uniform(*APART)
         self._pauses = Backoff(apart * FIRST_PAUSE_S, apart * MAX_PAUSE_S)
         self._since: dict[str, float] = {}

@@ -73,7 +73,6 @@ class Following:
     """Greets connected peers, follows members, and fetches the records that their feeds name."""
 
     def __init__(self, member: Member, ask: OpenStream, runtime: AsyncRuntime) -> None:
-        """No peer is followed yet."""
         self._member = member
         self._ask = ask
         self._runtime = runtime

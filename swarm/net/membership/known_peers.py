@@ -40,7 +40,6 @@ class Returns:
     """Peers that have lately reconnected, as restarted nodes do."""
 
     def __init__(self) -> None:
-        """No peer was seen yet."""
         self._seen = LruDict[str, float](MAX_SEEN_PEERS)
         """When each peer was last excused, in monotonic seconds; minus infinity for never. The latest come last."""
         self._returned: dict[str, float] = {}

@@ -122,7 +122,6 @@ class OwnEntry:
     """This node's entry in the peer directory. Written on the network thread, readable on any."""
 
     def __init__(self, member: Member, profile: Profile) -> None:
-        """No addresses yet."""
         self._member = member
         self._ends: Mapping[str, Sequence[str]] = {}
         self.profile = profile

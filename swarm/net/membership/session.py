@@ -40,13 +40,11 @@ class Network(Dialler, Protocol):
 
     async def call(self, peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
         """The answer of a connected peer."""
-        ...
 
     def stream(
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         """Chunks of a connected peer's answer."""
-        ...
 
 
 class MemberSession:

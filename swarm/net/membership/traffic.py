@@ -375,7 +375,6 @@ class Versions:
     """Thread-safe record of peers heard recently, and of those with another major version."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """No peers heard yet."""
         self._clock = clock
         self._lock = threading.Lock()
         self._heard = LruDict[str, tuple[float, str]](MAX_PEERS)

@@ -68,7 +68,6 @@ class OpenStream(Protocol):
         self, peer_id: str, protocol: str, payload: bytes, timeout_s: float, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         """Chunks of a peer's answer; `timeout_s` limits the silence between chunks."""
-        ...
 
 
 class Silent(PeerUnreachable):

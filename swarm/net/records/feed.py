@@ -101,7 +101,6 @@ class Change:
     """A `Wakeup` that calls its watchers. For one thread."""
 
     def __init__(self) -> None:
-        """No watchers."""
         self._watching: list[Callable[[], None]] = []
 
     def watch(self, wake: Callable[[], None]) -> None:
@@ -138,7 +137,6 @@ class Feed:
     """A node's latest records in order of arrival, for its followers. For the network thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Empty."""
         self._clock = clock
         self._new = FairStore[bytes, _New](FEED_RECORDS, FEED_BYTES)
         """New records by id."""

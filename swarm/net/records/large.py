@@ -137,7 +137,6 @@ class Fetch(Protocol):
 
     def __call__(self, peer_id: str, protocol: str, payload: bytes, max_bytes: int) -> AsyncGenerator[bytes, None]:
         """Chunks of a peer's answer as they arrive."""
-        ...
 
 
 class LargeRequest(Struct, frozen=True, array_like=True):
@@ -273,7 +272,6 @@ class DownloadQueue:
     """
 
     def __init__(self) -> None:
-        """Empty."""
         self._downloads: dict[str, deque[tuple[float, Download]]] = {}
         """Waiting downloads by account, in round-robin order."""
         self._announced_by: Counter[str] = Counter()

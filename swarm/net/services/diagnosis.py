@@ -76,11 +76,9 @@ class Host(Protocol):
 
     def serve(self, protocol: str, handler: RequestHandler) -> None:
         """Answer requests for `protocol`."""
-        ...
 
     def observed(self, peer_id: str) -> tuple[str, ...]:
         """Multiaddrs of the remote ends of a peer's connections."""
-        ...
 
 
 def serve_diagnosis(host: Host, clock: Callable[[], float] = time.time) -> None:

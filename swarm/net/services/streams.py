@@ -199,18 +199,15 @@ class Gatekeeper(Protocol):
 
     def admits(self, peer_id: str) -> bool:
         """Whether a peer's requests are answered at all."""
-        ...
 
     def pace(self, num_bytes: int) -> float:
         """Seconds to wait before this many bytes of an answer are sent."""
-        ...
 
 
 class Unlimited:
     """A `Gatekeeper` that admits every peer at any rate."""
 
     def __init__(self) -> None:
-        """No streams yet."""
         self.admission = StreamAdmission()
 
     def admits(self, peer_id: str) -> bool:
@@ -227,15 +224,12 @@ class Channel(Protocol):
 
     async def read(self, count: int) -> bytes:
         """Exactly so many bytes."""
-        ...
 
     async def send(self, frame: bytes) -> None:
         """Write a frame, and wait until there is room for more."""
-        ...
 
     def has_ended(self) -> bool:
         """Whether the asker is known to have closed the stream."""
-        ...
 
 
 async def answer_stream(

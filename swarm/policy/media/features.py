@@ -184,7 +184,6 @@ class Known:
     """The media that somebody holds, by content and by number."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._numbers = count()
         self._by_digest: WeakValueDictionary[str, Medium] = WeakValueDictionary()
         self._by_number: WeakValueDictionary[int, Medium] = WeakValueDictionary()

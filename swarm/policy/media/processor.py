@@ -41,7 +41,6 @@ class Rope(Protocol):
 
     def __call__(self, ids: Tensor, kinds: Tensor, **grids: Tensor) -> tuple[Tensor, Tensor]:
         """[3, 1, L] positions of ids [1, L]. See `get_rope_index` of Qwen2-VL."""
-        ...
 
 
 class Reader:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from swarm.sapo.mixing.base import Candidate, Decision, History, MixPolicy, MixRound, MixState
-from swarm.sapo.mixing.draw import Mix, Screen, authors, in_random_order, mix
-from swarm.sapo.mixing.mixer import Mixer, Wishes, mix_figures
+from swarm.sapo.mixing.mixer import Mix, Mixer, Screen, Wishes, authors, in_random_order, mix, mix_figures
 from swarm.sapo.mixing.policies import MixSettings
 
 __all__ = [

@@ -184,4 +184,3 @@ class MixPolicy(Settings):
     @abstractmethod
     def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
         """The mix of the next update."""
-        ...

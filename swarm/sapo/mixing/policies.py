@@ -1,16 +1,276 @@
-"""The mixing policies, and the settings of the mix."""
+"""The mixing policies, and the settings of the mix.
+
+`auto` chooses questions, own and others' groups of a round together, for the most progress a second. The progress of an
+update on n groups, dealt to s optimizer steps, of mean worth w in own groups, where noise dominates the gradient:
+
+    P(n, w) = w sqrt(n s),  s = min(update.minibatches, n)    (progress in swarm/sapo/worth.py, with its noise alone)
+
+and its seconds, from the stages of the last rounds:
+
+    T = asked x seconds a question + n x seconds a trained group + external x seconds a mixed group + the rest
+
+At the mix the questions are asked: others' groups are added, those of most worth first, as long as the progress of one
+more exceeds what its seconds bring at the usual rate, that of the last rounds with others' groups or without them.
+Before the next round the number of questions is chosen as if all others would choose alike, so that others' groups come
+in proportion to it: if each counted on the others instead, nobody would ask.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pvariance
 from typing import ClassVar, Literal
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from swarm.kinds import Kinds
-from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixPolicy
+from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixPolicy, MixRound
 from swarm.settings import Settings
+
+OWN = UNKNOWN = 1.0
+"""Worth of an own group, and of a group whose sender's worth is unknown."""
+LEAST_ROUNDS = 8
+"""Timed rounds before their seconds decide; until then an update's progress does."""
+EXPLORE_SHARE = 0.02
+"""Of the seconds is for groups of others that promise nothing: their worth may have changed."""
+RATE_ROUNDS = 64
+"""Rounds of the usual rate: where groups are rare, fewer say little."""
+CLEARLY = 1.03
+"""A change of the number of questions must promise so much more progress a second."""
+LEAST_S = 1e-6
+"""A round takes at least this."""
+ASK_RANGE = (0.25, 2.0)
+"""Least and most questions, in those configured."""
+
+
+class Costs(Struct, frozen=True):
+    """Seconds of a round by what they pay for."""
+
+    question: float
+    """Drawn, answered and graded."""
+    mixed: float
+    """One more group of others in the update, before it is trained on: screened and compared."""
+    trained: float
+    """One more group in the update."""
+    rest: float
+    """Whatever a round takes without these, receiving included: it is paid before the mix."""
+
+    @classmethod
+    def of(cls, rounds: Sequence[MixRound]) -> Costs | None:
+        """Those of the timed rounds; None while there are too few."""
+        rounds = [each for each in rounds if each.seconds and each.num_questions]
+        external = [each.num_external for each in rounds]
+        trained = [each.num_local + each.num_external for each in rounds]
+        if len(rounds) < LEAST_ROUNDS or not any(trained):
+            return None
+        stages = {stage: [each.seconds[stage] for each in rounds] for stage in ("asking", "receiving", "mix", "update")}
+        question = sum(stages["asking"]) / sum(each.num_questions for each in rounds)
+        mixed = _each(stages["mix"], external)
+        update = _each(stages["update"], trained)
+        others = sum(stages["receiving"]) + sum(stages["mix"]) - mixed * sum(external)
+        rest = others + sum(stages["update"]) - update * sum(trained)
+        return cls(question, mixed, update, rest / len(rounds))
+
+    def seconds(self, asked: float, trained: float, external: float) -> float:
+        """Of a round."""
+        return max(LEAST_S, self.rest + asked * self.question + trained * self.trained + external * self.mixed)
+
+
+def _each(seconds: Sequence[float], counts: Sequence[int]) -> float:
+    """Seconds for one more: the slope of the rounds' seconds over their counts, at most the seconds over the counts."""
+    mean, mean_count = fmean(seconds), fmean(counts)
+    spread = sum((count - mean_count) ** 2 for count in counts)
+    if not mean_count:
+        return 0.0
+    if not spread:
+        return mean / mean_count
+    slope = sum((count - mean_count) * (each - mean) for count, each in zip(counts, seconds, strict=True)) / spread
+    return min(max(0.0, slope), mean / mean_count)
+
+
+class Auto(MixPolicy):
+    """The questions of a round, and others' groups beside own ones in an update of at most I + J, for the most progress
+    a second.
+
+    A group of unknown worth counts as an own one. Groups of more worth than own ones come before them, up to `most` of
+    the slots. A candidate's weight is the product of those of `advantage`, `edge` and `worth`. The number of questions
+    stays between a quarter and twice of those configured.
+
+    Others' part halves when the mean own reward has fallen clearly below its best while external groups were used; only
+    later rounds count for the next best. Otherwise it rises back to all.
+    """
+
+    needs_advantages: ClassVar[bool] = True
+    window_rounds: int = Field(20, ge=2, le=MAX_ROUNDS)
+    """Rounds over which own rewards, own success, signal and seconds are measured."""
+    most: float = Field(0.75, ge=0, le=1)
+    """Fraction of the slots that others' groups may take although own ones have signal."""
+    drop: float = Field(0.15, gt=0, le=1)
+    """Fraction of the best mean reward whose loss is a drawdown."""
+    sigmas: float = Field(5.0, ge=0)
+    """Standard errors by which the two means must differ."""
+    recover_rounds: int = Field(50, ge=1)
+    """Rounds in which the factor rises from 0 to 1."""
+
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        """See `MixPolicy`."""
+        difficulties = learnability(history, candidates, self.window_rounds, own=0.5)
+        worths = [worth_weight(candidate, unknown=UNKNOWN, floor=0.0) for candidate in candidates]
+        weights = [
+            difficulty * mean_magnitude(candidate) * worth
+            for candidate, difficulty, worth in zip(candidates, difficulties, worths, strict=True)
+        ]
+        caution = self._caution(history)
+        usable = [worth for worth, weight in zip(worths, weights, strict=True) if weight > 0]
+        *before, this = history.rounds[-self.window_rounds :]
+        own = this.num_informative
+        rounds = [*before, replace(this, num_candidates=len(usable))]
+        costs = Costs.of(history.rounds)
+        external = self._external(history, usable, costs)
+        if not external and usable and own < history.total and costs is not None and _is_due(history.rounds, costs):
+            external = 1
+        reason = f"{own} own group{'s' * (own != 1)} with signal, {external} of {len(candidates)} others' wanted"
+        if caution.factor < 1:
+            external = math.floor(caution.factor * external + 0.5)
+            reason += f"; {caution.factor:.0%} of them after a drawdown"
+        asks, why = self._questions(history, rounds, fmean(usable) if usable else 0.0, costs)
+        return Decision(
+            history.total - external, external, weights, reason + why, to_builtins(caution), num_questions=asks
+        )
+
+    def _external(self, history: History, worths: Sequence[float], costs: Costs | None) -> int:
+        """J for candidates of these worths, after this round's own groups."""
+        slots, own = history.total, history.rounds[-1].num_informative
+        usual = _usual_rate(history, fmean(worths) if worths else 0.0, costs) if costs else 0.0
+
+        def gain(kept: int, total: float, external: int) -> float:
+            """Progress beyond what the same seconds are worth otherwise."""
+            progress = _progress(kept + external, kept + total, history.num_steps)
+            return progress - (usual * costs.seconds(0, kept + external, external) if costs else 0.0)
+
+        best, highest = 0, gain(min(own, slots), 0.0, 0)
+        total = 0.0
+        for external, worth in enumerate(sorted(worths, reverse=True)[:slots], 1):
+            total += worth
+            kept = min(own, slots - external)
+            if kept < own and (worth <= OWN or external > self.most * slots):
+                break
+            if (found := gain(kept, total, external)) > highest:
+                best, highest = external, found
+        return best
+
+    def _questions(
+        self, history: History, rounds: Sequence[MixRound], worth: float, costs: Costs | None
+    ) -> tuple[int | None, str]:
+        """Questions of the next round, and why they are not those configured; None where they are not to be chosen."""
+        usual = history.num_questions
+        rounds = [each for each in rounds if each.num_questions]
+        if not usual or costs is None or not any(each.num_informative for each in rounds):
+            return None, ""
+        asked = sum(each.num_questions for each in rounds)
+        signal = sum(each.num_informative for each in rounds) / asked
+        supply = _arrived(rounds) / asked
+
+        def rate(questions: int) -> float:
+            own = min(questions * signal, history.total)
+            others = min(questions * supply, history.total - own)
+            return max(
+                _progress(own + external, own + worth * external, history.num_steps)
+                / costs.seconds(questions, own + external, external)
+                for external in (0.0, others)
+            )
+
+        lowest, highest = (max(1, round(part * usual)) for part in ASK_RANGE)
+        now = min(max(rounds[-1].num_questions, lowest), highest)  # of another configuration before a restart
+        best = max(range(lowest, highest + 1), key=rate)
+        if rate(best) < CLEARLY * rate(now):
+            best = now
+        step = max(1, now // 4)
+        best = min(max(best, now - step), now + step)
+        if best == usual:
+            return best, ""
+        if best > usual:
+            return best, f"; asks {best} instead of {usual}: groups with signal are rare"
+        others = "others give the groups that the rest would" if supply else "its groups fill the update"
+        return best, f"; asks {best} instead of {usual}: {others}"
+
+    def _caution(self, history: History) -> _Caution:
+        """The factor for this round."""
+        before = _Caution.load(history.state)
+        rewards = history.rewards(self.window_rounds)
+        num_rounds = before.num_rounds + 1
+        if min(num_rounds, len(rewards)) < self.window_rounds:
+            return replace(before, num_rounds=num_rounds)
+        mean, variance = fmean(rewards), pvariance(rewards)
+        best, best_variance = max((before.best, before.best_variance), (mean, variance))
+        error = math.sqrt((best_variance + variance) / len(rewards))
+        others = any(each.num_external for each in history.rounds[-self.window_rounds :])
+        if others and best - mean > max(self.drop * best, self.sigmas * error):
+            return _Caution(before.factor / 2)
+        return _Caution(min(1.0, before.factor + 1 / self.recover_rounds), best, best_variance, num_rounds)
+
+
+class _Caution(Struct, frozen=True):
+    """How far others' groups are held back."""
+
+    factor: float = 1.0
+    """Of J."""
+    best: float = 0.0
+    """Best mean reward since the last drawdown."""
+    best_variance: float = 0.0
+    """Variance of the rewards in it: the latest window's alone would be too small if that is low by chance."""
+    num_rounds: int = 0
+    """Rounds since then."""
+
+    @classmethod
+    def load(cls, state: Mapping[str, float]) -> _Caution:
+        return cls(
+            state.get("factor", 1.0),
+            state.get("best", 0.0),
+            state.get("best_variance", 0.0),
+            int(state.get("num_rounds", 0)),
+        )
+
+
+def _progress(groups: float, worth: float, most_steps: int) -> float:
+    """Of an update on `groups` whose worths sum to `worth`."""
+    return worth * math.sqrt(min(most_steps, groups) / groups) if groups else 0.0
+
+
+def _arrived(rounds: Sequence[MixRound]) -> float:
+    """Others' usable groups that came in these rounds, the first one's left out of one more."""
+    first, last = rounds[0], rounds[-1]
+    used = sum(each.num_external for each in rounds[:-1])
+    came = last.num_candidates - first.num_candidates + used
+    return max(0.0, came * len(rounds) / max(1, len(rounds) - 1))
+
+
+def _usual_rate(history: History, worth: float, costs: Costs) -> float:
+    """Progress a second in the last rounds with others' groups of this worth, or without them if that is more."""
+    rounds = [each for each in history.rounds[-RATE_ROUNDS:] if each.seconds]
+    rates = []
+    for share in (0, 1):
+        groups = [(each.num_local, share * each.num_external) for each in rounds]
+        made = sum(_progress(own + others, own + worth * others, history.num_steps) for own, others in groups)
+        spent = sum(
+            costs.seconds(each.num_questions, own + others, others)
+            for each, (own, others) in zip(rounds, groups, strict=True)
+        )
+        rates.append(made / spent if spent else 0.0)
+    return max(rates)
+
+
+def _is_due(rounds: Sequence[MixRound], costs: Costs) -> bool:
+    """Whether it is time to try a group of others again."""
+    idle = 0.0
+    for each in reversed(rounds[:-1]):
+        if each.num_external:
+            break
+        idle += sum(each.seconds.values())
+    return idle * EXPLORE_SHARE >= costs.mixed + costs.trained > 0
 
 
 class Fixed(MixPolicy):
@@ -126,7 +386,7 @@ POLICIES: Kinds[type[MixPolicy]] = Kinds(
     "swarm.sapo.mixing:MixPolicy",
     {
         **{each.__name__.lower(): f"{__name__}:{each.__name__}" for each in (Fixed, Advantage, Edge, Novelty, Worth)},
-        "auto": "swarm.sapo.mixing.auto:Auto",
+        "auto": "swarm.sapo.mixing.policies:Auto",
     },
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import Generic, Literal, TypeVar
 
@@ -290,9 +289,6 @@ def _compared(row: str, outcomes: Sequence[SwarmOutcome], baseline: Sequence[Swa
 Cost = Literal["tokens", "seconds", "processor_s"]
 """Tokens that a node generated for training; wall-clock time of its rounds, without evaluations and checkpoints;
 processor seconds of these rounds."""
-COSTS: tuple[Cost, ...] = ("tokens", "seconds")
-"""Those of every curve."""
-
 N = TypeVar("N", float, Estimate)
 
 
@@ -340,25 +336,6 @@ def _mean_point(number: int, found: Sequence[Evaluated | Point[float]], mean: Ca
 def _all_known(found: Sequence[float | None], mean: Callable[[list[float]], N]) -> N | None:
     known = [each for each in found if each is not None]
     return mean(known) if len(known) == len(found) else None
-
-
-def accuracy_at(curve: Sequence[Point[float]], kind: Cost, amount: float) -> float:
-    """Accuracy of a curve when it has cost so much, interpolated between its evaluations, of which there is one."""
-    return float(np.interp(amount, [point.cost(kind) for point in curve], [point.accuracy for point in curve]))
-
-
-def cost_to_reach(curve: Sequence[Point[float]], kind: Cost, accuracy: float) -> float | None:
-    """Cost at which a curve first reached an accuracy, interpolated likewise; None if it never did, or for processor
-    seconds that were not counted."""
-    if kind == "processor_s" and any(point.processor_s is None for point in curve):
-        return None
-    if curve and curve[0].accuracy >= accuracy:
-        return curve[0].cost(kind)
-    for before, after in pairwise(curve):
-        if after.accuracy >= accuracy:
-            part = (accuracy - before.accuracy) / (after.accuracy - before.accuracy)
-            return before.cost(kind) + part * (after.cost(kind) - before.cost(kind))
-    return None
 
 
 def _common(rounds: Iterable[Iterable[int]]) -> list[int]:

@@ -16,7 +16,7 @@ from swarm.telemetry.alerts import duration
 from swarm.telemetry.benefit.control import Benefit, InSeconds, benefit, is_enough
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory, mean, reward_window
 from swarm.types import Estimate, SwarmWorth
-from swarm.types.reports import NEEDED_ROUNDS
+from swarm.types.runs import NEEDED_ROUNDS
 
 Standing = Literal["helps", "mixed", "hurts", "open"]
 """`mixed`: more per round, but not clearly more in the same time."""

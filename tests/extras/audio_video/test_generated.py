@@ -11,8 +11,7 @@ import pytest
 from swarm.environments.config import TaskConfig
 from swarm.environments.sources.generated import Made
 from swarm.environments.specs import from_specs, to_specs
-from swarm.extras.audio_video.clip import ClipTask
-from swarm.extras.audio_video.tones import TonesTask
+from swarm.extras.audio_video.tasks import ClipTask, TonesTask
 from swarm.types.media import Audio, Video
 from tests.environments.generated import (
     chance,

@@ -10,7 +10,7 @@ from socket import socketpair
 from swarm.children import Channel
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import EngineCrashed
-from swarm.extras.judging.messages import MAX_REPLY_BYTES, Query, Ratings, Ready, Reply, decode_reply, encode
+from swarm.extras.judging.prompts import MAX_REPLY_BYTES, Query, Ratings, Ready, Reply, decode_reply, encode
 from swarm.extras.judging.service import JudgeService
 
 LONG_S = 300.0

@@ -17,8 +17,7 @@ from swarm.environments.judge import JudgeSettings
 from swarm.errors import ConfigError
 from swarm.extras.judging import endpoint
 from swarm.extras.judging.endpoint import EndpointJudge
-from swarm.extras.judging.messages import Query, Ratings
-from swarm.extras.judging.prompts import SYSTEM
+from swarm.extras.judging.prompts import SYSTEM, Query, Ratings
 from tests.chat_server import Asked, chat_server
 from tests.extras.judging.server import says
 

@@ -10,8 +10,7 @@ import pytest
 
 from swarm.environments.judge import JudgeSettings
 from swarm.extras.judging.local import LocalJudge
-from swarm.extras.judging.messages import Broken, Query, Ratings, Ready, Reply, Setup, decode_reply, encode
-from swarm.extras.judging.prompts import Sheet
+from swarm.extras.judging.prompts import Broken, Query, Ratings, Ready, Reply, Setup, Sheet, decode_reply, encode
 from swarm.extras.judging.reward import JudgeReward
 from swarm.extras.judging.worker import work
 from tests.extras.judging.model import save_judge

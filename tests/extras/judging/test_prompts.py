@@ -6,11 +6,9 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from swarm.extras.judging.messages import Query
-from swarm.extras.judging.prompts import Sheet, number_in, shortened
+from swarm.extras.judging.prompts import Query, Sheet, number_in, shortened
 from swarm.extras.judging.reward import JudgeReward
 
 TEXTS = st.lists(st.text(alphabet="ab<[", max_size=4), min_size=1, max_size=5)

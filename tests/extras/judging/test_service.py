@@ -15,11 +15,9 @@ import pytest
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import ConfigError, EngineCrashed
 from swarm.extras.judging import service as service_module
-from swarm.extras.judging.messages import Broken, Query, Ratings, Ready, Reply
-from swarm.extras.judging.process import JudgeProcess
-from swarm.extras.judging.prompts import Sheet
+from swarm.extras.judging.prompts import Broken, Query, Ratings, Ready, Reply, Sheet
 from swarm.extras.judging.reward import JudgeReward
-from swarm.extras.judging.service import JudgeService
+from swarm.extras.judging.service import JudgeProcess, JudgeService
 from swarm.reasons import Reason
 from swarm.types import Rejection
 from tests.chat_server import chat_server

@@ -5,8 +5,7 @@ import math
 import random
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from swarm.extras.learner.capacity import (
     ROUNDING,

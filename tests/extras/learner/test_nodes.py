@@ -18,8 +18,7 @@ from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted, TaskError
 from swarm.extras.learner import workforce
-from swarm.extras.learner.roles import learner
-from swarm.extras.learner.roles import worker as worker_module
+from swarm.extras.learner.roles import learner, worker as worker_module
 from swarm.extras.learner.roles.learner import LearnerNode
 from swarm.extras.learner.roles.worker import WorkerNode
 from swarm.net.in_memory import MemoryHub, MemoryTransport

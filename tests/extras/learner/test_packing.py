@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.errors import EngineError, SnapshotError, WeightsRefused
 from swarm.extras.learner.packing import (

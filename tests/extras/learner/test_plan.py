@@ -7,8 +7,15 @@ import sys
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.extras.learner.capacity import Worker, pool_rate, staleness_bound
-from swarm.extras.learner.planning import CapacityPlan, _advice, demand_of, parse_workers
+from swarm.extras.learner.capacity import (
+    CapacityPlan,
+    Worker,
+    _advice,
+    demand_of,
+    parse_workers,
+    pool_rate,
+    staleness_bound,
+)
 
 STEP = ["--rollouts", "120", "--train-s", "60", "--broadcast-s", "40"]
 

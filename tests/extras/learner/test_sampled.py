@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.extras.learner.audit import SnapshotAuditor
+from swarm.extras.learner.audit import BOUND, POWERS, SnapshotAuditor
 from swarm.extras.learner.packing import Precision
-from swarm.extras.learner.sampled import BOUND, POWERS
 from swarm.policy.batching import Packed, Padded
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy, load_policy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from swarm.extras.learner.sampled import BOUND, DOUBT, FIRST_GROUPS, POWERS, SamplingTest
+from swarm.extras.learner.audit import BOUND, DOUBT, FIRST_GROUPS, POWERS, SamplingTest
 
 VOCABULARY = 100
 TOKENS = 24

@@ -7,8 +7,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from swarm.extras.learner.snapshots.messages import next_version
 from swarm.extras.learner.snapshots.plan import MAX_SOURCES, LinkLimits, RelayPlan

@@ -19,10 +19,12 @@ from msgspec.structs import replace
 
 from swarm.errors import CorruptChunk, PeerUnreachable, Refusal, SnapshotError
 from swarm.extras.learner.protocols import SnapshotFeed
-from swarm.extras.learner.snapshots import serving as thread_module
-from swarm.extras.learner.snapshots import store as chunks_module
-from swarm.extras.learner.snapshots import store as store_module
-from swarm.extras.learner.snapshots import subscribe as subscribe_module
+from swarm.extras.learner.snapshots import (
+    serving as thread_module,
+    store as chunks_module,
+    store as store_module,
+    subscribe as subscribe_module,
+)
 from swarm.extras.learner.snapshots.messages import (
     CHUNKS_PROTOCOL,
     ChunksRequest,

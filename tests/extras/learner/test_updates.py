@@ -18,9 +18,7 @@ from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling
 from tests.extras.learner.snapshot_files import held, packed_by
-from tests.policy import test_episodes as episodes
-from tests.policy import test_routing as routing
-from tests.policy import test_updater as updates
+from tests.policy import test_episodes as episodes, test_routing as routing, test_updater as updates
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -24,7 +24,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
 from swarm.net.services.requests import MANIFEST_PROTOCOL, PEERS_PROTOCOL
 from swarm.net.services.streams import MAX_STREAMS_PER_PEER
-from tests.net.records import drained, fast_settings, make_identity, make_manifest, signed, until
+from tests.net.records import exchange, fast_settings, free_port, make_identity, make_manifest, until
 
 if TYPE_CHECKING:  # libp2p, which only some processes may import
     from swarm.extras.libp2p.host import Host
@@ -36,19 +36,6 @@ pytestmark = [
 ]
 
 Start = Callable[..., Libp2pTransport]
-
-
-def exchange(sender: Libp2pTransport, receiver: Libp2pTransport, text: bytes) -> None:
-    """Publish once; the record must arrive."""
-    record = signed(sender, text)
-    sender.publish(record)
-    until(lambda: record in drained(receiver), f"{text!r} arrives")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_node_that_knows_one_finds_the_other_by_asking(start: Start) -> None:
@@ -269,8 +256,7 @@ def test_an_unforeseen_error_costs_neither_the_session_nor_the_node(
 
 
 def test_a_network_that_keeps_failing_stops_the_transport_loudly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.extras.libp2p import host as libp2p_host
-    from swarm.extras.libp2p import transport as module
+    from swarm.extras.libp2p import host as libp2p_host, transport as module
 
     a = start("founder")
     monkeypatch.setattr(module, "MAX_RESTARTS_IN_A_ROW", 2)

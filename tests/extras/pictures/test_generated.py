@@ -13,8 +13,7 @@ from swarm.environments.digests import Chance
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.sources.generated import Made
 from swarm.environments.specs import from_specs, to_specs
-from swarm.extras.pictures.digits import DigitsTask
-from swarm.extras.pictures.shapes import ShapesTask
+from swarm.extras.pictures.tasks import DigitsTask, ShapesTask
 from swarm.types import HELD_OUT_STREAMS, Text
 from swarm.types.media import Image
 from tests.environments.generated import (

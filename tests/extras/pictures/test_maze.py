@@ -25,7 +25,7 @@ from swarm.environments.verification.messages import (
     max_reply_bytes,
 )
 from swarm.environments.verification.pool import VerificationPool
-from swarm.extras.pictures.maze import MOVES, Maze, MazeTask
+from swarm.extras.pictures.tasks import MOVES, Maze, MazeTask
 from swarm.protocols import Verifier
 from swarm.types import Grade, Message, Observation, Question, Rejection, Terminal, Text, earned, media_of
 from swarm.types.media import MAX_MEDIA, MAX_MEDIA_BYTES, Image

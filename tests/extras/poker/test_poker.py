@@ -16,9 +16,18 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
-from swarm.extras.poker.heads_up import HeadsUp, Menu, Move, net_chips, reward
-from swarm.extras.poker.holdem import PLAYERS, Holdem, chen_points, looks
-from swarm.extras.poker.kuhn import STACK, Kuhn
+from swarm.extras.poker.games import (
+    PLAYERS,
+    STACK,
+    HeadsUp,
+    Holdem,
+    Kuhn,
+    Menu,
+    Move,
+    chen_points,
+    looks,
+    reward,
+)
 from swarm.extras.poker.tasks import SITUATIONS, STRATEGIES, HoldemTask, KuhnTask
 from swarm.types import Grade, Terminal, observation_text
 from tests.extras.poker.exact import CARDS, best_response, first_players_value, value
@@ -26,6 +35,11 @@ from tests.extras.poker.exact import CARDS, best_response, first_players_value, 
 CHIPS = 40
 NASH_VALUE = -1 / 18
 """Chips a hand that the first player of Kuhn poker wins when both play best. Source: Kuhn 1950."""
+
+
+def net_chips(reward: float, stack: float) -> float:
+    """The inverse of `reward`, also of a mean of rewards."""
+    return (2 * reward - 1) * stack
 
 
 def play(game: HeadsUp, seed: int, index: int, says: Sequence[str] | Iterator[str]) -> tuple[list[str], float]:

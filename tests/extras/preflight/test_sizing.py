@@ -16,6 +16,7 @@ from swarm.engines.choice import Vllm
 from swarm.extras.preflight.sizing import GPUS, HEADER, MODELS, MODES, RATES, line, size_of
 from swarm.policy.config import LoraSettings
 from swarm.preflight.check import Memory, judge
+from swarm.preflight.duties import PEER
 from swarm.preflight.model import measure
 from swarm.preflight.need import GIB
 
@@ -41,14 +42,14 @@ def test_a_command_fits_the_gpu_that_it_names(command: re.Match[str]) -> None:
     config = load_config(environment={}, command_line=list(fields.items())).config
     memory = Memory("cuda", round(GPUS[command["gpu"]] * GIB), round(GPUS[command["gpu"]] * GIB))
     vllm = Vllm(Path("python"), problem="there is none" if command["alone"] else "")
-    found = judge(partial(size_of, model), config, "peer", memory, look=lambda: vllm)
+    found = judge(partial(size_of, model), config, PEER, memory, look=lambda: vllm)
     assert found.verdict == "fits", f"{found.seen}; {found.fix}"
 
 
 def test_the_page_of_sizes_is_current() -> None:
     """One model's lines: all of them would take long."""
     shipped = (ROOT / "docs" / "sizing.md").read_text()
-    assert line("Qwen2.5-0.5B", MODES[0]) in shipped, "run: swarm config sizing > docs/sizing.md"
+    assert line("Qwen2.5-0.5B", MODES[0], PEER) in shipped, "run: swarm config sizing > docs/sizing.md"
     assert shipped.startswith(HEADER) and shipped.endswith(RATES)
 
 

@@ -22,8 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from swarm.errors import ConfigError
 from swarm.extras.trackers import mlflow
-from swarm.extras.trackers.metrics_server import MAX_CONNECTIONS
-from swarm.extras.trackers.prometheus import PrometheusSink
+from swarm.extras.trackers.prometheus import MAX_CONNECTIONS, PrometheusSink
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.records import PauseEvent, ResumeEvent, RoundEvent
 from swarm.telemetry.sinks import MetricsWriter, TelemetrySettings

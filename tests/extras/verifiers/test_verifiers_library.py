@@ -25,7 +25,7 @@ from swarm.types import Grade, observation_text
 if find_spec("verifiers") is None:
     pytest.skip("the library verifiers is not installed: pip install verifiers==0.4.0", allow_module_level=True)
 
-from swarm.extras.verifiers.coroutines import Coroutines
+from swarm.extras.verifiers.environment import Coroutines
 
 PACKAGE = """
 import asyncio, random

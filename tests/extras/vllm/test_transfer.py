@@ -15,8 +15,7 @@ import torch
 
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.errors import EngineError
-from swarm.extras.vllm import delivery
-from swarm.extras.vllm import service as service_module
+from swarm.extras.vllm import delivery, service as service_module
 from swarm.extras.vllm.engine import VllmEngine
 from swarm.extras.vllm.messages import Packed, Shared, encode
 from swarm.extras.vllm.service import VllmService

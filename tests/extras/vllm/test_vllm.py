@@ -24,8 +24,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from swarm.engines.choice import Vllm, choose_engine, look_for_vllm, open_engine
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.errors import ConfigError, EngineError, Interrupted
-from swarm.extras.vllm import delivery, requests
-from swarm.extras.vllm import service as service_module
+from swarm.extras.vllm import delivery, requests, service as service_module
 from swarm.extras.vllm.engine import VllmEngine
 from swarm.extras.vllm.messages import Add, Answer, Done, Generate, Load, Refused, Wanted, encode
 from swarm.extras.vllm.service import Call, VllmService

@@ -24,8 +24,7 @@ from swarm.extras.learner.learner import (
     StepReport,
 )
 from swarm.extras.learner.protocols import SnapshotPublisher
-from swarm.extras.learner.roles.adoption import FOLDER as SNAPSHOTS
-from swarm.extras.learner.roles.adoption import open_publisher
+from swarm.extras.learner.roles.adoption import FOLDER as SNAPSHOTS, open_publisher
 from swarm.extras.learner.roles.ranks import LearnerRanks
 from swarm.extras.learner.terms import check_only_learner, differences, terms_of
 from swarm.extras.learner.workforce import FAREWELL_S, Workforce, mean_reward
@@ -34,6 +33,7 @@ from swarm.files import RandomAccessFile, replace_file
 from swarm.net.records.identity import Identity
 from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
+from swarm.preflight.duties import Duties
 from swarm.protocols import Transport, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm, RewardGuard
@@ -57,6 +57,7 @@ class LearnerNode(RoleNode, LearnerObserver):
     """A learner with resuming, checkpoints, evaluation, metrics and its workers."""
 
     role = "learner"
+    duties = Duties(asks=False, spot_checks=True)
     alone = "waiting for workers"
     invites = "work"
     founds = True
@@ -127,7 +128,7 @@ class LearnerNode(RoleNode, LearnerObserver):
 
     def begin(self) -> None:
         """Publish the current policy; evaluate if due. Raises `Interrupted`."""
-        self._runtime.begin(self._checkpoints.resumed_from)
+        self._runtime.begin(self.role, self._checkpoints.resumed_from)
         self._pausing.wait()
         self._learner.publish()
         self._runtime.evaluate_at_start(self._ranks, self._learner.round)

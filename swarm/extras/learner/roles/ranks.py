@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from nodes.roles.ranks import RankGroup, load_on_ranks, load_reference
 from swarm.config import NodeConfig
-from swarm.engines.shared import SharedEngine
+from swarm.engines.base import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.extras.learner.updater import StreamedUpdater
 from swarm.policy.loading import Policy

@@ -32,6 +32,7 @@ from swarm.net.records.identity import Identity
 from swarm.policy.config import public_name
 from swarm.policy.loading import Policy, find_device, load_policy
 from swarm.policy.ranks import Ranks
+from swarm.preflight.duties import Duties
 from swarm.protocols import StreamingEngine, Transport, Verifier
 from swarm.sanitize import clean
 from swarm.telemetry.records import FollowingFigures, RoundEvent
@@ -50,6 +51,7 @@ class WorkerNode(RoleNode):
     """A worker with its learner's snapshots and orders, and metrics."""
 
     role = "worker"
+    duties = Duties(trains=False)
     alone = "waiting for the learner"
     invites = "work"
 
@@ -120,7 +122,7 @@ class WorkerNode(RoleNode):
 
     def begin(self) -> None:
         """Wait until the learner is known, and follow it. Raises `Interrupted`."""
-        self._runtime.begin()
+        self._runtime.begin(self.role)
         self.note(str(self._choice), self._choice.level)
         self._pausing.wait()
         self._assignment = Assignment(

@@ -59,11 +59,9 @@ class DirectServer(Protocol):
 
     def ticket(self, peer_id: str, request: bytes) -> Struct:
         """A ticket for a link on which the peer's request is answered. Raises `LookupError` if there are none."""
-        ...
 
     def close(self) -> None:
         """End all links."""
-        ...
 
 
 class DirectClient(Protocol):
@@ -73,7 +71,6 @@ class DirectClient(Protocol):
         self, peer_id: str, request: bytes, timeout_s: float, max_bytes: int
     ) -> Generator[bytes, None, None] | None:
         """The bytes of a peer's answer; None if there is no direct link to it now. Raises `PeerUnreachable`."""
-        ...
 
 
 def direct_links() -> Any:
@@ -86,19 +83,15 @@ class SnapshotRole(Protocol):
 
     def slot_for(self, peer_id: str, question: StatusRequest) -> Slot | None:
         """The asker's slot in the plan, if it has one. Called on the network thread."""
-        ...
 
     def hear(self, peer_id: str, announcement: SnapshotAnnouncement) -> None:
         """The learner has announced a snapshot. Called on the network thread."""
-        ...
 
     def begin(self) -> None:
         """Called once on the thread of snapshots."""
-        ...
 
     def work(self) -> float:
         """Called repeatedly on the thread of snapshots; returns the seconds until the next call."""
-        ...
 
 
 class Serving:
@@ -362,7 +355,6 @@ class SnapshotThread:
     """Runs the work when it is due; only a permanent error ends it."""
 
     def __init__(self, serving: Serving, role: SnapshotRole) -> None:
-        """Not started."""
         self._serving = serving
         self._role = role
         self._num_failures = 0

@@ -1,15 +1,65 @@
-"""Seccomp filters: programs in classic BPF that decide on every system call of a thread and those that it starts.
+"""What Python's library does not offer of the kernel: system calls, made through the C library, and seccomp filters.
 
-A program is the concatenation of these instructions; jumps count instructions.
+A filter is a program in classic BPF that decides on every system call of a thread and those that it starts: the
+concatenation of the instructions here; jumps count instructions.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import struct
 
-from swarm.kernel import calls
+_libc = ctypes.CDLL(None, use_errno=True)
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWNET = 0x4000_0000
+_CAPABILITY_VERSION = 0x2008_0522
+
+
+def syscall(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
+    """The result of a system call; pointers as `ctypes.c_void_p`. Raises `OSError`."""
+    return _checked(
+        _libc.syscall(
+            ctypes.c_long(number),
+            *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments),
+        )
+    )
+
+
+def pointer(structure: ctypes.Structure | ctypes.Array[ctypes.c_char]) -> ctypes.c_void_p:
+    """A structure's address for `syscall`; the caller keeps the structure alive."""
+    return ctypes.c_void_p(ctypes.addressof(structure))
+
+
+def prctl(option: int, value: int) -> None:
+    """Change an attribute of this process. Raises `OSError`."""
+    _checked(_libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(each) for each in (value, 0, 0, 0))))
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces. Raises `OSError`."""
+    _checked(_libc.unshare(ctypes.c_int(flags)))
+
+
+def drop_capabilities() -> None:
+    """Drop all capabilities, even as root, for this thread and those it starts. Raises `OSError`."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    _checked(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
 
 ON_ALL_THREADS = 1 << 0
 NEW_LISTENER = 1 << 3
@@ -45,7 +95,7 @@ def install(program: bytes, flags: int) -> int:
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     described = _Program(length(program), ctypes.addressof(instructions))
-    return calls.syscall(_MACHINES[platform.machine()][2], _SET_MODE_FILTER, flags, calls.pointer(described))
+    return syscall(_MACHINES[platform.machine()][2], _SET_MODE_FILTER, flags, pointer(described))
 
 
 def length(program: bytes) -> int:
