@@ -72,6 +72,8 @@ class TrainingState(Struct):
     """State of a peer's watch."""
     corroboration: CorroborationState | None = None
     """What a peer knows of the pushes of others' groups."""
+    workers: dict[str, CorroborationState] = {}
+    """What a learner knows of the pushes of its workers' groups, by what they count as."""
     well: list[int] = []
     """Rounds of the healthy checkpoints, as `CheckpointStore` knows them: filled in by `save`."""
     origin: str = ""
