@@ -100,7 +100,13 @@ ALLOWED = {
     "swarm/training": PURE
     | {"swarm.training", "swarm.policy", "swarm.algorithms", "swarm.sapo.mixing"}
     | {"swarm.groups.credit", "swarm.groups.expectation"}
-    | {"swarm.received.corroboration", "swarm.received.pool", "swarm.sapo.watch", "swarm.telemetry.records"},
+    | {
+        "swarm.received.corroboration",
+        "swarm.received.pool",
+        "swarm.sapo.curriculum",
+        "swarm.sapo.watch",
+        "swarm.telemetry.records",
+    },
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},
     "swarm/extras/preflight": PURE
     | {"swarm.extras.preflight", "swarm.config", "swarm.policy", "swarm.preflight", "swarm.training.forward"},

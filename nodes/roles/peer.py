@@ -126,6 +126,7 @@ class PeerNode(RoleNode):
         if (state := self._checkpoints.resume(found, self._node.external.pool, self._node.ledger)) is not None:
             self._node.round, self._node.position = state.round, state.position
             self._tokens = state.tokens_generated
+            self._node.curriculum.restore(state.curriculum)
             if state.mix is not None:
                 self._node.external.mixer.restore(state.mix)
             if state.corroboration is not None:
@@ -175,6 +176,7 @@ class PeerNode(RoleNode):
         self._note_problem(report.problem)
         if report.alarm is not None:
             self._go_back(report.alarm)
+        self._node.curriculum.hear(each.summary.tries for each in self._transport.peers() if each.summary)
         self.write_roster()
         self._runtime.do_what_is_due(self._ranks, report.round, self.save)
         if self._adoption is not None:
@@ -195,6 +197,7 @@ class PeerNode(RoleNode):
             node.ledger,
             position=node.position,
             tokens_generated=self._tokens,
+            curriculum=node.curriculum.dump(),
             mix=node.external.mixer.dump(),
             corroboration=node.external.corroboration.dump(),
         )
@@ -261,6 +264,8 @@ class PeerNode(RoleNode):
             rollouts=RolloutPlan(
                 num_questions=num_questions,
                 group_size=config.generation.group_size,
+                draws_per_question=config.generation.draws_per_question,
+                ask_on_s=config.generation.ask_on_s if self._num_ranks == 1 else 0.0,
                 max_staleness=config.generation.max_staleness,
                 limit_s=config.generation.round_s if self._num_ranks == 1 else math.inf,
                 max_sequences=config.generation.max_batch_sequences,
@@ -337,5 +342,6 @@ class PeerNode(RoleNode):
                 processor_s=self._processor_s if self._num_ranks == 1 else None,  # others' processes are not seen here
                 problem=report.problem,
                 worth=report.worth,
-            )
+            ),
+            self._node.curriculum.tries(),
         )

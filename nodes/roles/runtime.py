@@ -28,6 +28,7 @@ from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
+from swarm.sapo.curriculum import Bucket
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
 from swarm.schedule import Pausing, Schedule
@@ -50,6 +51,7 @@ from swarm.telemetry.records import (
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.types import Estimate, MemberSummary, RunManifest, Terms
+from swarm.types.runs import Tries
 
 if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
     from nodes.roles.ranks import RankGroup
@@ -163,12 +165,15 @@ class RoleRuntime:
         if self._paused_at is not None:
             self._paused_at += seconds
 
-    def record(self, event: RoundEvent) -> None:
-        """Write the event of a round, step or batch; adds time, network state and counters to the role's figures."""
+    def record(self, event: RoundEvent, tries: Tries | None = None) -> None:
+        """Write the event of a round, step or batch; adds time, network state and counters to the role's figures.
+
+        `tries` is part of what members are told if the user wants that.
+        """
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
         if self.config.share.summary:
-            self._transport.summarize(self._summary(event))
+            self._transport.summarize(replace(self._summary(event), tries=tries or {}))
         network = self._transport.status()
         self._write(
             replace(
@@ -415,6 +420,7 @@ class Checkpoints:
         position: int = 0,
         tokens_generated: int = 0,
         num_passed_over: int = 0,
+        curriculum: Mapping[str, Bucket] | None = None,
         mix: MixState | None = None,
         corroboration: CorroborationState | None = None,
         workers: Mapping[str, CorroborationState] = MappingProxyType({}),
@@ -437,6 +443,7 @@ class Checkpoints:
             tokens_generated=tokens_generated,
             sequences=self._runtime.exchange.book.highest_sequences(),
             num_passed_over=num_passed_over,
+            curriculum=dict(curriculum or {}),
             mix=mix,
             watch=self._watch.dump(),
             corroboration=corroboration,

@@ -102,6 +102,12 @@ class GenerationSettings(Settings):
     questions_per_round: int | None = Field(None, ge=1)
     """P: questions per round; the groups with signal are the candidates for the local part of the mix. Default: 8, with
     CUDA enough for 256 completions, and at least `mix.local`."""
+    draws_per_question: int = Field(1, ge=1, le=16)
+    """Questions that a peer draws for each one that it asks: it prefers those that it probably answers right about half
+    of the time, by its success at questions of the same task and about the same length. 1: it asks all it draws."""
+    ask_on_s: float = Field(0.0, ge=0)
+    """Seconds of a round in which a peer asks on, a batch at a time, while none of its groups has signal (dynamic
+    sampling). Not with `max_staleness`, and not with several processes. Source: arXiv:2503.14476."""
     group_size: int = Field(8, ge=2, le=256)
     """G: completions per question."""
     temperature: float = Field(1.0, gt=0, le=MAX_TEMPERATURE)

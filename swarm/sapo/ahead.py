@@ -27,6 +27,7 @@ from swarm.groups.episodes import FinishedGroup, Stream
 from swarm.groups.flow import BATCHES_A_CALL, Flow, Usage
 from swarm.protocols import Verifier
 from swarm.reasons import Reason
+from swarm.sapo.curriculum import Curriculum
 from swarm.types import Question, Rejection
 
 
@@ -68,6 +69,10 @@ class RolloutPlan(Struct, frozen=True, kw_only=True):
     """P: questions of a batch."""
     group_size: int
     """G: completions of a question."""
+    draws_per_question: int = 1
+    """Questions drawn for each one that is asked, see `Curriculum`."""
+    ask_on_s: float = 0.0
+    """Seconds of a round in which further batches are asked while no group has signal; without batches ahead only."""
     max_staleness: int = 0
     """Updates that a batch may be ahead of the last one taken."""
     limit_s: float = math.inf
@@ -101,14 +106,14 @@ class Ahead:
         me: Member,
         stream: Stream,
         verifier: Verifier,
+        curriculum: Curriculum,
         policy: Versioned,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing begins before the first `take`. Another thread than the caller's uses engine, verifier, `policy` and
-        `clock`."""
+        """Nothing begins before the first `take`. Another thread than the caller's uses engine, verifier,
+        `curriculum`, `policy` and `clock`."""
         self._plan = plan
-        self._me = me
-        self._verifier = verifier
+        self._curriculum = curriculum
         self._policy = policy
         self._clock = clock
         seed = int(np.random.SeedSequence([me.seed]).generate_state(1)[0])
@@ -225,7 +230,7 @@ class Ahead:
                 return None
         if not batch.questions:
             batch.version = self._policy.version
-            batch.questions = self._verifier.draw(self._me.seed, start, self._plan.num_questions)
+            batch.questions = self._curriculum.draw(start, self._plan.num_questions)
         batch.num_asked += 1
         return start + batch.num_asked - 1, batch.questions[batch.num_asked - 1]
 

@@ -23,10 +23,12 @@ import numpy as np
 from msgspec import Struct
 
 from swarm.groups.building import Member, OwnGroups, with_grade, without_group
+from swarm.groups.credit import has_signal
 from swarm.groups.episodes import run_episodes
 from swarm.protocols import RolloutEngine, Verifier
 from swarm.reasons import Reason
 from swarm.sapo.ahead import Ahead, Batch, RolloutPlan, Versioned
+from swarm.sapo.curriculum import Curriculum
 from swarm.stopwatch import Stopwatch
 from swarm.types import GradedGroup, Rejection
 
@@ -38,8 +40,10 @@ class GradedBatch(Struct, frozen=True):
     """In the order of the questions."""
     failed: Counter[Reason]
     """Questions without answers or grades, by reason."""
+    num_questions: int = 0
+    """Drawn for it."""
     num_unasked: int = 0
-    """Questions for which there was no time."""
+    """Of these, those for which there was no time."""
     problem: str = ""
     """Why none of the questions has a group, in words; empty if one has."""
     slots_busy: float | None = None
@@ -69,19 +73,20 @@ class Rollouts:
         self._policy = policy
         self._own = own
         self._clock = clock
-        self._ahead = Ahead(plan, me, engine.stream, verifier, policy, clock) if plan.max_staleness else None
+        self.curriculum = Curriculum(verifier, me.seed, plan.draws_per_question)
+        self._ahead = None
+        if plan.max_staleness:
+            self._ahead = Ahead(plan, me, engine.stream, verifier, self.curriculum, policy, clock)
 
     def take(self, position: int, stages: Stopwatch, num_questions: int | None = None) -> GradedBatch:
         """The batch that begins with question `position` of the stream; those that may be ahead of it begin.
 
-        It has `num_questions`, by default and where batches are ahead as many as planned.
+        It has `num_questions`, by default and where batches are ahead as many as planned, and more where it asks on.
 
         Raises what engine and verifier raise.
         """
         if self._ahead is None:
-            batch = self._generated(position, stages, num_questions or self._plan.num_questions)
-            with stages("grade"):
-                return self._graded(batch)
+            return self._asked(position, stages, num_questions or self._plan.num_questions)
         with stages("wait"):
             return self._graded(self._ahead.take(position))
 
@@ -100,10 +105,27 @@ class Rollouts:
         if self._ahead is not None:
             self._ahead.close()
 
+    def _asked(self, position: int, stages: Stopwatch, num_questions: int) -> GradedBatch:
+        """A batch, and further ones while no group has signal and there is time."""
+        ends_at = self._clock() + self._plan.ask_on_s
+        batches: list[GradedBatch] = []
+        while not batches or (self._clock() < ends_at and not any(has_signal(g.rewards) for g in batches[-1].groups)):
+            generated = self._generated(position + len(batches) * num_questions, stages, num_questions)
+            with stages("grade"):
+                batches.append(self._graded(generated))
+        groups = [group for batch in batches for group in batch.groups]
+        return GradedBatch(
+            groups,
+            sum((batch.failed for batch in batches), Counter()),
+            num_questions=len(batches) * num_questions,
+            num_unasked=sum(batch.num_unasked for batch in batches),
+            problem="" if groups else batches[0].problem,
+        )
+
     def _generated(self, position: int, stages: Stopwatch, num_questions: int) -> Batch:
         batch = Batch(self._policy.version)
         with stages("draw"):
-            batch.questions = self._verifier.draw(self._me.seed, position, num_questions)
+            batch.questions = self.curriculum.draw(position, num_questions)
         seed = int(np.random.SeedSequence([self._me.seed, position]).generate_state(1)[0])
         ends_at = self._clock() + self._plan.limit_s
         games = run_episodes(
@@ -128,9 +150,11 @@ class Rollouts:
                 ref = batch.questions[index].ref
                 group = self._own.make(ref, played.completions, verdict.rewards, batch.version)
                 groups.append(with_grade(group, verdict))
+                self.curriculum.note(batch.questions[index], verdict.rewards)
         return GradedBatch(
             groups,
             failed,
+            num_questions=len(batch.questions),
             num_unasked=len(batch.questions) - batch.num_over,
             problem="" if groups or first is None else without_group(first),
             slots_busy=batch.slots_busy,

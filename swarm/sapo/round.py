@@ -134,13 +134,15 @@ class SapoNode:
         self._keep = keep
         self._own = OwnGroups(me, parts.exchange, settings.share.token_ids)
         self._rollouts = Rollouts(settings.rollouts, me, parts.engine, parts.verifier, parts.updater, self._own)
+        self.curriculum = self._rollouts.curriculum
 
     def run_round(self) -> RoundReport:
         """Take own groups, share, receive, mix, update: one whole SAPO round."""
         stages = Stopwatch()
         rng = np.random.default_rng([self._me.seed, self.round])
-        num_questions = self.external.mixer.num_questions or self._settings.rollouts.num_questions
-        batch = self._rollouts.take(self.position, stages, num_questions)
+        planned = self.external.mixer.num_questions or self._settings.rollouts.num_questions
+        batch = self._rollouts.take(self.position, stages, planned)
+        num_questions = batch.num_questions
         self.external.begin_round(self.round, 1 - batch.num_unasked / num_questions)
         own, failed = self._trainable(batch)
         local = [group for group in own if has_signal(group.rewards)]

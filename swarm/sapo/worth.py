@@ -42,6 +42,8 @@ Array = npt.NDArray[np.float64]
 N = TypeVar("N", float, Array)
 Sketches = npt.NDArray[np.float32]
 
+OWN = 1.0
+"""Worth of an own group."""
 WINDOW_ROUNDS = 128
 """Measured rounds in an estimate."""
 MOST_ROUNDS = 1_024
@@ -189,9 +191,13 @@ class WorthEstimator:
         return None if self.refusal else replace(self._known(), time_alone=self._pace.time_alone)
 
     def worth_of(self, peer_id: str) -> float | None:
-        """Worth of a group by this author, in own groups; None while unknown."""
+        """Worth of a group by this author, in own groups, as near to that of an own group as its interval allows; None
+        while unknown.
+
+        The estimate would be too low: whoever seems to be worth little is drawn no more, and nothing corrects it.
+        """
         known = self._known().senders.get(peer_id)
-        return None if known is None else known.value
+        return None if known is None else min(max(OWN, known.low), known.high)
 
     def figures(self) -> dict[str, float]:
         """What is known, and the seconds spent on it since the last call, by conventional name."""

@@ -28,6 +28,7 @@ from swarm.policy.config import PolicySettings, local_name, origin
 from swarm.policy.loading import Policy, load_policy
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
+from swarm.sapo.curriculum import Bucket
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import WatchState
 from swarm.telemetry.records import GroupCounts
@@ -81,6 +82,8 @@ class TrainingState(Struct):
     Empty in older checkpoints, of which the name decides."""
     role: str = ""
     """The role of the node: `peer` or `learner`. Empty in older checkpoints."""
+    curriculum: dict[str, Bucket] = {}
+    """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
 
 
 class Earlier(Struct, frozen=True):

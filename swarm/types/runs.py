@@ -107,6 +107,11 @@ class SnapshotManifest(Struct, frozen=True):
     """The lossless delta from the parent; None when it is not smaller than the whole."""
 
 
+MAX_TRIES = 16
+Tries = Annotated[dict[Name, tuple[Count, Count]], Meta(max_length=MAX_TRIES)]
+"""(right, all) completions of the latest own questions, by kind of question as `swarm.sapo.curriculum` names it."""
+
+
 class MemberSummary(Struct, frozen=True, omit_defaults=True):
     """How far a member says it is: self-reported and unchecked."""
 
@@ -123,6 +128,7 @@ class MemberSummary(Struct, frozen=True, omit_defaults=True):
     """Rounds trained before that evaluation."""
     weights: Count | None = None
     """Version of a learner's or worker's weights."""
+    tries: Tries = {}
 
 
 class PeerRecord(Struct, frozen=True, omit_defaults=True):

@@ -504,7 +504,8 @@ def test_peer_record() -> None:
     assert open_peer_record(sealed, RUN, now=NOW) == record
     named = replace(record, name="anna")
     assert open_peer_record(seal_peer_record(ALICE, named), RUN, now=NOW) == named
-    telling = replace(record, summary=MemberSummary(rounds=7, given=3, used=2, correct=1, asked=2, weights=4))
+    summary = MemberSummary(rounds=7, given=3, used=2, correct=1, asked=2, weights=4, tries={"gcd/6": (3, 16)})
+    telling = replace(record, summary=summary)
     assert open_peer_record(seal_peer_record(ALICE, telling), RUN, now=NOW) == telling
     with pytest.raises(Refusal) as refusal:
         open_peer_record(sealed, RUN, now=NOW + 61)  # verified before, and expired since
@@ -522,6 +523,9 @@ def test_peer_record() -> None:
         (ALICE, replace(record, version="\u202e1"), "limits"),
         (ALICE, replace(record, summary=MemberSummary(rounds=1, correct=2, asked=1)), "limits"),
         (ALICE, replace(record, summary=MemberSummary(rounds=-1)), "limits"),
+        (ALICE, replace(record, summary=MemberSummary(rounds=1, tries={"gcd\x1b[2J": (1, 2)})), "limits"),
+        (ALICE, replace(record, summary=MemberSummary(rounds=1, tries={"gcd/6": (-1, 2)})), "limits"),
+        (ALICE, replace(record, summary=MemberSummary(rounds=1, tries={str(k): (1, 2) for k in range(17)})), "limits"),
         (ALICE, replace(record, summary=MemberSummary(rounds=2**64 - 1)), "limits"),
         (ALICE, replace(record, multiaddrs=("/ip4/1.2.3.4/tcp/1/\x9b",)), "limits"),
         (ALICE, replace(record, model="".join(map(chr, range(200, 3_000)))), "oversized"),

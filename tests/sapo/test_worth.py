@@ -105,6 +105,26 @@ def test_a_sender_is_judged_by_its_own_groups() -> None:
     assert estimator.worth_of("stranger") is None
 
 
+def test_a_sender_has_the_benefit_of_the_doubt() -> None:
+    """Who seems to be worth little is drawn no more, so that nothing would correct an estimate from a few rounds."""
+    errors = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        estimator = _estimator()
+        for _ in range(16):
+            groups = [_gradients(rng, 2, 1, 2), _gradients(rng, 2, 1, 2)]
+            estimator.add(np.concatenate(groups), ["as good"] * 2, 2)
+        known, worth = estimator.worth, estimator.worth_of("as good")
+        if known is None or worth is None:
+            continue
+        estimate = known.senders["as good"]
+        assert estimate.low <= worth <= estimate.high
+        errors.append((abs(estimate.value - 1), abs(worth - 1)))
+    assert len(errors) >= 20
+    measured, counted = np.mean(errors, axis=0)
+    assert counted < 0.3 * measured
+
+
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     runs = [_measured(seed, rounds=64, worth=0.7, signal=0.5, noise=1.5) for seed in range(100)]
     assert sum(_holds(known.each, 0.7) for known, _ in runs) >= 88

@@ -291,7 +291,12 @@ def _signed_peer_record(record: bytes, run_id: str, signer: str | None) -> PeerR
         raise Refusal(Reason.WRONG_RUN, f"expected run {run_id!r}, got {peer.run_id!r}")
     if peer.peer_id != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but is about {peer.peer_id!r}")
-    for name in (*filter(None, (peer.model, peer.role, peer.version, peer.name)), *peer.tasks, *peer.multiaddrs):
+    for name in (
+        *filter(None, (peer.model, peer.role, peer.version, peer.name)),
+        *peer.tasks,
+        *peer.multiaddrs,
+        *(peer.summary.tries if peer.summary else ()),
+    ):
         if not is_name(name, MAX_NAME_CHARS):
             raise Refusal(Reason.LIMITS, f"names must be 1 to {MAX_NAME_CHARS} of {NAME_CHARS}, got {name!r}")
     if (summary := peer.summary) is not None and summary.correct > summary.asked:
