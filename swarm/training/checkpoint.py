@@ -73,8 +73,6 @@ class TrainingState(Struct):
     """State of a peer's watch."""
     corroboration: CorroborationState | None = None
     """What a peer knows of the pushes of others' groups."""
-    workers: dict[str, CorroborationState] = {}
-    """What a learner knows of the pushes of its workers' groups, by what they count as."""
     well: list[int] = []
     """Rounds of the healthy checkpoints, as `CheckpointStore` knows them: filled in by `save`."""
     origin: str = ""
@@ -84,6 +82,8 @@ class TrainingState(Struct):
     """The role of the node: `peer` or `learner`. Empty in older checkpoints."""
     curriculum: dict[str, Bucket] = {}
     """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
+    workers: dict[str, CorroborationState] = {}
+    """What a learner knows of the pushes of its workers' groups, by what they count as."""
 
 
 class Earlier(Struct, frozen=True):
