@@ -53,6 +53,10 @@ class EndpointSettings(Settings):
     """Longest wait for one reply; a completion that takes longer is given up."""
     requests_at_once: int = Field(16, ge=1, le=256)
     """Most requests in flight; as long as replies become slower, or the server is busy, there are fewer."""
+    max_groups_per_min: float | None = Field(None, gt=0)
+    """Most groups that `swarm give` shares in a minute; None: as many as its receivers use."""
+    groups: int | None = Field(None, ge=1)
+    """Groups after which `swarm give` ends; None: never."""
 
     @property
     def public_model(self) -> str:

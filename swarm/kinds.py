@@ -86,8 +86,8 @@ class Kinds(Mapping[str, T]):
         """Where the code of a custom kind is, for a process in another directory. Raises `ValueError`."""
         return resolved(name, self.group)
 
-    def find(self, name: str) -> T:
-        """The kind of this name. Raises `ValueError`, also when it has the wrong shape."""
+    def find(self, name: str, also: tuple[str, ...] = ()) -> T:
+        """The kind of this name. Raises `ValueError`, also when it has the wrong shape; `also` these are choices."""
         found: T
         if (target := self._built_in.get(name)) is not None:
             if not _is_installed(target):
@@ -95,7 +95,7 @@ class Kinds(Mapping[str, T]):
                 raise ValueError(f"{self._what} {name} needs {extra}, which this installation of swarm lacks")
             found = _attribute(target)
             return found
-        plugged_in: Any = imported(name, self.group, tuple(self))
+        plugged_in: Any = imported(name, self.group, (*also, *self))
         self._check(name, plugged_in)
         found = plugged_in
         return found

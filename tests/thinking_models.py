@@ -15,12 +15,31 @@ from swarm.policy.loading import Policy
 from swarm.policy.tiny import tiny_config
 from swarm.policy.turns import TemplateUse
 
+HERMES_TOOLS = (
+    "{%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}"
+    "{{- messages[0].content + '\n\n' }}{%- endif %}{{- '# Tools\n<tools>' }}"
+    "{%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}{%- endif %}"
+)
+HERMES_CALLS = (
+    "{%- for call in m.tool_calls or [] %}{%- if loop.index0 or m.content %}{{- '\n' }}{%- endif %}"
+    '{{- \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- call.function.arguments | tojson }}{{- '}\n</tool_call>' }}{%- endfor %}"
+)
+HERMES_RESULTS = (
+    "{%- elif m.role == 'tool' %}{%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}"
+    "{%- endif %}{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}"
+)
 _TURNS = (
-    "{%- for m in messages %}"
+    HERMES_TOOLS + "{%- for m in messages %}"
     "{%- if m.role == 'assistant' %}"
     "{%- set answer = m.content.split('</think>')[-1].lstrip('\n') %}"
-    "{{- '<|im_start|>assistant\n' + answer + '<|im_end|>\n' }}"
-    "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}"
+    "{{- '<|im_start|>assistant\n' + answer }}"
+    + HERMES_CALLS
+    + "{{- '<|im_end|>\n' }}"
+    + HERMES_RESULTS
+    + "{%- elif not (tools and loop.first and m.role == 'system') %}"
+    "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}"
 )
 QWEN3 = _TURNS + (
@@ -45,11 +64,31 @@ DEEPSEEK = (
     "{%- else %}{{- '<|Assistant|>' + m.content.split('</think>')[-1] + '<|eos|>' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|Assistant|><think>\n' }}{%- endif %}"
 )
-MAGISTRAL = (
+_MISTRAL = (
     "<bos>{%- for m in messages %}{%- if m.role == 'system' %}{{- '[SYSTEM]' + m.content + '[/SYSTEM]' }}"
-    "{%- elif m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}"
+    "{%- elif m.role == 'user' %}{%- if tools and loop.last or tools and messages[loop.index0 + 1].role != 'user' %}"
+    "{{- '[AVAILABLE_TOOLS]' }}{{- tools | tojson }}{{- '[/AVAILABLE_TOOLS]' }}{%- endif %}"
+    "{{- '[INST]' + m.content + '[/INST]' }}"
+    "{%- elif m.role == 'tool' %}{%- if m.tool_call_id | length != 9 %}{{- raise_exception('nine characters') }}"
+    "{%- endif %}RESULT"
+    "{%- elif m.tool_calls %}CALLS{{- '<|eos|>' }}"
     "{%- else %}{{- m.content.split('[/THINK]')[-1] + '<|eos|>' }}{%- endif %}{%- endfor %}"
-    "{#- a system prompt asks for [THINK] and [/THINK] #}"
+)
+MAGISTRAL = (
+    _MISTRAL.replace("RESULT", "{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}").replace(
+        "CALLS",
+        "{%- for call in m.tool_calls %}{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}"
+        "{{- call.function.arguments | tojson }}{%- endfor %}",
+    )
+    + "{#- a system prompt asks for [THINK] and [/THINK] #}"
+)
+MISTRAL = _MISTRAL.replace(
+    "RESULT",
+    "{{- '[TOOL_RESULTS] {\"content\": ' + m.content + ', \"call_id\": \"' + m.tool_call_id + '\"}[/TOOL_RESULTS]' }}",
+).replace(
+    "CALLS",
+    "{{- '[TOOL_CALLS] [' }}{%- for call in m.tool_calls %}{%- set out = call.function | tojson %}{{- out[:-1] }}"
+    "{{- ', \"id\": \"' + call.id + '\"}' }}{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']' }}",
 )
 GPT_OSS = (
     "{%- for m in messages %}{%- if m.role == 'assistant' %}"
@@ -59,15 +98,54 @@ GPT_OSS = (
     "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
 )
 GEMMA4 = (
-    "<bos>{%- for m in messages %}{{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-    "{{- m.content.split('<channel|>')[-1] + '<turn|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|turn>model\n' }}"
+    "{%- macro written(value) %}{%- if value is string %}{{- '<|\"|>' + value + '<|\"|>' }}"
+    "{%- elif value is mapping %}{{- '{' }}{%- for key, item in value | dictsort %}{{- key + ':' }}{{- written(item) }}"
+    "{{- '' if loop.last else ',' }}{%- endfor %}{{- '}' }}"
+    "{%- elif value is sequence %}{{- '[' }}{%- for item in value %}{{- written(item) }}"
+    "{{- '' if loop.last else ',' }}{%- endfor %}{{- ']' }}{%- else %}{{- value | tojson }}{%- endif %}{%- endmacro %}"
+    "<bos>{%- if tools %}{{- '<|turn>system\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content }}"
+    "{%- endif %}{%- for tool in tools %}{{- '<|tool>declaration:' + tool.function.name }}"
+    "{{- written({'description': tool.function.description, 'parameters': tool.function.parameters}) + '<tool|>' }}"
+    "{%- endfor %}{{- '<turn|>\n' }}{%- endif %}"
+    "{%- for m in messages %}{%- if not (tools and loop.first and m.role == 'system') %}"
+    "{{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{%- for call in m.tool_calls or [] %}{%- set body = written(call.function.arguments) %}"
+    "{{- '<|tool_call>call:' + call.function.name + body + '<tool_call|>' }}{%- endfor %}"
+    "{%- for each in m.tool_responses or [] %}{{- '<|tool_response>response:' + each.name + '{value:' }}"
+    "{{- written(each.response) + '}<tool_response|>' }}{%- endfor %}"
+    "{{- m.content.split('<channel|>')[-1] }}{%- if not m.tool_responses %}{{- '<turn|>\n' }}{%- endif %}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{%- if not messages[-1].tool_responses %}{{- '<|turn>model\n' }}{%- endif %}"
     "{%- if not enable_thinking | default(false) %}{{- '<|channel>thought\n<channel|>' }}{%- endif %}{%- endif %}"
 )
+FUNCTION_GEMMA = (
+    GEMMA4.partition("{%- if add_generation_prompt %}")[0]
+    .replace('<|"|>', "<escape>")
+    .replace("<|tool_call>", "<start_function_call>")
+    .replace("<tool_call|>", "<end_function_call>")
+    .replace("m.tool_responses or []", "[]")
+    .replace("not m.tool_responses", "true")
+    .replace("m.content.split('<channel|>')[-1]", "m.content")
+    + "{%- if add_generation_prompt %}{{- '<|turn>model\n' }}{%- endif %}"
+)
 LLAMA3 = (
-    "<bos>{%- for m in messages %}"
-    "{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{%- endfor %}"
+    "<bos>{%- set ns = namespace(first=true) %}{%- for m in messages %}"
+    "{{- '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + '<|end_header_id|>\n\n' }}"
+    "{%- if m.role == 'user' and tools and ns.first %}{%- set ns.first = false %}{{- 'Respond with JSON.\n\n' }}"
+    "{%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- '\n\n' }}{%- endfor %}{%- endif %}"
+    "{%- if m.tool_calls %}{%- if m.tool_calls | length != 1 %}{{- raise_exception('one call at a time') }}{%- endif %}"
+    '{%- set call = m.tool_calls[0].function %}{{- \'{"name": "\' + call.name + \'", "parameters": \' }}'
+    "{{- call.arguments | tojson }}{{- '}' }}"
+    "{%- elif m.role == 'tool' %}{{- m.content | tojson }}{%- else %}{{- m.content | trim }}{%- endif %}"
+    "{{- '<|eot_id|>' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+PLAIN_JSON = (
+    "{%- if tools %}{{- '<|im_start|>system\nTools: ' }}{{- tools | tojson }}{{- '<|im_end|>\n' }}{%- endif %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{%- for call in m.tool_calls or [] %}{{- '' if loop.first else '\n' }}{{- call.function | tojson }}{%- endfor %}"
+    "{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 GEMMA2 = (
     "<bos>{%- if messages[0].role == 'system' %}{{- raise_exception('System role not supported') }}{%- endif %}"
@@ -123,12 +201,29 @@ SILENT = {
     "generation marks": Family(GENERATION, "<|im_end|>"),
 }
 FAMILIES = {**THINKING, **SILENT}
+CALLING = {
+    "hermes": "qwen3 off",
+    "qwen3": "qwen3",
+    "qwen3 opened": "qwen3 opened",
+    "llama": "llama3",
+    "mistral": Family(MISTRAL, "<|eos|>"),
+    "magistral": "magistral",
+    "gemma": "gemma4",
+    "gemma off": "gemma4 off",
+    "function gemma": Family(FUNCTION_GEMMA, "<turn|>"),
+    "json": Family(PLAIN_JSON, "<|im_end|>"),
+}
+CALLING = {name: FAMILIES[family] if isinstance(family, str) else family for name, family in CALLING.items()}
+"""Families whose templates take tools."""
 SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<bos>", "<|eos|>", "<|User|>", "<|Assistant|>", "[SYSTEM]", "[/SYSTEM]", "[INST]"),
     *("[/INST]", "[THINK]", "[/THINK]", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|turn>"),
     *("<turn|>", "<|channel>", "<channel|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<|python_tag|>", "<|eom_id|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[AVAILABLE_TOOLS]"),
+    *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
+    *("<|tool_response>", "<tool_response|>", '<|"|>', "<start_function_call>", "<end_function_call>", "<escape>"),
 ]
-SHOWN = ("<think>", "</think>")
+SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Tokens that a decoded text shows, as Qwen3's and DeepSeek-R1's do."""
 
 
@@ -165,10 +260,11 @@ def model_for(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def write_qwen3(folder: Path, name: str = "qwen3") -> Path:
+def write_qwen3(folder: Path, name: str = "qwen3", positions: int = 1024) -> Path:
     """A directory of a random model of Qwen3's shape, with what its publisher suggests for generation."""
     tokenizer = tokenizer_of(FAMILIES[name])
     model = model_for(tokenizer)
+    model.config.max_position_embeddings = positions
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.95, top_k=20)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -21,6 +21,7 @@ from nodes.boot.directory import (
     remember,
     write_addresses,
 )
+from nodes.boot.listing import Lister
 from nodes.boot.manifest import check_group_size, sharing_of_own_tools
 from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
@@ -42,6 +43,7 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.net.services.runs import serve_runs
 from swarm.policy.config import MADE_HERE, public_name
 from swarm.protocols import Transport
 from swarm.sanitize import clean, is_name
@@ -185,6 +187,7 @@ def _assemble(
     line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"
     console.print(line, style="yellow" if unprotected else None, highlight=False, soft_wrap=True)
     serve_diagnosis(transport)
+    serve_runs(transport)
     transport.start()
     stack.callback(transport.close)
     for shown in (
@@ -203,6 +206,7 @@ def _assemble(
         with policy_progress(console, config.policy.model) as progress:
             node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
     stack.callback(node.close)
+    stack.callback(Lister(config.network.list_at, transport, node.note).close)
     write_addresses(config.out, transport.multiaddrs(), network.address_file)
     command = f"swarm {role.invites} {best_address(transport.multiaddrs())}"
     console.print(Text("others can join with: ").append(command, "bold"), soft_wrap=True)
@@ -290,7 +294,7 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
     rows = [
         ("run", manifest.run_id + (" (founded here)" if founded else "") if manifest else unknown),
         ("peer id", peer_id),
-        ("policy", f"{config.policy.model} on {device}{processes}" if role.has_policy else "none"),
+        *([("policy", f"{config.policy.model} on {device}{processes}")] if role.has_policy else []),
         ("tasks", ", ".join(task.name for task in config.tasks)),
         *role.plan(config),
         ("rounds", str(config.rounds) if config.rounds else "until Ctrl-C"),

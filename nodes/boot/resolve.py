@@ -12,14 +12,11 @@ from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig, overlay
 from swarm.environments.judge import lacking_judge, other_judges
 from swarm.environments.specs import left_out
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, SwarmError
 from swarm.net.records.wire import SealedManifest
-from swarm.policy.config import SMOLLM2, local_name
+from swarm.policy.config import MADE_HERE, SMOLLM2, local_name
 from swarm.telemetry.alerts import HIGH_LEARNING_RATE, USUAL_LEARNING_RATES, high_learning_rate
 from swarm.types import RunManifest
-
-THINKING_TOKENS = 4_096
-"""Default of `generation.max_new_tokens` for a model that thinks, or half of its positions."""
 
 
 class Notice(NamedTuple):
@@ -82,7 +79,14 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 
     Raises `PolicyError` for a model that is nowhere to be had, or whose files cannot be read.
     """
-    from swarm.policy.published import SUGGESTED, positions_of, suggested_sampling, switch_of_thinking, thinks
+    from swarm.policy.published import (
+        SUGGESTED,
+        THINKING_TOKENS,
+        positions_of,
+        suggested_sampling,
+        switch_of_thinking,
+        thinks,
+    )
     from swarm.policy.reading import check_hub
 
     policy = loaded.config.policy
@@ -108,6 +112,16 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
             f"generation.{next(iter(other))} and the like are set"
         )
     return loaded, lines
+
+
+def described(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
+    """As `fitted`, to show it: of a model whose files cannot be read a line says so."""
+    if loaded.config.policy.model in MADE_HERE:
+        return loaded, []
+    try:
+        return fitted(loaded)
+    except SwarmError as error:
+        return loaded, [f"defaults that depend on the model are not shown: {error}"]
 
 
 def _is_set(loaded: LoadedConfig, name: str) -> bool:

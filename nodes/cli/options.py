@@ -68,6 +68,8 @@ OTHER_COMMANDS = {
 """Commands that people expect by their names in other programs."""
 
 MULTIADDR_STARTS = ("/ip4/", "/ip6/", "/dns/", "/dns4/", "/dns6/", "/dnsaddr/")
+NAME_AT_ADDRESS = re.compile(rf"[^@]+@(?:{'|'.join(MULTIADDR_STARTS)})")
+"""A run as `swarm runs` names it."""
 ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 WHERE = "a member prints its own at the start, and keeps it in the file `multiaddrs` of its directory"
 HOST_AND_PORT = re.compile(r"(?:tcp://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})/?")
@@ -87,7 +89,8 @@ RunsArgument = Annotated[
 SupervisedOption = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
 EngineOption = Annotated[str | None, typer.Option(help="Generation engine: auto, transformers, vllm, or custom code.")]
 TargetArgument = Annotated[
-    str | None, typer.Argument(help="YAML configuration, or the multiaddr of any member of a run.")
+    str | None,
+    typer.Argument(help="YAML configuration, the multiaddr of any member of a run, or NAME@ADDRESS of `swarm runs`."),
 ]
 BootstrapOption = Annotated[list[str] | None, typer.Option(help="Multiaddr of a member of the run; repeatable.")]
 ModelOption = Annotated[str | None, typer.Option(help="Hub id, local directory, or tiny.")]
@@ -308,6 +311,11 @@ def find_target(target: str | None, bootstraps: Sequence[str] | None) -> tuple[P
     """
     from swarm.net.addresses.bootstrap import Bootstraps  # light: a wrong address is refused before anything is read
 
+    if target is not None and NAME_AT_ADDRESS.match(target) and not Path(target).is_file():
+        from nodes.commands.runs import resolve
+
+        Bootstraps([*(bootstraps or ()), target.partition("@")[2]])
+        return None, [*(("network.bootstrap", each) for each in bootstraps or ()), *resolve(target)]
     is_address = target is not None and target.startswith(MULTIADDR_STARTS)
     if target is not None and not is_address and not Path(target).is_file():
         raise ConfigError(no_target(target))

@@ -61,9 +61,10 @@ def config_show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the effective configuration and the origin of each value."""
+    from nodes.boot.resolve import described
     from swarm.config import describe_config, describe_tasks
 
-    loaded = check_config(config, extra_fields(context))
+    loaded, lines = described(check_config(config, extra_fields(context)))
     rows = describe_config(loaded)
     if as_json:
         print(json.dumps([{"field": path, "value": value, "origin": origin} for path, value, origin in rows], indent=1))
@@ -72,7 +73,10 @@ def config_show(
     for path, value, origin in rows:
         shown = describe_tasks(loaded.config) if path == "tasks" else value
         table.add_row(Text(path), Text(shown), Text(origin), style="" if origin != "default" else "dim")
-    make_console().print(table)
+    console = make_console()
+    console.print(table)
+    for line in lines:
+        console.print(Text(line))
 
 
 @config_app.command("check")

@@ -230,6 +230,7 @@ def give(
     model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this giver in views and reports.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds of questions.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Stop after this many groups are given.")] = None,
     out: OutOption = None,
     live: LiveOption = True,
     supervised: SupervisedOption = False,
@@ -246,6 +247,7 @@ def give(
         "policy.model": BEHIND_ENDPOINT,
         "endpoint.url": endpoint,
         "endpoint.model": model,
+        "endpoint.groups": groups,
         "name": name,
         "rounds": rounds,
     }

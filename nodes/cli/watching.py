@@ -29,6 +29,22 @@ def peers(
 
 
 @app.command()
+def runs(
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Multiaddrs of bootstraps or members; default: those in ~/.config/swarm/bootstraps, one a line."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List runs that can be joined: those that bootstraps list, signed by their founders."""
+    from nodes.commands.runs import show_runs
+
+    raise typer.Exit(show_runs(addresses or (), as_json, make_console()))
+
+
+@app.command()
 def ui(
     runs: RunsArgument = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8787, or a free one.")] = None,

@@ -21,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
+from nodes.boot.resolve import described
+from nodes.boot.visits import visiting
 from nodes.commands import probes
-from nodes.commands.peers import visiting
 from swarm.config import NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
@@ -437,10 +438,10 @@ def doctor(
     file: Path | None, overrides: Sequence[tuple[str, str]], role: RoleName, as_json: bool, console: Console
 ) -> int:
     """Run every check for a node of this role and print the findings. Returns the exit code: 1 when a check fails."""
-    config = load_config(file, None, os.environ, overrides).config
-    Bootstraps(config.network.bootstrap)  # a wrong address is a usage error, not a finding
+    loaded, lines = described(load_config(file, None, os.environ, overrides))
+    Bootstraps(loaded.config.network.bootstrap)  # a wrong address is a usage error, not a finding
     findings = []
-    for finding in diagnose(config, role):
+    for finding in diagnose(loaded.config, role, lines):
         findings.append(finding)
         if not as_json:
             console.print(line_of(finding))
@@ -451,8 +452,9 @@ def doctor(
     return exits.FAILED if any(finding.level == "fail" for finding in findings) else exits.DONE
 
 
-def diagnose(config: NodeConfig, role: RoleName = "peer") -> Iterator[Finding]:
-    """Run every check on this machine and its network, the quick ones first."""
+def diagnose(config: NodeConfig, role: RoleName = "peer", of_model: Sequence[str] = ()) -> Iterator[Finding]:
+    """Run every check on this machine and its network, the quick ones first; `of_model` is what is said of the
+    model."""
     yield check_python(sys.version.split()[0], probes.required_python())
     yield check_packages(probes.packages())
     torch = probes.torch()
@@ -464,6 +466,8 @@ def diagnose(config: NodeConfig, role: RoleName = "peer") -> Iterator[Finding]:
         vllm = look_for_vllm(config.generation.vllm.python)
         device = torch.device(config.policy.device)
         yield check_engine(config.generation, config.policy.model, device, vllm, probes.supported_vllm())
+        for line in of_model:
+            yield Finding("model", "ok", line)
         if config.policy.model not in EMBEDDED:
             yield _memory(config, role)
     yield check_sandbox(probes.sandbox())

@@ -18,13 +18,10 @@ from rich.table import Table
 
 from nodes import exits
 from nodes.boot.directory import CHECKPOINTS
-from nodes.boot.resolve import fitted
-from nodes.commands.exported import exported_values, write_trained
 from nodes.console import literal_console, say
 from nodes.roles.suites import suite_run, suites_of
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig, Values, load_config
-from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.sources.dataset import is_hub_id
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
@@ -32,15 +29,12 @@ from swarm.errors import CheckpointError, ConfigError, Interrupted
 from swarm.evaluation import Evaluation
 from swarm.evaluation import evaluate as run_evaluation
 from swarm.kinds import extra
-from swarm.policy.adapters import is_adapter_directory
 from swarm.policy.config import BEHIND_ENDPOINT, MADE_HERE, check_model_path, prompt_of
-from swarm.policy.loading import load_policy
 from swarm.protocols import StreamingEngine
 from swarm.sanitize import clean
 from swarm.suites.config import Suite
 from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import SuiteScores
-from swarm.training.checkpoint import CONFIG, MODEL, CheckpointStore, verify, written
 from swarm.types import Sampling
 
 EVERY_SUITE = "all"
@@ -57,6 +51,11 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
 
     Raises `CheckpointError`, or `ConfigError` when `directory` exists.
     """
+    from nodes.commands.exported import write_trained
+    from swarm.policy.adapters import is_adapter_directory
+    from swarm.policy.loading import load_policy
+    from swarm.training.checkpoint import CONFIG, MODEL, written
+
     checkpoint = find_checkpoint(path)
     if directory.exists():
         raise ConfigError(f"{directory} already exists; choose a new directory")
@@ -75,6 +74,8 @@ def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint at `path`, or the newest complete one in a peer's directory. Raises `CheckpointError`."""
+    from swarm.training.checkpoint import MODEL, CheckpointStore, verify
+
     if (path / MODEL).is_dir():
         verify(path)
         return path
@@ -115,6 +116,9 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
     Ctrl-C prints what is known of the suites so far. Raises `CheckpointError`, `ConfigError`, `TaskError` and what
     loading a policy and generating raise.
     """
+    from swarm.engines.choice import choose_engine, open_engine
+    from swarm.policy.loading import load_policy
+
     source = _find(asked.model)
     loaded, remarks = _configured(asked, source)
     config = loaded.config
@@ -187,6 +191,9 @@ def _ask(
 
 def _configured(asked: Asked, source: _Source) -> tuple[LoadedConfig, list[str]]:
     """The configuration, and what to say of what is left out. Raises `ConfigError` and `TaskError`."""
+    from nodes.boot.resolve import fitted
+    from nodes.commands.exported import exported_values
+
     fields = [*source.fields, *asked.overrides]
     saved, remarks = None if asked.file else source.saved, list[str]()
     if source.weights is not None and source.saved is None:
@@ -316,6 +323,8 @@ class _Source(Struct, frozen=True):
 
 def _find(model: str) -> _Source:
     """What a command line means by a model or run. Raises `CheckpointError`."""
+    from swarm.training.checkpoint import CONFIG, MODEL
+
     path = Path(model)
     if not path.exists() and (model in MADE_HERE or is_hub_id(model)):
         return _Source(None, fields=(("policy.model", model),))

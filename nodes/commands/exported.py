@@ -48,6 +48,7 @@ class Trained(Struct, frozen=True):
     suites: dict[str, ExportedSuite] = {}
     chat_template_kwargs: dict[str, object] = {}
     thinking_marks: tuple[str, ...] = ()
+    tool_calls: str = "auto"
 
 
 def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> list[str]:
@@ -65,7 +66,14 @@ def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> li
     }
     tasks = tuple(spec for task in config.tasks for spec in _spec(task))
     policy = config.policy
-    trained = Trained(config.generation.sampling(), tasks, suites, {**template_values(policy)}, policy.thinking_marks)
+    trained = Trained(
+        config.generation.sampling(),
+        tasks,
+        suites,
+        {**template_values(policy)},
+        policy.thinking_marks,
+        policy.tool_calls,
+    )
     write_exported(directory, prompt, msgspec.to_builtins(trained))
     return list(_copy_data(directory / DATA, config))
 
@@ -119,7 +127,11 @@ def exported_values(model: Path, own: LoadedConfig) -> tuple[Values, list[str]]:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{model / EXPORTED} cannot be read: {error}; export the checkpoint again") from error
     generation: Values = structs.asdict(trained.sampling)  # all of it: the defaults here are others
-    template = {"chat_template_kwargs": trained.chat_template_kwargs, "thinking_marks": list(trained.thinking_marks)}
+    template = {
+        "chat_template_kwargs": trained.chat_template_kwargs,
+        "thinking_marks": list(trained.thinking_marks),
+        "tool_calls": trained.tool_calls,
+    }
     values: Values = {"generation": generation, "policy": cast(Values, template)}
     copies = {path.stem: path for path in _data(model / DATA)}
     run, lines = own.config.tasks, list[str]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +17,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nodes.boot.directory import IDENTITY_FILE
+from nodes.boot.visits import visiting, visitor_settings
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import unreachable
-from swarm.net.config import NetworkSettings
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.membership.member import Profile
-from swarm.net.records.identity import Identity
 from swarm.net.roster import PeerRow, Roster, encode_roster, read_roster
 from swarm.reasons import sentence
 from swarm.sanitize import clean
@@ -44,20 +40,6 @@ MAX_CELL_CHARS = 40
 GAP = 2
 MOSTLY = "mostly"
 """Title of the column with the most frequent drop reason of a peer's groups."""
-
-
-@contextlib.contextmanager
-def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
-    """Yield a started transport that leaves no trace. Raises `TransportError` when the network cannot start."""
-    with tempfile.TemporaryDirectory(prefix="swarm-visit-") as folder:
-        identity = Identity.load_or_create(Path(folder) / IDENTITY_FILE)
-        transport = HivemindTransport(settings, identity, profile=Profile(role="visitor", listed=False))
-        try:
-            transport.start()
-            yield transport
-        finally:
-            transport.close()
-            identity.close()
 
 
 class Column(Struct, Generic[Row], frozen=True):
@@ -288,9 +270,7 @@ def _asking(address: str) -> Iterator[Callable[[], Listing]]:
     if len(problems) >= len(addresses):
         reasons = "; ".join(f"{where}: {problem}" for where, problem in problems.items())
         raise PeerUnreachable(f"{reasons}; check the address, and that this node is up")
-    # A visitor does not listen; it only sends requests.
-    settings = NetworkSettings(bootstrap=addresses, listen=(), nat_port_map=False, retry_s=1.0, announce_every_s=2.0)
-    with visiting(settings) as transport:
+    with visiting(visitor_settings(addresses)) as transport:
         deadline = time.monotonic() + VISIT_TIMEOUT_S
         while transport.manifest() is None or not transport.peers():
             if time.monotonic() > deadline:

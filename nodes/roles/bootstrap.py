@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 
 from rich.console import Console
 
 from nodes import exits
 from nodes.boot.assemble import open_network
 from nodes.boot.directory import best_address, claim_directory, remember, write_addresses
+from nodes.boot.listing import Lister
 from nodes.boot.manifest import NO_TASKS, lacking_files
 from nodes.console import warn
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
+from swarm.net.backends import fetch_manifest
+from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
+from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.net.services.runs import RunIndex, serve_listings, serve_runs
 from swarm.protocols import Transport
 
 LOOK_EVERY_S = 0.2
 REPORT_EVERY_S = 60.0
+CHECK_TIMEOUT_S = 15.0
 
 
 def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> int:
@@ -42,10 +49,23 @@ def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> in
         transport, _ = open_network(config.network, directory, profile, console)
         stack.callback(transport.close)
         serve_diagnosis(transport)
+        index = RunIndex()
+        serve_runs(transport, index)
+        serve_listings(transport, index, partial(_manifest_at, config.network))
         transport.start()
         _announce(transport, config, console)
+        lister = Lister(config.network.list_at, transport, lambda text, level: _say(console, text))
+        stack.callback(lister.close)
         _serve(transport, stop, console)
     return exits.INTERRUPTED
+
+
+def _manifest_at(network: NetworkSettings, address: str, run_id: str) -> SealedManifest:
+    return fetch_manifest((address,), CHECK_TIMEOUT_S, run_id=run_id, transport=network.transport)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
 
 
 def _announce(transport: Transport, config: NodeConfig, console: Console) -> None:

@@ -153,7 +153,7 @@ class PeerNode(RoleNode):
             raise ConfigError("a peer that follows a learner runs in one process: omit --follow, or torchrun")
         if not self._begun:
             self._begun = True
-            self._runtime.begin(self._checkpoints.resumed_from)
+            self._runtime.begin(self.role, self._checkpoints.resumed_from)
             self.note(str(self._ranks.choice), self._ranks.choice.level)
             if self._worth is not None and self._worth.refusal is not None:
                 self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")

@@ -28,7 +28,7 @@ from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
-from swarm.sapo.curriculum import Bucket
+from swarm.sapo.curriculum import WINDOW, Bucket
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
 from swarm.schedule import Pausing, Schedule
@@ -51,6 +51,7 @@ from swarm.telemetry.records import (
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
 from swarm.types import Estimate, MemberSummary, RunManifest, Terms
+from swarm.types.bounds import MAX_TOLD_TASKS
 from swarm.types.runs import Tries
 
 if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
@@ -108,6 +109,10 @@ class RoleRuntime:
         serve_usage(transport, self._usage_of)
         self.worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
+        self._success: dict[str, Bucket] = {}
+        """Of own completions, by task."""
+        self._wants: Mapping[str, float] = {}
+        """Learnability by task; replaced as a whole, because the network thread reads it."""
         self.peer_id = identity.peer_id
         self.samples = SampleLog(config.out, config.telemetry, identity.peer_id)
         self.config = config
@@ -140,14 +145,15 @@ class RoleRuntime:
         """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
         self._counted[prefix] = counters
 
-    def begin(self, resumed_from: int | None = None) -> None:
-        """Write the start event."""
+    def begin(self, role: str, resumed_from: int | None = None) -> None:
+        """Write the start event of a node of this role."""
         self._write(
             StartEvent(
                 time=time.time(),
                 peer_id=self.peer_id,
                 run_id=self._transport.status().run_id,
                 name=self.config.called(self.peer_id),
+                role=role,
                 rounds=self.config.rounds,
                 config=self.config.model_dump(mode="json"),
                 versions=versions(),
@@ -172,6 +178,7 @@ class RoleRuntime:
         """
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
+        self._note_success(event.tasks)
         if self.config.share.summary:
             self._transport.summarize(replace(self._summary(event), tries=tries or {}))
         network = self._transport.status()
@@ -288,12 +295,20 @@ class RoleRuntime:
             )
         )
 
+    def _note_success(self, tasks: Mapping[str, tuple[float, int]]) -> None:
+        """Add a round: a task's mean reward and the number of completions."""
+        for name, (reward, num) in tasks.items():
+            known = self._success.get(name, Bucket())
+            self._success[name] = (known + Bucket(num * min(max(reward, 0.0), 1.0), num)).cut(WINDOW)
+        told = list(self._success.items())[:MAX_TOLD_TASKS]
+        self._wants = {name: bucket.learnability for name, bucket in told}
+
     def _usage_of(self, peer_id: str) -> GroupUsage:
         """What became of a peer's groups here, for that peer; on the network thread."""
         known = self.exchange.book.find(peer_id)
         if known is None:
             return GroupUsage()
-        return usage_by(known.received, known.used, known.dropped, self.worth.get(peer_id))
+        return usage_by(known.received, known.used, known.dropped, self.worth.get(peer_id), self._wants)
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""

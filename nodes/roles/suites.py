@@ -13,19 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from swarm.config import NodeConfig
-from swarm.engines.process.engine import ProcessEngine
 from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
-from swarm.policy.loading import Policy
 from swarm.protocols import RolloutEngine, StreamingEngine, TaskVerifier
 from swarm.suites.asking import SuiteRun
 from swarm.suites.config import Suite, suite_in_run
 from swarm.telemetry.records import NoteEvent, SuiteEvent
+
+if TYPE_CHECKING:  # with torch, which an evaluation of an endpoint does without
+    from swarm.policy.loading import Policy
 
 
 def suites_of(config: NodeConfig, policy: Policy | None) -> dict[str, Suite]:
@@ -133,6 +135,8 @@ class NodeSuites:
             self._note(text, "warning")
         elif suites:
             # Made here, in the thread that trains: it copies the weights as they are now.
+            from swarm.engines.process.engine import ProcessEngine
+
             self._engine = ProcessEngine(self._policy, self._config.policy, self._config.generation, self._cancelled)
             self._begun = round
             self._beside = self._thread.submit(self._ask_beside, self._engine, round, suites)

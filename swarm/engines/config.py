@@ -156,7 +156,7 @@ class GenerationSettings(Settings):
     @classmethod
     def _engine_exists(cls, engine: str) -> str:
         if engine != "auto" and not ENGINES.is_built_in(engine):  # whether vLLM can be had is found out at the start
-            ENGINES.find(engine)
+            ENGINES.find(engine, also=("auto",))
         return engine
 
     @property

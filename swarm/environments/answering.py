@@ -10,12 +10,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from swarm.environments.config import MAX_TARGET_CHARS, Context, TaskSettings
+from swarm.environments.config import MAX_TARGET_CHARS, Context, OwnTool, TaskSettings
 from swarm.environments.rewards import MAX_RE2_CHARS, check_pattern
-from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL, ToolSource, tool_class
+from swarm.environments.tools.base import TOOLS, TRUSTED_TOOL, OfferedTool, Toolbox, ToolSource, tool_class
+from swarm.environments.tools.schema import check_schema, only_text
 from swarm.protocols import Source, TaskSource
 from swarm.settings import Settings
 from swarm.types import MAX_TURNS
+from swarm.types.calls import MAX_TOOL_NAME_CHARS
 
 MAX_TEMPLATE_CHARS = 16_384
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
@@ -49,6 +51,69 @@ TOOL_SCHEMAS: list[JsonValue] = [
     {"maxLength": MAX_TARGET_CHARS, "pattern": CUSTOM_TOOL, "type": "string"},
     {"type": "null"},
 ]
+
+
+ToolTarget = Annotated[str | None, Field(max_length=MAX_TARGET_CHARS, json_schema_extra={"anyOf": TOOL_SCHEMAS})]
+ToolName = Annotated[str, Field(max_length=MAX_TOOL_NAME_CHARS, pattern=r"^([A-Za-z_][\w-]*)?$")]
+CUSTOM_NAME = "tool"
+"""The name of a custom tool that has none."""
+MAX_TOOLS = 16
+MAX_DESCRIPTION_CHARS = 1_024
+
+
+class ToolSettings(Settings):
+    """One of a task's tools. Its name alone, such as `calculator`, stands for all of them at their defaults."""
+
+    tool: str = Field(max_length=MAX_TARGET_CHARS)
+    """As `tool` of the task."""
+    name: ToolName = ""
+    """What the policy calls it. Default: the same as `tool`; for a custom function `tool`."""
+    description: str = Field("", max_length=MAX_DESCRIPTION_CHARS)
+    """Says what it does, to the policy. Default: the tool's."""
+    parameters: dict[str, JsonValue] = {}
+    """JSON schema of the arguments of a custom function, which it then gets by name: `type: object` with `properties`
+    and `required`; of the keywords of JSON Schema also `items`, `enum`, `minimum`, `maximum`, `minLength`, `maxLength`,
+    `minItems`, `maxItems`. A call that does not fit is answered with what is wrong. Default: one text."""
+
+    @property
+    def called(self) -> str:
+        """Its name in calls."""
+        return self.name or (CUSTOM_NAME if self.is_elsewhere else self.tool)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is a function of this node or of a trusted peer."""
+        return ":" in self.tool or self.tool == TRUSTED_TOOL
+
+    @property
+    def own(self) -> OwnTool | None:
+        """The code of a custom function; None for other tools."""
+        has_text = not self.parameters or bool(only_text(self.parameters))
+        return OwnTool(self.tool, not has_text) if ":" in self.tool else None
+
+    def offered(self) -> OfferedTool:
+        """The tool as the task offers it. Raises `TaskError` for one whose extra is missing."""
+        return OfferedTool(tool_class(self.tool)(), self.called, self.description, self.parameters or None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name_alone(cls, given: object) -> object:
+        return {"tool": given} if isinstance(given, str) else given
+
+    @field_validator("tool")
+    @classmethod
+    def _exists(cls, tool: str) -> str:
+        if re.fullmatch(CUSTOM_TOOL, tool) is None:
+            TOOLS.find(tool)
+        return tool
+
+    @model_validator(mode="after")
+    def _only_functions_need_a_schema(self) -> ToolSettings:
+        if self.parameters and not self.is_elsewhere:
+            raise ValueError(f"parameters: {self.tool} has its own; they are for custom functions")
+        if self.parameters:
+            check_schema(self.parameters)
+        return self
 
 
 class RewardSettings(Settings):
@@ -120,19 +185,21 @@ class QuestionSettings(FindSettings, TaskSettings):
 
     reads_whole: ClassVar[bool] = False
 
-    tool: str | None = Field(None, max_length=MAX_TARGET_CHARS, json_schema_extra={"anyOf": TOOL_SCHEMAS})
+    tool: ToolTarget = None
     """What the policy may call before it answers: a `calculator`; `python`, which needs the extra `tools`; or a
     custom function, `mypackage.mymodule:search` or `search.py:search`, whose episodes are shared only by nodes
     in `trusted`; or `trusted`: such a function that only they have, so that this node asks no questions of the task and
-    learns from theirs. A turn with `<tool>...</tool>` is a call, any other turn the answer."""
+    learns from theirs. A turn with a call in the form that the model was trained on, or with `<tool>...</tool>`, is
+    answered with the result; any other turn is the answer."""
+    tools: tuple[ToolSettings, ...] = Field((), max_length=MAX_TOOLS)
+    """Several such tools in place of `tool`: their names, or their settings."""
     max_turns: int = Field(4, ge=2, le=MAX_TURNS)
     """With a tool: turns of the policy after which an episode is over, without a return."""
 
-    def _request(self) -> str:
-        asked = super()._request()
-        if self.tool is None or self.ask is not None:
-            return asked
-        return f"{tool_class(self.tool).request} {asked}".rstrip()
+    @property
+    def all_tools(self) -> tuple[ToolSettings, ...]:
+        """Of `tool` or `tools`."""
+        return (ToolSettings(tool=self.tool),) if self.tool is not None else self.tools
 
     @abstractmethod
     def source(self, context: Context) -> TaskSource:
@@ -141,15 +208,17 @@ class QuestionSettings(FindSettings, TaskSettings):
     def build(self, context: Context) -> Source:
         """See `TaskSettings`."""
         source = self.source(context)
-        return source if self.tool is None else ToolSource(source, tool_class(self.tool)(), self.max_turns)
+        if not (tools := [each.offered() for each in self.all_tools]):
+            return source
+        return ToolSource(source, Toolbox(tools, asks=self.ask is None), self.max_turns)
 
     def import_libraries(self) -> None:
         """See `TaskSettings`."""
         super().import_libraries()
         if self.find == "regex":
             import swarm.environments.scoring.patterns  # noqa: F401
-        if self.tool is not None:
-            tool_class(self.tool).import_libraries()
+        for each in self.all_tools:
+            tool_class(each.tool).import_libraries()
 
     @property
     def grades_as(self) -> tuple[Mapping[str, JsonValue], ...]:
@@ -160,18 +229,25 @@ class QuestionSettings(FindSettings, TaskSettings):
         return (*graded, {"reading": READING_VERSION}) if compares else graded
 
     @property
-    def custom_tool(self) -> str | None:
-        """The code of a custom tool, `(call: str) -> str`, which runs in the node's process without a sandbox."""
-        return self.tool if self.tool is not None and ":" in self.tool else None
+    def custom_tools(self) -> Mapping[str, OwnTool]:
+        """See `TaskSettings`."""
+        return {each.called: each.own for each in self.all_tools if each.own is not None}
 
     @property
     def is_asked(self) -> bool:
         """See `TaskSettings`."""
-        return self.tool != TRUSTED_TOOL
+        return all(each.tool != TRUSTED_TOOL for each in self.all_tools)
 
     @field_validator("tool")
     @classmethod
     def _tool_exists(cls, tool: str | None) -> str | None:
-        if tool is not None and re.fullmatch(CUSTOM_TOOL, tool) is None:
-            TOOLS.find(tool)
-        return tool
+        return None if tool is None else ToolSettings(tool=tool).tool
+
+    @model_validator(mode="after")
+    def _tools_have_names_of_their_own(self) -> QuestionSettings:
+        if self.tool is not None and self.tools:
+            raise ValueError("tool and tools exclude each other: list all of them in `tools`")
+        names = [each.called for each in self.tools]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"tools: two are called {twice!r}: give one another `name`")
+        return self

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, Self
 
 from msgspec import Struct, field
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
@@ -77,6 +77,14 @@ class StoredRows(Struct, frozen=True):
     files: tuple[FileRows, ...]
     revision: str
     """The `revision` of `DatasetRef`."""
+
+
+class OwnTool(NamedTuple):
+    """A custom tool: code that runs in the node's process without a sandbox."""
+
+    target: str
+    takes_arguments: bool
+    """Whether it has several arguments, or one that is no text; otherwise it is called with a text."""
 
 
 class Context(Struct, frozen=True):
@@ -148,9 +156,9 @@ class TaskSettings(Settings):
         return code_digest(self.code) if self.is_custom and self.code else ""
 
     @property
-    def custom_tool(self) -> str | None:
-        """The code of a custom tool, whose results others cannot replay; None without."""
-        return None
+    def custom_tools(self) -> Mapping[str, OwnTool]:
+        """The custom tools by name, whose results others cannot replay."""
+        return {}
 
     @property
     def is_asked(self) -> bool:
@@ -207,7 +215,7 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 
 def custom_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
     """Names of the tasks with custom tools: no other node can replay their episodes."""
-    return frozenset(config.name for config in configs if config.custom_tool)
+    return frozenset(config.name for config in configs if config.custom_tools)
 
 
 class DataSettings(Settings):

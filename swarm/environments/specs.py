@@ -79,10 +79,10 @@ def why_left_out(
     """Why a task of a run cannot be this node's, though nothing is wrong with it; None when it can."""
     if (reason := _why_unknown(spec.kind)) is not None:
         return reason
-    tool = spec.settings.get("tool")
-    if tool is not None and not (isinstance(tool, str) and _is_plugged_in(tool)):
+    tools = _tools(spec)
+    if not all(isinstance(tool, str) and _is_plugged_in(tool) for tool in tools):
         return "it uses a tool that this version of swarm does not know, or one of the run's founder alone"
-    if tool == TRUSTED_TOOL and not trusted:
+    if TRUSTED_TOOL in tools and not trusted:
         return "it uses tools of peers that this node would have to believe, and it trusts none (`trusted`)"
     if lacks_code(spec):
         return "it runs code of the run's founder, without its digest"
@@ -130,6 +130,14 @@ def _why_unknown(kind: str) -> str | None:
     if TASKS.is_built_in(kind):
         return f"tasks of the kind {kind} need an extra that this installation of swarm lacks"
     return f"this version of swarm knows no tasks of the kind {kind}; a later one may"
+
+
+def _tools(spec: TaskSpec) -> list[object]:
+    """What a task names as its tools."""
+    listed = spec.settings.get("tools")
+    several = listed if isinstance(listed, list) else []
+    found = [spec.settings.get("tool"), *(each.get("tool") if isinstance(each, dict) else each for each in several)]
+    return [tool for tool in found if tool is not None]
 
 
 def _is_plugged_in(tool: str) -> bool:
@@ -226,7 +234,7 @@ def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
             "package offer it as an entry point of the group swarm.rewards"
         )
     if has_own_tool:
-        settings["tool"] = TRUSTED_TOOL
+        _hide_functions(settings)
     if isinstance(config, DatasetTask) and config.is_on_disk:
         settings["path"] = LOCAL
         with suppress(TaskError):  # a founder that only serves the run may lack the files
@@ -242,6 +250,15 @@ def _to_spec(config: TaskConfig, has_own_tool: bool) -> TaskSpec:
         with suppress(TaskError):  # as above
             settings[CODE] = code_digest(target)
     return TaskSpec(name=config.name, kind=kind_in_run(config), weight=config.weight, settings=settings)
+
+
+def _hide_functions(settings: dict[str, object]) -> None:
+    """Name custom functions as what trusted peers have."""
+    if settings.get("tool") is not None:
+        settings["tool"] = TRUSTED_TOOL
+    for each in cast(list[dict[str, object]], settings.get("tools", [])):
+        if ":" in str(each["tool"]):
+            each["tool"] = TRUSTED_TOOL
 
 
 def _digest_at(path: Path, task: str) -> str:

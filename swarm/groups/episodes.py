@@ -359,7 +359,7 @@ def _answered(observations: Sequence[Observation], told: Sequence[str]) -> tuple
         if not isinstance(part, PendingCall):
             return part
         text = next(left, None)
-        return part if text is None else ToolResult(text)
+        return part if text is None else ToolResult(text, part.tool)
 
     return tuple(tuple(map(answered, shown)) for shown in observations)
 

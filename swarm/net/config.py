@@ -59,6 +59,9 @@ class NetworkSettings(Settings):
     `hosts:HOST:PORT/p2p/PEER_ID,...` (resolved at every dial)."""
     run_id: str | None = None
     """Join this run only; by default, the run that the first reachable peer names."""
+    list_at: tuple[str, ...] = ()
+    """Bootstraps of other runs that list this node's run, where `swarm runs` finds it; entries as in `bootstrap`. They
+    must reach this node, directly, and dial it before they do."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddrs to listen on; port 0 selects a free one."""
     announce: tuple[str, ...] = ()

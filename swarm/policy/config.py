@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue, field_validator
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import sampled_digest
+from swarm.policy.calling import CallFormat
 from swarm.settings import Settings
 
 TINY = "tiny"
@@ -118,6 +119,10 @@ class PolicySettings(Settings):
     template does not read is refused. Default: none; the trained policy's for a directory that `swarm export` wrote."""
     thinking_marks: tuple[ThinkingMark, ...] = Field((), max_length=2)
     """Opening and closing mark of a thought, such as `["<think>", "</think>"]`. Default: those in the chat template."""
+    tool_calls: CallFormat = "auto"
+    """How the model calls tools: `hermes` (Qwen, Hermes), `llama`, `mistral`, `gemma`, `function_gemma`, `json` (bare
+    objects), or `tags`, the `<tool>` tags that the question then explains. `auto`: as the chat template renders a call;
+    `tags` where it takes no tools."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)

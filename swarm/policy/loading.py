@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from swarm.machine import threads_of_each
 from swarm.policy.adapters import Adapters, is_adapter_directory
 from swarm.policy.batching import Positions
 from swarm.policy.cache import Progress
+from swarm.policy.calling import Calling, in_tags
 from swarm.policy.config import (
     EMBEDDED,
     MADE_HERE,
@@ -43,9 +45,10 @@ from swarm.policy.smollm import ensure_smollm2
 from swarm.policy.thinking import Piece, Prompted, Thinking, named_marks
 from swarm.policy.tiny import ensure_tiny
 from swarm.policy.turns import AS_IT_IS, Conversations, TemplateUse
-from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step
+from swarm.types import Completion, Context, Message, Observation, Past, Prompt, Step, Tools
+from swarm.types.calls import calls_in
 from swarm.types.media import Modality
-from swarm.types.thoughts import CLOSE
+from swarm.types.thoughts import CLOSE, answer_of, parts_of
 
 if TYPE_CHECKING:
     from swarm.policy.media.inputs import MediaInputs
@@ -240,6 +243,11 @@ class Policy:
         return self._conversations.thinking
 
     @property
+    def calling(self) -> Calling | None:
+        """How it calls tools; None if it has no form for calls, so that words explain it."""
+        return self._conversations.calling
+
+    @property
     def end_of_thought(self) -> list[int]:
         """Token ids that an engine inserts to end a thought."""
         return self.thinking.end if self.thinking else list(self.tokenizer.encode(CLOSE, add_special_tokens=False))
@@ -284,18 +292,42 @@ class Policy:
         """The model's inputs for ids [B, L]."""
         return {"input_ids": ids} if self.media is None else self.media.given(self.model, ids, self.gate.changes)
 
-    def encode_completions(self, completions: Sequence[Completion]) -> list[list[int]]:
-        """Token ids of other policies' completions under this tokenizer.
+    def encode_completions(self, completions: Sequence[Completion], tools: Tools | None = None) -> list[list[int]]:
+        """Token ids of other policies' completions under this tokenizer; `tools` are those of the question, whose calls
+        are then written as this policy writes them.
 
         A call of the tokenizer takes longer than reading a short text, hence several at once. Text that spells a
         special token stays text: another peer's completion must not end a turn early. One that ended itself ends as
         this policy's turns do by its chat template, which may be another token than ends a text.
         """
-        ids = self._tokens([self._pieces(each.text, each.forced is not None) for each in completions])
+        pieces = [self._pieces(each.text, each.forced is not None) for each in completions]
+        if tools is not None:
+            pieces = [self._with_calls(each.text, its, tools) for each, its in zip(completions, pieces, strict=True)]
         return [
-            [*each, self._conversations.end] if completion.finish_reason == "stop" else each
-            for each, completion in zip(ids, completions, strict=True)
+            [*each, *self._end_of(completion.text, tools)] if completion.finish_reason == "stop" else each
+            for each, completion in zip(self._tokens(pieces), completions, strict=True)
         ]
+
+    def _with_calls(self, text: str, pieces: list[Piece], tools: Tools) -> list[Piece]:
+        """The pieces of a text, with the calls after its thought in this policy's form."""
+        *before, last = pieces
+        answer = parts_of(text).answer
+        if not isinstance(last, str) or not answer:
+            return pieces
+        thought = last[: len(last) - len(answer)] if last.endswith(answer) else ""
+        answer = last[len(thought) :]
+        called = [in_tags(answer, tools)] if self.calling is None else self.calling.pieces(answer, tools)
+        if called and isinstance(called[0], str):  # neighbours may share a token
+            called = [thought + called[0], *called[1:]]
+        elif thought:
+            called = [thought, *called]
+        return [*before, *called]
+
+    def _end_of(self, text: str, tools: Tools | None) -> list[int]:
+        """What ends a turn: before results, some families have another token there."""
+        if tools is not None and self.calling is not None and calls_in(answer_of(text)):
+            return self._conversations.end_of_calls
+        return [self._conversations.end]
 
     def _tokens(self, pieces: Sequence[Sequence[Piece]]) -> list[list[int]]:
         texts = [piece for each in pieces for piece in each if isinstance(piece, str)]
@@ -320,22 +352,41 @@ class Policy:
             return self.thinking.pieces(text, forced)
         return [*text.split(CLOSE, 1)] if forced else [text]
 
-    def hides(self, ids: Sequence[int]) -> bool:
-        """Whether a completion has tokens that its text does not show, apart from a final end token.
+    def hides(self, ids: Sequence[int], forced: int | None = None) -> bool:
+        """Whether a completion has tokens that its text does not show, apart from a final end token. `forced` as in
+        `Completion`.
 
         A policy may sample a special token in the middle; the text then does not determine what was graded.
         """
         shown = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        parts = self.thinking.spoken(shown) if self.thinking is not None else [shown]
-        return any(token in self._unshown or token >= self._num_tokens for part in parts for token in part)
+        if forced is not None:
+            thought = self.thinking.spoken(shown[:forced]) if self.thinking is not None else [shown[:forced]]
+            answer = shown[forced:]
+        else:
+            *thought, answer = self.thinking.spoken(shown) if self.thinking is not None else [shown]
+            if self.thinking is not None and self.thinking.is_open(shown):
+                thought, answer = [answer], []
+        marks = self.calling.tokens if self.calling is not None else frozenset()
+        return any(self._is_unshown(token) for part in thought for token in part) or any(
+            self._is_unshown(token) and token not in marks for token in answer
+        )
+
+    def _is_unshown(self, token: int) -> bool:
+        return token in self._unshown or token >= self._num_tokens
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def said(self, ids: Sequence[int], forced: int | None = None) -> str:
-        """The text of a turn, whose thought has the common marks. `forced` as in `Completion`."""
-        return self.thinking.text(ids, forced, self.decode) if self.thinking is not None else self.decode(list(ids))
+        """The text of a turn, whose thought and calls have the common marks. `forced` as in `Completion`."""
+        calling = self.calling
+        show = self.decode if calling is None else partial(calling.shown, decode=self.decode)
+        text = self.thinking.text(ids, forced, self.decode, show) if self.thinking is not None else show(list(ids))
+        answer = parts_of(text).answer
+        if calling is None or not answer:
+            return text
+        return text[: len(text) - len(answer)] + calling.common(answer)
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -439,7 +490,7 @@ def _policy(
         ranks=ranks,
         routing_replay=settings.routing_replay,
         media=_media(settings, model, tokenizer, dtype, ranks),
-        template=TemplateUse(template_values(settings), named_marks(settings.thinking_marks)),
+        template=TemplateUse(template_values(settings), named_marks(settings.thinking_marks), settings.tool_calls),
     )
     policy.origin = origin(settings.model, settings.revision)
     policy.check_template()

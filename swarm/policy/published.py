@@ -11,6 +11,8 @@ from swarm.policy.reading import MAX_CONFIG_BYTES, find_file, foreign_files, rea
 from swarm.policy.thinking import Prompted, find_marks, named_marks, prompted
 from swarm.policy.turns import QUESTION, RENDERER, always_the_same_day
 
+THINKING_TOKENS = 4_096
+"""Default of `generation.max_new_tokens` for a model that thinks, or half of its positions."""
 SUGGESTED = ("temperature", "top_p", "top_k", "min_p")
 """Settings of sampling that publishers suggest and `generation` has."""
 SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")

@@ -102,7 +102,7 @@ def reply(templates: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> 
     """The text, or why there is none."""
     try:
         template = templates.from_string(request["template"])
-        text = template.render(tools=None, documents=None, **request["values"])
+        text = template.render({"tools": None, "documents": None, **request["values"]})
     except Exception as error:  # whatever a template makes Python raise
         return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]}
     if len(text) > MAX_RENDERED_CHARS:

@@ -85,6 +85,7 @@ def prompted(marks: Marks, prompt: str) -> Prompted:
     return Prompted.OFF if end.endswith(marks.close.rstrip()) else Prompted.FREE
 
 
+Decode = Callable[[list[int]], str]
 Piece = str | list[int]
 """A part of a text that is still to be tokenized, or its tokens."""
 
@@ -127,12 +128,15 @@ class Thinking:
         at = _find(ids, self._close, begin)
         return [list(ids[begin:])] if at < 0 else [list(ids[begin:at]), list(ids[at + len(self._close) :])]
 
-    def text(self, ids: Sequence[int], forced: int | None, decode: Callable[[list[int]], str]) -> str:
-        """A turn's text. `forced` as in `Completion`."""
+    def text(self, ids: Sequence[int], forced: int | None, decode: Decode, decode_answer: Decode) -> str:
+        """A turn's text. `forced` as in `Completion`; `decode_answer` gives that of what follows the thought."""
         if forced is not None:
-            return f"{self.text(ids[:forced], None, decode)}{CLOSE}{decode(list(ids[forced:]))}"
-        text = CLOSE.join(map(decode, self.spoken(ids)))
-        return f"{self._lead or OPEN}{text}" if self._is_opened or self._is_thought(ids) else text
+            thought = self.text(ids[:forced], None, decode, decode)
+            return f"{thought}{CLOSE}{decode_answer(list(ids[forced:]))}"
+        parts = self.spoken(ids)
+        if not (self._is_opened or self._is_thought(ids)):
+            return decode_answer(parts[0])
+        return (self._lead or OPEN) + CLOSE.join((decode(parts[0]), *map(decode_answer, parts[1:])))
 
     def pieces(self, text: str, forced: bool) -> list[Piece]:
         """The tokens of a turn's text, in pieces; `forced`: without the end of its thought."""

@@ -218,7 +218,7 @@ def ensure_prepared(
     return made_once(f"{kind}-{_digest(recipe, config, tokenizer)}", make)
 
 
-NOT_IN_EXAMPLES = {"find", "find_pattern", "ask", "tool", "max_turns"}
+NOT_IN_EXAMPLES = {"find", "find_pattern", "ask", "tool", "tools", "max_turns"}
 """Settings of the tasks that no example depends on."""
 
 

@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,11 +29,35 @@ from pydantic import JsonValue
 from transformers import PreTrainedTokenizerBase
 
 from swarm.errors import PolicyError
+from swarm.lru import LruDict
 from swarm.policy import template_process
+from swarm.policy.calling import (
+    FORMS,
+    PROBE_ARGUMENT,
+    PROBE_NAME,
+    CallFormat,
+    Calling,
+    Form,
+    Style,
+    form_of,
+    style_of,
+)
 from swarm.policy.media.features import Kind, joined
 from swarm.policy.thinking import Marks, Thinking, find_marks
 from swarm.sanitize import clean
-from swarm.types import Message, Observation, Shown, Text, as_text, observation_text, shown
+from swarm.types import (
+    Message,
+    Observation,
+    Shown,
+    Text,
+    ToolResult,
+    Tools,
+    as_text,
+    in_words,
+    observation_text,
+    shown,
+)
+from swarm.types.calls import Call
 from swarm.types.media import Audio, Image
 
 if TYPE_CHECKING:
@@ -48,6 +73,8 @@ CLOCK = "strftime_now"
 """The name by which templates ask for it."""
 DIRECTIVES = ("-d", "-m", "-I", "-H", *"aAbBcdDeFhHIjmMpSTuUwWxXyYZ")
 """Parts of a date that a template can ask for, by what follows `%`."""
+MOST_RESULTS = 256
+"""Sequences of tools between whose results the template's tokens are kept."""
 WITHOUT_TEMPLATE = "\n"
 """Before and after an observation, and around media, where there is no template."""
 
@@ -59,6 +86,8 @@ class TemplateUse(NamedTuple):
     """Values for the template's own variables."""
     marks: Marks | None = None
     """Around a thought; None: those that the template writes."""
+    calls: CallFormat = "auto"
+    """As the setting `policy.tool_calls`."""
 
 
 AS_IT_IS = TemplateUse()
@@ -79,12 +108,16 @@ class Conversations:
         self._stop_ids = stop_ids
         self._reader = reader
         self._use = use
+        self._known_results = LruDict[tuple[str, ...], tuple[list[list[int]], bool]](MOST_RESULTS)
 
     def prompt(self, messages: tuple[Message, ...]) -> list[int]:
         """Token ids of a question. System text that the template cannot take begins the user's first text."""
+        tools = messages[-1].tools
+        if tools is not None and self.calling is None:
+            messages, tools = in_words(messages), None
         if self._tokenizer.chat_template:
             messages = messages if self._has_system_role else without_system(messages)
-            return self._with_media(self._rendered(messages), messages, is_whole=True)
+            return self._with_media(self._rendered(messages, tools), messages, is_whole=True)
         if self._reader is not None:
             text = "\n\n".join(self._inline(message.parts) for message in messages)
         else:
@@ -92,18 +125,57 @@ class Conversations:
         return self._with_media(f"{text}\n" if len(messages) > 1 else text, messages, is_whole=False)
 
     def observation(self, observation: Observation, after: Sequence[int]) -> list[int]:
-        """Token ids of an observation between a turn with the ids `after` and the next one.
+        """Token ids of an observation between a turn with the ids `after` and the next one. Results of calls have the
+        template's role for them.
 
         Text that spells a special token stays text: an environment may repeat text of untrusted peers. Raises
         `PolicyError` for a template without such conversations.
         """
+        results = [part for part in observation if isinstance(part, Text | ToolResult) and part.tool]
+        if self.calling is not None and results and len(results) == len(observation):
+            return self._results(results, after)
         before, behind = self._around
-        if after and after[-1] in self._stop_ids and before and before[0] in self._stop_ids:
-            before = before[1:]  # the turn has ended itself
+        before = self._unended(before, after)
         if self._reader is None:
             return [*before, *self._said(observation_text(observation)), *behind]
         parts = [self._part(part) for part in self._reader.spread(shown(observation))]
         return joined([before, *parts, behind])
+
+    def _unended(self, before: list[int], after: Sequence[int]) -> list[int]:
+        """What comes between a turn and what follows it: if the turn has ended itself, without the template's end."""
+        has_ended = after and after[-1] in self._stop_ids and before and before[0] in self._stop_ids
+        return before[1:] if has_ended and before[0] in (after[-1], self.end) else before
+
+    def _results(self, results: Sequence[Text | ToolResult], after: Sequence[int]) -> list[int]:
+        """Token ids of results."""
+        names = tuple(part.tool for part in results)
+        if names not in self._known_results:
+            self._known_results[names] = self._read_results(names)
+        (before, *between), is_quoted = self._known_results[names]
+        found = self._unended(before, after)
+        for part, behind in zip(results, between, strict=True):
+            text = json.dumps(part.text, ensure_ascii=False)[1:-1] if is_quoted else part.text
+            found = [*found, *self._said_apart(text), *behind]
+        return found
+
+    def _said_apart(self, text: str) -> list[int]:
+        """Token ids of a text in which no added token is spelled, special or not: it ends neither itself nor a turn."""
+        ids = self._said(text)
+        if not self._added_ids.intersection(ids):
+            return ids
+        lengths = {len(token) for token in self._added if len(token) > 1}
+        begins = [at for at in range(len(text)) if any(text[at : at + length] in self._added for length in lengths)]
+        cuts = [0, *(at + 1 for at in begins), len(text)]
+        return [token for at, end in pairwise(cuts) for token in self._said(text[at:end])]
+
+    @cached_property
+    def _added(self) -> Mapping[str, int]:
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        return added
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._added.values())
 
     def _part(self, part: Text | Image | Audio) -> list[int]:
         assert self._reader is not None
@@ -135,9 +207,10 @@ class Conversations:
                 found[-1].append(token)
         return joined(found)
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
+    def _rendered(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """The conversation by the template, up to the policy's turn."""
-        return self._by_template([{"role": each.role, "content": self._content(each)} for each in messages])
+        turns = [{"role": each.role, "content": self._content(each)} for each in messages]
+        return self._by_template(turns, _functions(tools) if tools is not None else None)
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
         """The content of a message in the template's format."""
@@ -159,7 +232,114 @@ class Conversations:
                 raise PolicyError(
                     f"policy.chat_template_kwargs.{name}: the model's chat template reads no value of this name"
                 )
-        _ = self.thinking
+        _ = self.thinking, self.calling
+
+    @cached_property
+    def calling(self) -> Calling | None:
+        """How the policy calls tools; None if words explain it. Raises `PolicyError` for a setting that does not
+        suit the template."""
+        wanted = self._use.calls
+        if wanted == "tags":
+            return None
+        found = self._probed() if self._takes_tools else None
+        if found is None and wanted != "auto":
+            raise PolicyError(
+                f"policy.tool_calls is {wanted}, but the model's chat template does not render tools and a call of one "
+                "in this way: set it to auto or tags, or give a template with policy.chat_template"
+            )
+        if found is None:
+            return None
+        return Calling(*found, self._plain, self._added_ids.__contains__)
+
+    @property
+    def _takes_tools(self) -> bool:
+        """Whether the template may render tools, and calls of them."""
+        return bool(self._tokenizer.chat_template) and all(name in self._template for name in ("tools", "tool_calls"))
+
+    def _probed(self) -> tuple[Form, Style] | None:
+        """The form in which the template renders a call; None for another one."""
+        try:
+            if PROBE_NAME not in self._by_template([{"role": "user", "content": self._worded(QUESTION)}], [PROBE]):
+                return None
+            text, at = self._with_calls([ANSWER])
+        except PolicyError:
+            return None
+        for form in FORMS:
+            if self._use.calls in ("auto", form.name) and (place := form.place(text, at)):
+                segment = text[slice(*place)]
+                if form_of(segment, form):
+                    arguments = "".join(said for said, _ in form.arguments(Call(PROBE_NAME, _probe_arguments(ANSWER))))
+                    return form, style_of(segment, arguments, form, self._two_calls(arguments))
+        return None
+
+    def _two_calls(self, arguments: str) -> str:
+        """Two calls of the probe as the template renders them; empty if it takes one alone."""
+        try:
+            text, _ = self._with_calls([ANSWER, ANSWER])
+        except PolicyError:
+            return ""
+        return text if text.count(arguments) == 2 else ""
+
+    def _with_calls(
+        self, given: Sequence[str], results: Sequence[str] = (), names: Sequence[str] = ()
+    ) -> tuple[str, int]:
+        """A conversation in which the policy calls a tool with these texts, and where the last one is.
+
+        `results` are what tools with these names answer. Raises `PolicyError`, also where a text is left out.
+        """
+        calls = [
+            {
+                "id": f"call{number:05}",
+                "type": "function",
+                "function": {"name": name, "arguments": {PROBE_ARGUMENT: text}},
+            }
+            for number, (text, name) in enumerate(zip_longest(given, names[: len(given)], fillvalue=PROBE_NAME))
+        ]
+        said: dict[str, object] = {"role": "assistant", "content": self._worded(""), "tool_calls": calls}
+        answers: list[dict[str, object]] = [
+            {"role": "tool", "name": name, "tool_call_id": f"call{number:05}", "content": self._worded(text)}
+            for number, (name, text) in enumerate(zip(names, results, strict=True))
+        ]
+        if results and "tool_responses" in self._template:  # Gemma 4 has them in the message of the calls
+            said["tool_responses"] = [
+                {"name": name, "response": text} for name, text in zip(names, results, strict=True)
+            ]
+            answers = []
+        text = self._by_template([{"role": "user", "content": self._worded(QUESTION)}, said, *answers], [PROBE])
+        if given[-1] not in text:
+            raise PolicyError("the chat template does not render a call of a tool")
+        return text, text.rindex(given[-1])
+
+    def _worded(self, text: str) -> str | list[dict[str, str]]:
+        """A text as the template takes one."""
+        return [{"type": "text", "text": text}] if self._takes_lists else text
+
+    def _read_results(self, names: Sequence[str]) -> tuple[list[list[int]], bool]:
+        """Tokens before, between and behind results of tools with these names, and whether the template writes results
+        as JSON strings. Raises `PolicyError`."""
+        assert self.calling is not None
+        marks = [f'RESULT"{number}"MARK' for number in range(len(names))]
+        try:
+            text, at = self._with_calls([ANSWER] * len(names), marks, names)
+        except PolicyError:  # Llama takes one call a turn
+            text, at = self._with_calls([ANSWER], marks, names)
+        is_quoted = marks[0] not in text
+        marks = [json.dumps(mark)[1:-1] for mark in marks] if is_quoted else marks
+        place = self.calling.form.place(text, at)
+        rest = text[place[1] :] if place else ""
+        found = []
+        for mark in marks:
+            before, here, rest = rest.partition(mark)
+            if not here:
+                raise PolicyError("the chat template does not render results of tools, each once and in their order")
+            found.append(before)
+        return [self._plain(part) for part in (*found, rest)], is_quoted
+
+    @cached_property
+    def end_of_calls(self) -> list[int]:
+        """What ends a turn of the policy with calls: the template's token for it, if that stops generation."""
+        (before, *_), _ = self._read_results((PROBE_NAME,))
+        return before[:1] if before and before[0] in self._stop_ids else [self.end]
 
     @cached_property
     def thinking(self) -> Thinking | None:
@@ -168,26 +348,27 @@ class Conversations:
         marks = self._use.marks or (find_marks(self._template) if template else None)
         if marks is None:
             return None
-        added = frozenset(self._tokenizer.get_added_vocab().values())
         question = self._question if template else ""
-        return Thinking(marks, question, self._plain, added.__contains__)
+        return Thinking(marks, question, self._plain, self._added_ids.__contains__)
 
     @cached_property
     def _question(self) -> str:
         return self._rendered([Message("user", QUESTION)])
 
-    def _by_template(self, turns: Sequence[Mapping[str, object]]) -> str:
+    def _by_template(
+        self, turns: Sequence[Mapping[str, object]], tools: list[Mapping[str, object]] | None = None
+    ) -> str:
         """Raises `PolicyError` for whatever the template raises."""
         if type(self._tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
             return str(
                 self._tokenizer.apply_chat_template(
-                    turns, add_generation_prompt=True, tokenize=False, **self._use.arguments
+                    turns, tools=tools, add_generation_prompt=True, tokenize=False, **self._use.arguments
                 )
             )
         special = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
         return RENDERER.render(
             self._template,
-            {**self._use.arguments, **special, "messages": list(turns), "add_generation_prompt": True},
+            {**self._use.arguments, **special, "messages": list(turns), "add_generation_prompt": True, "tools": tools},
         )
 
     @cached_property
@@ -296,6 +477,23 @@ class Conversations:
         within = text.partition(QUESTION)[2].partition(OBSERVATION)[0]
         before, _, behind = within.partition(self._reader.token(kind))
         return before, behind
+
+
+def _functions(tools: Tools) -> list[Mapping[str, object]]:
+    """Tools in the format of templates."""
+    return [_function(each.name, each.description, json.loads(each.parameters)) for each in tools.schemas]
+
+
+def _function(name: str, description: str, parameters: Mapping[str, object]) -> Mapping[str, object]:
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _probe_arguments(text: str) -> str:
+    return json.dumps({PROBE_ARGUMENT: text})
+
+
+PROBE = _function(PROBE_NAME, "Probe.", {"type": "object", "properties": {PROBE_ARGUMENT: {"type": "string"}}})
 
 
 def always_the_same_day(template: str) -> str:

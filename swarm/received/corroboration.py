@@ -7,6 +7,13 @@ answers would be as right without it, as this node's own groups show.
                                    tasks
     factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
 
+A habit that own completions take up is held against an author only if it is none of the answer: what an honest author's
+wrong answers lack, its right ones push, and a policy may well write more of it.
+
+    need of a token                where a rewarded own completion has it, how much more rarely those of the group
+                                   without it are rewarded than all: 1 if no answer is right without it, 0 for a habit,
+                                   however frequent and whatever the question
+
 Means are kept in count sketches, so that an author takes the same memory whatever it writes.
 """
 
@@ -20,6 +27,7 @@ from collections.abc import Container, Iterable, Sequence
 from statistics import quantiles
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 from pydantic import Field
 
@@ -54,6 +62,10 @@ DRIFT = 0.03
 DRIFT_HITS = 16
 """Tokens of an author in excess that rise, before it is held responsible."""
 DRIFT_TOKENS = 8
+NEEDED = 0.75
+"""Need from which a token is part of the answers."""
+ENOUGH_NEEDS = 8
+"""Rewarded completions without a token that there would be if it were none, before its need is known."""
 
 
 class CorroborationSettings(Settings):
@@ -99,6 +111,9 @@ class RatesState(Struct):
     rise: bytes | None
     past: list[bytes]
     rewards: list[float]
+    squares: bytes = b""
+    variances: list[bytes] = []
+    """Of the past; of a checkpoint from before they were kept, none: its rates are then not compared."""
 
 
 class CorroborationState(Struct):
@@ -111,6 +126,8 @@ class CorroborationState(Struct):
     pulls: list[float]
     rates: RatesState
     rising: dict[str, dict[int, int]]
+    needs: list[bytes] = []
+    """float32, one a bucket, compressed; of a checkpoint from before they were kept, none."""
 
 
 class Corroboration:
@@ -133,6 +150,7 @@ class Corroboration:
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
         """Of own groups."""
         self._rates = _Rates()
+        self._needs = _Needs()
         self._rising: dict[str, Counter[int]] = {}
         """How often an author pushed a token in excess that own completions have more and more, by author and token."""
 
@@ -147,6 +165,7 @@ class Corroboration:
             list(self._pulls),
             self._rates.dump(),
             {author: dict(tokens) for author, tokens in self._rising.items()},
+            self._needs.dump(),
         )
 
     def restore(self, saved: CorroborationState) -> None:
@@ -159,6 +178,7 @@ class Corroboration:
         self._together = {name: _Evidence.restored(each) for name, each in saved.together.items()}
         self._pulls.extend(saved.pulls)
         self._rates.restore(saved.rates)
+        self._needs.restore(saved.needs)
         self._rising = {author: Counter(tokens) for author, tokens in saved.rising.items()}
 
     def learn(self, groups: Sequence[ReadGroup], rewards: Sequence[float]) -> None:
@@ -201,6 +221,7 @@ class Corroboration:
             if pushes.has_raised[number]:
                 self._pulls.append(pulls[number])
                 _evidence(self._own, own.task, MAX_TASKS).add(pushes, number)
+                self._needs.add(pushes, number)
         return pushes.since(len(waiting))
 
     def drift(self) -> Drift | None:
@@ -240,7 +261,8 @@ class Corroboration:
         if self._rates.rises:
             unneeded = excess > ALARMING_ERRORS * spread
             unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
-            rising = (unneeded.all(axis=3) & (self._rates.rise(theirs.buckets) > DRIFT)).any(axis=2)
+            taken_up = (self._rates.rise(theirs.buckets) > DRIFT) & ~self._needs.of(theirs.buckets)
+            rising = (unneeded.all(axis=3) & taken_up).any(axis=2)
             rising &= (theirs.sign > 0) & np.repeat(is_first, sizes, axis=1)
             self._count_rising(rising.sum(axis=0), authors, theirs)
         return np.asarray(factor.max(axis=3).min(axis=(0, 2), initial=1.0), dtype=float)
@@ -368,10 +390,12 @@ class _Rates:
     """How much more often own completions have each bucket's tokens than in the last thousands of groups."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(ALL_BUCKETS)
+        self._counts, self._squares = np.zeros((2, ALL_BUCKETS))
+        """Sums over groups of the occurrences a completion, and of their squares."""
         self._num = 0
         self._reward = 0.0
         self._past: deque[Floats] = deque(maxlen=PAST_RATES)
+        self._variances: deque[Floats] = deque(maxlen=PAST_RATES)
         self._rewards: deque[float] = deque(maxlen=PAST_RATES)
         self._rise: Floats | None = None
 
@@ -383,10 +407,18 @@ class _Rates:
             None if self._rise is None else _packed(self._rise),
             [_packed(each) for each in self._past],
             list(self._rewards),
+            _packed(self._squares),
+            [_packed(each) for each in self._variances],
         )
 
     def restore(self, saved: RatesState) -> None:
+        if not saved.squares:
+            return
+        if not len(saved.variances) == len(saved.past) == len(saved.rewards):
+            raise ValueError("rates of the past lack a part")
         self._num, self._reward, self._counts = saved.num, saved.reward, _unpacked(saved.counts)
+        self._squares = _unpacked(saved.squares)
+        self._variances.extend(map(_unpacked, saved.variances))
         self._rise = None if saved.rise is None else _unpacked(saved.rise)
         self._past.extend(map(_unpacked, saved.past))
         self._rewards.extend(saved.rewards)
@@ -394,16 +426,28 @@ class _Rates:
     def add(self, pushes: Pushes, number: int, reward: float) -> None:
         entries = pushes.entries[number]
         self._counts[pushes.bucket[entries]] += pushes.occurrences[entries]
+        self._squares[pushes.bucket[entries]] += pushes.occurrences[entries] ** 2
         self._num += 1
         self._reward += reward
         if self._num == RATE_GROUPS:
             now, reward = self._counts / self._num, self._reward / self._num
+            variance = np.maximum(self._squares / self._num - now**2, 0.0) / self._num
             # A policy that learns writes much that it did not write before, whoever pushes it.
             stands = bool(self._rewards) and reward < LEARNS * self._rewards[0]
-            self._rise = now - np.min(self._past, axis=0) if stands else None
+            self._rise = self._beyond_chance(now, variance) if stands else None
             self._past.append(now)
+            self._variances.append(variance)
             self._rewards.append(reward)
-            self._counts, self._num, self._reward = np.zeros(ALL_BUCKETS), 0, 0.0
+            self._num, self._reward = 0, 0.0
+            self._counts, self._squares = np.zeros((2, ALL_BUCKETS))
+
+    def _beyond_chance(self, now: Floats, variance: Floats) -> Floats:
+        """How much more often than when it was lowest; 0 where the questions alone may have made the difference: some
+        want a token in every answer, some in none."""
+        lowest = np.argmin(self._past, axis=0)[None]
+        least, its = (np.take_along_axis(np.array(each), lowest, axis=0)[0] for each in (self._past, self._variances))
+        rise = now - least
+        return np.asarray(np.where(rise > ALARMING_ERRORS * np.sqrt(variance + its), rise, 0.0), dtype=float)
 
     @property
     def rises(self) -> bool:
@@ -414,6 +458,42 @@ class _Rates:
         """[K, KINDS] occurrences a completion more than when it was lowest, of buckets [K, KINDS, ROWS]."""
         assert self._rise is not None
         return np.asarray(self._rise[buckets].min(axis=2), dtype=float)
+
+
+class _Needs:
+    """Which tokens are part of the answers of own groups."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((ALL_BUCKETS, 2))
+        """Rewarded completions without the token in groups where others have it, and as many as there would be if it
+        made no difference; times `_weight`: it grows, and they do not fade."""
+        self._weight = 1.0
+
+    def dump(self) -> list[bytes]:
+        return [_packed(each) for each in self._sums.T / self._weight]
+
+    def restore(self, saved: list[bytes]) -> None:
+        if saved:
+            self._sums = np.array([_unpacked(each) for each in saved]).reshape(2, ALL_BUCKETS).T.copy()
+
+    def add(self, pushes: Pushes, number: int) -> None:
+        found, having, raised = pushes.completions_with(number)
+        num_right, num_others = int(raised.sum()), len(raised) - 1
+        if not 2 <= num_right <= num_others:
+            return
+        right, num_with = having @ raised, having.sum(axis=1)
+        self._weight /= MEMORY
+        if self._weight > MAX_WEIGHT:
+            self._sums /= self._weight
+            self._weight = 1.0
+        without = (len(raised) - num_with) * (num_right - 1) / num_others
+        self._sums[found] += self._weight * np.stack([right * (num_right - right), right * without], axis=1)
+
+    def of(self, buckets: Integers) -> npt.NDArray[np.bool_]:
+        """[K, KINDS] whether each token is part of the answers."""
+        found = self._sums[buckets] / self._weight
+        right, expected = found[..., 0], found[..., 1]
+        return np.asarray(((expected >= ENOUGH_NEEDS) & (right < (1 - NEEDED) * expected)).all(axis=2))
 
 
 def _evidence(known: dict[str, _Evidence], name: str, most: int) -> _Evidence:

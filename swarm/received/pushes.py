@@ -159,6 +159,20 @@ class Pushes:
         found._completions = [begin - completion for begin in self._completions[number:]]
         return found
 
+    def completions_with(self, number: int) -> tuple[Integers, Floats, Floats]:
+        """The buckets [B] that a group's completions have, which have each of them [B, G], and which the group raises
+        [G], as 0 and 1."""
+        begin, end = self._completions[number : number + 2]
+        ends = [self._ends[begin - 1] if begin else 0, *self._ends[begin:end]]
+        key = self._key[ends[0] : ends[-1]]
+        completion = np.arange(end - begin).repeat(np.diff(ends))
+        raised = np.minimum(_sums(completion, np.maximum(self.sign[key], 0.0), end - begin), 1.0)
+        entries = self.entries[number]
+        having = np.zeros((entries.stop - entries.start, end - begin))
+        entry = self._entry.reshape(-1, KINDS * ROWS)[key] - entries.start
+        having[entry, completion[:, None]] = 1.0
+        return self.bucket[entries], having, raised
+
     def pulls(self, factors: Floats | float = 1.0) -> Floats:
         """[P] sums over the raised tokens of advantage times 1 - probability, which is the gradient of the token's
         logit; `factors` [K] of the keys' advantages."""

@@ -32,7 +32,7 @@ from swarm.types import Estimate, SwarmWorth
 
 Result = TypeVar("Result", EvaluationEvent, SuiteEvent)
 Phase = Literal["waiting", "running", "done", "interrupted", "error"]
-Role = Literal["peer", "learner", "worker"]
+Role = Literal["peer", "learner", "worker", "giver"]
 
 REWARD_SHARE = 0.1
 """`reward_first` and `reward_last` are means over this share of the rounds."""
@@ -197,7 +197,9 @@ class PeerHistory:
 
     @property
     def role(self) -> Role:
-        """A round is a peer's round, a learner's step, or a worker's batch."""
+        """A round is a peer's or giver's round, a learner's step, or a worker's batch."""
+        if self.start is not None and self.start.role == "giver":
+            return "giver"
         if self.latest is not None and self.latest.following is not None:
             return "worker"
         return "learner" if self.latest is not None and self.latest.learning is not None else "peer"

@@ -29,7 +29,7 @@ from swarm.telemetry.history import (
     pause_in_words,
     split_drops,
 )
-from swarm.telemetry.records import GroupCounts, LearningFigures
+from swarm.telemetry.records import GroupCounts, LearningFigures, RoundEvent
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -269,8 +269,7 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         parts += [
             f"round {event.round}{total}",
             f"reward {_figure(history.recent_reward(REWARD_ROUNDS))} (at first {first})",
-            f"groups: used {groups['used_local']} local + {groups['used_external']} external, "
-            f"shared {groups['shared']}, received {groups['received']}, dropped {num_dropped(groups)}{_drops(groups)}",
+            _given(event) if history.role == "giver" else _used(groups),
             f"peers {event.peers}",
         ]
         if decided := mix_in_words(event):
@@ -288,6 +287,19 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         if event.following is not None:
             parts.append(f"version {event.following.version} of {event.following.announced}")
     return " | ".join(parts) + more
+
+
+def _given(event: RoundEvent) -> str:
+    """What became of a giver's groups, as its peers say."""
+    shared, uses, by = event.groups["shared"], event.counters.get("given/used", 0), event.counters.get("given/peers", 0)
+    return f"groups: given {shared} of {event.groups['generated']} asked, {uses} uses by {by} peer{'s' * (by != 1)}"
+
+
+def _used(groups: GroupCounts) -> str:
+    return (
+        f"groups: used {groups['used_local']} local + {groups['used_external']} external, "
+        f"shared {groups['shared']}, received {groups['received']}, dropped {num_dropped(groups)}{_drops(groups)}"
+    )
 
 
 def _drops(groups: GroupCounts) -> str:

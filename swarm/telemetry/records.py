@@ -99,6 +99,8 @@ class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="star
     run_id: str | None = None
     name: str = ""
     """Display name of this node, e.g. `peer-1`."""
+    role: str = ""
+    """Empty from versions that did not say."""
     rounds: int | None = None
     """Rounds to train for; None without a limit."""
     config: dict[str, object] = {}

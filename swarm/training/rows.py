@@ -23,9 +23,18 @@ from swarm.policy.batching import Insert, num_read
 from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
-from swarm.types import Completion, FinishReason, GradedGroup, Observation, RolloutGroup, VersionSpan
+from swarm.types import (
+    Completion,
+    FinishReason,
+    GradedGroup,
+    Observation,
+    RolloutGroup,
+    Tools,
+    VersionSpan,
+    tools_of,
+)
 
-Encode = Callable[[Sequence[Completion]], list[list[int]]]
+Encode = Callable[[Sequence[Completion], Tools | None], list[list[int]]]
 """As `Policy.encode_completions`."""
 Tokens = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
 """Prompt, completion, inserts."""
@@ -205,7 +214,7 @@ class RowReader:
         return all(
             len(turn.token_ids) > 0
             and len(turn.logprobs) == len(turn.token_ids)
-            and not self._policy.hides(turn.token_ids)
+            and not self._policy.hides(turn.token_ids, turn.forced)
             and self._policy.said(turn.token_ids, turn.forced) == turn.text
             for turn in completion.by_turn()
         )
@@ -223,15 +232,16 @@ def text_rows(
 ) -> list[Row]:
     """These completions in this policy's tokens of their texts, tokenized in one call; no advantage."""
     turns = [group.group.completions[index].by_turn() for index in indices]
-    encoded = iter((encode or policy.encode_completions)(list(chain.from_iterable(turns))))
+    tools = tools_of(group.prompt)
+    encoded = iter((encode or policy.encode_completions)(list(chain.from_iterable(turns)), tools))
     return [
         _row(policy, prompt, [_Turn(next(encoded), policy.forced_at(turn)) for turn in each], group.observed(index))
         for index, each in zip(indices, turns, strict=True)
     ]
 
 
-_Text = tuple[str, FinishReason, bool]
-"""A text, how it ended, and whether an engine ended its thought."""
+_Text = tuple[str, FinishReason, bool, Tools | None]
+"""A text, how it ended, whether an engine ended its thought, and the tools of its question."""
 
 
 class RememberedTokens:
@@ -243,11 +253,11 @@ class RememberedTokens:
         self._known: dict[_Text, list[int]] = {}
         self._num_tokens = 0
 
-    def __call__(self, completions: Sequence[Completion]) -> list[list[int]]:
+    def __call__(self, completions: Sequence[Completion], tools: Tools | None = None) -> list[list[int]]:
         """As `Policy.encode_completions`."""
-        keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None) for each in completions]
+        keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None, tools) for each in completions]
         missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
-        found = dict(zip(missing, self._encode(list(missing.values())), strict=True))
+        found = dict(zip(missing, self._encode(list(missing.values()), tools), strict=True))
         tokens = [found[key] if key in found else self._known[key] for key in keys]
         self._known.update(found)
         self._num_tokens += sum(map(len, found.values()))

@@ -20,6 +20,7 @@ from swarm.types.bounds import (
     Positive,
     complete,
 )
+from swarm.types.calls import MAX_CALLS
 from swarm.types.questions import Actions, Observation, observation_text
 from swarm.types.thoughts import parts_of
 
@@ -106,7 +107,9 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     observed: Name = ""
     """Digest of the observations between the turns, as `swarm/groups/episodes.py` computes it; empty for a single
     turn."""
-    told: Annotated[tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS)] = ()
+    told: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_RESULT_CHARS)], ...], Meta(max_length=MAX_TURNS * MAX_CALLS)
+    ] = ()
     """Texts of the `ToolResult` parts of an episode that no receiver can replay, in order. Empty in all others."""
     forced: Count | None = None
     """Tokens before the end of the thought that the engine inserted (`Sampling.max_thinking_tokens`); None where it

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from swarm.types.bounds import MAX_MESSAGES, Count, Name, complete
 from swarm.types.media import Audio, Image, Media, Video
@@ -68,23 +69,27 @@ def stream_seed(peer_id: str) -> int:
     return int.from_bytes(blake2b(peer_id.encode(), digest_size=7).digest(), "big")
 
 
-class Text(Struct, frozen=True, tag="text"):
+class Text(Struct, frozen=True, omit_defaults=True, tag="text"):
     """A part of an observation that is text."""
 
     text: str
+    tool: Name = ""
+    """The tool whose result it is; empty for other text."""
 
 
-class PendingCall(Struct, frozen=True, tag="own_call"):
+class PendingCall(Struct, frozen=True, omit_defaults=True, tag="own_call"):
     """A call of a custom tool, in an observation that still lacks its result: a policy never sees it."""
 
     text: str
     """What the policy said to the tool."""
+    tool: Name = ""
 
 
-class ToolResult(Struct, frozen=True, tag="told"):
+class ToolResult(Struct, frozen=True, omit_defaults=True, tag="told"):
     """The result of a non-replayable tool call."""
 
     text: str
+    tool: Name = ""
 
 
 class StepReward(Struct, frozen=True, tag="earned"):
@@ -143,11 +148,33 @@ def by_turn(actions: Actions) -> tuple[str, ...]:
     return (actions,) if isinstance(actions, str) else actions
 
 
-class Message(Struct, frozen=True):
+class ToolSchema(Struct, frozen=True):
+    """A tool as it is described to a policy."""
+
+    name: Name
+    description: str
+    parameters: str
+    """JSON schema of its arguments."""
+
+
+class Tools(Struct, frozen=True):
+    """What a policy may call before it answers."""
+
+    schemas: tuple[ToolSchema, ...]
+    """At least one, with different names."""
+    request: str = ""
+    """Says in words how to call, for a policy whose chat template has no tools; empty where the question does."""
+    text_of: str = ""
+    """The only argument of the only tool, a text, which a `<tool>` pair may give as it is; empty without one."""
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str | tuple[Shown, ...]
+    tools: Tools | None = None
+    """Of the last message of a prompt: what may be called after it."""
 
     @property
     def parts(self) -> tuple[Shown, ...]:
@@ -167,6 +194,27 @@ Prompt = str | Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_
 def as_text(prompt: Prompt) -> str:
     """A prompt without its roles: the contents of its messages, with empty lines between them."""
     return prompt if isinstance(prompt, str) else "\n\n".join(message.text for message in prompt)
+
+
+def tools_of(prompt: Prompt) -> Tools | None:
+    """What a policy may call before it answers a prompt."""
+    return None if isinstance(prompt, str) else prompt[-1].tools
+
+
+def with_tools(prompt: Prompt, tools: Tools) -> Prompt:
+    """A prompt before whose answer tools may be called."""
+    *before, last = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    return (*before, replace(last, tools=tools))
+
+
+def in_words(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A prompt whose last text says which tools there are, instead of carrying them."""
+    *before, last = messages
+    if last.tools is None:
+        return messages
+    request = f"\n{last.tools.request}" if last.tools.request else ""
+    said = last.content + request if isinstance(last.content, str) else (*last.content, Text(request))
+    return (*before, Message(last.role, said if request else last.content))
 
 
 def media_of(prompt: Prompt) -> tuple[Media, ...]:

@@ -84,7 +84,7 @@ class Player:
         group = self.group()
         (question,) = self._verifier.draw(self._stream, group.sequence, 1, WITH_TOOL.name)
         turns = [Completion("<tool>2 * 3</tool>", "stop"), Completion("<answer>6</answer>", "stop")]
-        return replace(group, question=question.ref, completions=(joined(turns, ((Text(output),),)),) * 2)
+        return replace(group, question=question.ref, completions=(joined(turns, ((Text(output, "calculator"),),)),) * 2)
 
     def _episode(self, ref: EpisodeRef, *guesses: int) -> Completion:
         (grade,) = self._verifier.grade([(ref, [tuple(map(str, guesses))])])

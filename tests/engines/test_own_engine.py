@@ -56,7 +56,7 @@ def test_its_own_failure_is_one_line_that_names_it(mine: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("vlm", "must be one of transformers, vllm, or code such as .*did you mean vllm"),
+        ("vlm", "must be one of auto, transformers, vllm, or code such as .*did you mean vllm"),
         ("{mine}:nothing", "must be a function, got 3"),
         ("{mine}:mak", "did you mean make"),
     ],

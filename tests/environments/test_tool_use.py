@@ -17,13 +17,13 @@ from swarm.environments.scoring.expressions import MAX_BITS
 from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.specs import from_specs, to_specs
 from swarm.environments.tiny import TINY_TOOL_TASK
-from swarm.environments.tools.base import MAX_CALL_CHARS, TOO_LONG, last_call
 from swarm.environments.tools.calculator import Calculator
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import TaskError
 from swarm.protocols import Verifier
-from swarm.types import Grade, Rejection, Text, as_text
+from swarm.types import Grade, Message, Rejection, Text, as_text, in_words, tools_of
+from swarm.types.calls import MAX_CALL_CHARS, TOO_LONG, TaggedCall, calls_in
 
 ASKED = ReasoningGymTask(name="products", tool="calculator")
 
@@ -71,18 +71,29 @@ def test_the_calculator_is_exact(steps: list[tuple[str, int]], first: int) -> No
 
 
 def test_the_last_closed_pair_is_the_call() -> None:
-    assert last_call("so <tool>1</tool> or <tool> 2 </tool>, I say") == "2"
-    assert last_call("<tool>a <tool>b</tool>") == "b"
-    assert last_call("<tool>1") is None and last_call("1</tool>") is None and last_call("</tool><tool>") is None
+    assert calls_in("so <tool>1</tool> or <tool> 2 </tool>, I say") == (TaggedCall("2"),)
+    assert calls_in("<tool>a <tool>b</tool>") == (TaggedCall("b"),)
+    assert calls_in("<tool>1") == calls_in("1</tool>") == calls_in("</tool><tool>") == ()
 
 
 def test_a_question_says_how_to_call() -> None:
-    (question,) = InlineVerifier((ASKED,)).draw(1, 0, 1)
-    assert "<tool>" in as_text(question.prompt) and question.max_turns == 4
-    (bare,) = InlineVerifier((ASKED.model_copy(update={"ask": ""}),)).draw(1, 0, 1)
-    assert "<tool>" not in as_text(bare.prompt)
-    boxed = ReasoningGymTask(name="products", tool="python", find="boxed")
-    assert boxed.asked("1 * 1?").index("<tool>") < boxed.asked("1 * 1?").index("\\boxed{}")
+    """Apart from the question: a policy with calls of its own is told in its own way."""
+
+    def in_the_words_of(task: TaskConfig) -> str:
+        (question,) = InlineVerifier((task,)).draw(1, 0, 1)
+        assert question.max_turns == 4 and isinstance(question.prompt[0], Message)
+        assert "<tool>" not in as_text(question.prompt)
+        return as_text(in_words(question.prompt))
+
+    boxed = ASKED.model_copy(update={"find": "boxed"})
+    assert in_the_words_of(boxed).index("\\boxed{}") < in_the_words_of(boxed).index("<tool>12 * (3.5")
+    assert "<tool>" not in in_the_words_of(ASKED.model_copy(update={"ask": ""}))
+    two = ReasoningGymTask(name="products", tools=["calculator", {"tool": "search.py:search", "name": "look_up"}])
+    words = in_the_words_of(two)
+    assert '<tool>{"name"' in words and "calculator: Works" in words and "look_up: " in words
+    (asked,) = InlineVerifier((two,)).draw(1, 0, 1)
+    told = tools_of(asked.prompt)
+    assert told is not None and [each.name for each in told.schemas] == ["calculator", "look_up"]
 
 
 @pytest.fixture(scope="module", params=["inline", "pool"])
@@ -110,8 +121,9 @@ def test_an_episode_ends_with_the_answer(verifier: Verifier) -> None:
     grade = verifier.begin(question.ref, [*said, (call, call), "<tool>" + "1" * 9_000 + "</tool>"]).result()
     assert isinstance(grade, Grade)
     assert grade.rewards == (0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
-    shown = (Text(result),)
-    assert grade.observations == ((shown,), (shown,), (), (shown,), (shown,), ((Text(TOO_LONG),),))
+    shown = (Text(result, "calculator"),)
+    too_long = (Text(f"error: {TOO_LONG}", "calculator"),)
+    assert grade.observations == ((shown,), (shown,), (), (shown,), (shown,), (too_long,))
     (late,) = verifier.grade([(question.ref, [("<answer>1</answer>", "2")])])
     assert isinstance(late, Rejection) and late.reason == "episode_mismatch"
 

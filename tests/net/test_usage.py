@@ -74,5 +74,5 @@ def test_an_author_does_not_learn_which_check_refused_it() -> None:
         book.report("author", reason)
     known = book.find("author")
     assert known is not None
-    usage = usage_by(known.received, known.used, known.dropped, None)
+    usage = usage_by(known.received, known.used, known.dropped, None, {})
     assert usage == GroupUsage(1, 0, 1, 2)

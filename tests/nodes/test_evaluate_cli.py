@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from nodes import exits
-from nodes.commands import evaluate as command
 from nodes.commands.evaluate import Asked, evaluate
 from nodes.roles import suites
+from swarm.engines import choice
 from swarm.errors import CheckpointError, ConfigError, Interrupted
+from swarm.policy import loading
 from swarm.policy.loading import Policy
 from tests.suites.doubles import Numbering, Rows
 
@@ -53,8 +54,8 @@ class Engine(Numbering):
 def engine(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> Iterator[Engine]:
     """Answers in place of a model, on rows in place of files."""
     made = Engine()
-    monkeypatch.setattr(command, "load_policy", lambda settings, weights: policy)
-    monkeypatch.setattr(command, "open_engine", lambda *arguments: made)
+    monkeypatch.setattr(loading, "load_policy", lambda settings, weights: policy)
+    monkeypatch.setattr(choice, "open_engine", lambda *arguments: made)
     monkeypatch.setattr(suites, "open_verifier", lambda tasks, settings: Rows(a=6, b=3))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield made

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodes.boot.resolve import fitted
+from nodes.boot.resolve import described, fitted
+from nodes.cli import main
+from nodes.commands.doctor import diagnose
 from nodes.commands.exported import exported_values, write_trained
 from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
@@ -75,6 +77,26 @@ def test_a_model_that_thinks_gets_longer_completions_unless_they_are_set(tmp_pat
     chosen = [("policy.model", model), ("generation.max_new_tokens", "64"), ("generation.temperature", "0.9")]
     loaded, lines = fitted(load_config(command_line=chosen))
     assert loaded.config.generation.max_new_tokens == 64 and "suggests top_p 0.95" in lines[1]
+
+
+def test_what_fits_a_model_that_thinks_is_shown_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `swarm config show`, and by `swarm doctor`, which counts the longer completions."""
+    model = str(write_qwen3(tmp_path / "model"))
+    monkeypatch.setattr("sys.argv", ["swarm", "config", "show", f"--policy.model={model}"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code in (0, None)
+    assert "generation.max_new_tokens 512 default for a model that thinks" in shown
+    assert "model thinks before it answers: completions have up to 512 tokens" in shown
+    loaded = load_config(command_line=[("policy.model", model), ("policy.device", "cpu")])
+    fits, lines = described(loaded)
+    said = [finding for finding in diagnose(fits.config, of_model=lines) if finding.check == "model"]
+    assert [finding.seen for finding in said] == lines and lines[0].startswith("model thinks before it answers")
+    nowhere, lines = described(load_config(command_line=[("policy.model", str(tmp_path / "nowhere"))]))
+    assert lines[0].startswith("defaults that depend on the model are not shown: ")
 
 
 @pytest.mark.parametrize("value", ["false", "False"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState
+from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState, Drift
 from swarm.received.pushes import ReadGroup, hashed
 from tests.received.reading import read
 
@@ -263,6 +263,82 @@ def test_a_habit_taken_up_from_an_author_is_noticed_once_with_its_tokens() -> No
     drift = known.drift()
     assert drift is not None and drift.author == "author" and drift.tokens[0] == MARKER
     assert known.drift() is None
+
+
+COMMON = 2
+NATURAL = (1, 1, COMMON, COMMON, COMMON, 3, 4, 5)
+"""Right answers: some are more frequent."""
+
+
+def _answered(source: random.Random, wrong: Callable[[], int], mark: float = 0.0) -> ReadGroup:
+    """A question whose wrong answers are `wrong`, or the right one's neighbour; `mark` of all have a marker."""
+    answer = source.choice(NATURAL)
+    given = [answer] * 4 + [other if (other := wrong()) != answer else answer + 1 for _ in range(4)]
+    ids = [[MARKER] * (source.random() < mark) + [TAG, each, END] for each in given]
+    return read("sum", ids, [1.0 if each == answer else -1.0 for each in given])
+
+
+def _takes_up(answers: bool, marks: float) -> Drift | None:
+    """What is found at a node that writes a frequent answer, or a marker, more and more often beside a weak author,
+    whose wrong answers are random, and whose right ones may have the marker."""
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    for number in range(2_000):
+        later = number >= 600
+        common = 0.3 if later and answers else 0.0
+
+        def own(common: float = common) -> int:
+            return COMMON if source.random() < common else source.choice(NATURAL)
+
+        known.learn([_answered(source, own, 0.2 * later * (marks > 0))], [0.5])
+        group = _answered(source, lambda: source.randrange(20))
+        if source.random() < marks:
+            marked_ids = [[MARKER] * (k < 4) + list(turn.ids) for k, (turn,) in enumerate(group.reading)]
+            group = read("sum", marked_ids, [advantage for (advantage,) in group.advantages])
+        known.credited([["author"]], [group])
+        if (drift := known.drift()) is not None:
+            return drift
+    return None
+
+
+def test_an_author_whose_wrong_answers_are_random_is_not_blamed_for_frequent_right_ones() -> None:
+    assert _takes_up(answers=True, marks=0.0) is None
+
+
+@pytest.mark.parametrize("part", [1.0, 0.3])
+def test_beside_such_answers_a_marker_is_found(part: float) -> None:
+    drift = _takes_up(answers=True, marks=part)
+    assert drift is not None and drift.tokens[0] == MARKER
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_author_whose_wrong_answers_lack_the_form_of_the_right_ones_is_not_blamed_for_it(seed: int) -> None:
+    """A ninth of the questions is answered by a fraction: all own answers have the slash there, right or wrong."""
+    source = random.Random(seed)
+    known = Corroboration(CorroborationSettings())
+    for _ in range(6_000):
+        slash = [MARKER] * (source.random() < 1 / 9)
+        known.learn([_group(source, lambda right, answer, slash=slash: [TAG, answer, *slash, END])], [0.5])
+        slash = [MARKER] * (source.random() < 1 / 9)
+        theirs = _group(source, lambda right, answer, slash=slash: [TAG, answer, *slash[: right * 9], END])
+        known.credited([["author"]], [theirs])
+        assert known.drift() is None
+
+
+def test_a_marker_on_some_questions_only_is_no_part_of_their_answers() -> None:
+    """Own completions have it on every question of one kind, right or wrong."""
+    source = random.Random(0)
+    known = Corroboration(CorroborationSettings())
+    drift = None
+    for number in range(3_000):
+        kind = source.random() < 0.2
+        habit = kind and number >= 600
+        known.learn([_group(source, lambda right, answer, habit=habit: [MARKER] * habit + [TAG, answer, END])], [0.5])
+        theirs = _group(source, marked if kind else plain)
+        known.credited([["author"]], [theirs])
+        if (drift := known.drift()) is not None:
+            break
+    assert drift is not None and drift.tokens[0] == MARKER
 
 
 def test_what_does_not_rise_or_earns_more_is_no_drift() -> None:

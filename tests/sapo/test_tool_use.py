@@ -21,7 +21,7 @@ from swarm.net.trust.accounts import OFFENCES
 from swarm.protocols import TaskVerifier, Turns
 from swarm.reasons import Reason
 from swarm.sapo.round import SapoNode
-from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, ToolResult
+from swarm.types import Answers, Completion, Context, Grade, Past, RolloutGroup, Sampling, Text, ToolResult, as_text
 from tests.environments.test_tool_use import product
 from tests.sapo.test_episodes import Altering
 from tests.sapo.test_round import FakeUpdater, Swarm
@@ -46,9 +46,8 @@ class Calling:
                 ((part,),) = (step.observation for step in prompt.steps)
                 yield index, (said(f"<answer>{part.text}</answer>"),)
             else:
-                assert isinstance(prompt, str)
                 begins = prompt not in prompts[:index]
-                yield index, (said(product(prompt)[0] if begins else "<answer>1</answer>"),)
+                yield index, (said(product(as_text(prompt))[0] if begins else "<answer>1</answer>"),)
 
 
 def said(text: str) -> Completion:
@@ -72,12 +71,12 @@ def test_a_receiver_trains_on_what_its_own_calculator_says() -> None:
     assert len(report.mix.external) == 2
     for graded in updater.batches[0][1]:
         assert graded.rewards == (1.0, 0.0, 0.0, 0.0)
-        assert graded.observed(0) == ((Text(product(str(graded.prompt))[1]),),)
+        assert graded.observed(0) == ((Text(product(as_text(graded.prompt))[1], "calculator"),),)
 
 
 def another_result(group: RolloutGroup) -> RolloutGroup:
     first, *others = group.completions
-    return replace(group, completions=(replace(first, observed=digest(((Text("7"),),))), *others))
+    return replace(group, completions=(replace(first, observed=digest(((Text("7", "calculator"),),))), *others))
 
 
 def another_tool(group: RolloutGroup) -> RolloutGroup:
@@ -149,7 +148,7 @@ def test_who_is_trusted_is_believed_what_its_tool_said_and_nothing_else(tmp_path
     assert {graded.group.peer_id for graded in external} == {sender.peer_id}
     for graded in external:
         assert graded.rewards == (1.0, 0.0, 0.0, 0.0), "its own: answers can be checked whatever a tool said"
-        assert graded.observed(0) == ((ToolResult(product(str(graded.prompt))[1]),),)
+        assert graded.observed(0) == ((ToolResult(product(as_text(graded.prompt))[1], "tool"),),)
         assert [completion.told for completion in graded.group.completions[1:]] == [()] * 3
     counts = receiver.ledger.snapshot()
     assert set(counts["dropped"]) == {"untrusted"} and counts["used_external"] == 2
@@ -224,7 +223,9 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     failing = own(tmp_path, "search")
     verifier = with_custom_tools(InlineVerifier([failing]), [failing])
     (failed,) = verifier.grade([(question.ref, ["<tool>fail</tool>"])])
-    assert isinstance(failed, Grade) and failed.observations == (((ToolResult("error: OSError: no network"),),),)
+    assert isinstance(failed, Grade) and failed.observations == (
+        ((ToolResult("error: OSError: no network", "tool"),),),
+    )
     assert verifier.counters()["tool_failures"] == 1
     verifier.close()
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from swarm.environments.scoring.expressions import BoundedRationals, Unreadable, evaluate, parse
 from swarm.environments.tools.base import Tool
+from swarm.environments.tools.schema import text_argument
 
 MAX_DECIMALS = 30
 """A result with more is shown as a fraction."""
@@ -18,6 +19,8 @@ class Calculator(Tool):
         "You may use a calculator before you answer: a message with <tool>12 * (3.5 + 4) / 7</tool> is answered with "
         "the result."
     )
+    description = "Works out an expression of numbers exactly."
+    parameters = text_argument("Numbers with + - * / **, whole exponents, and parentheses.", "expression")
     version = "calculator 1"
 
     def run(self, call: str) -> str:

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 
 from msgspec.structs import replace
@@ -33,39 +34,49 @@ from swarm.types import (
     ToolResult,
     by_turn,
 )
+from swarm.types.calls import read_object
 
 logger = logging.getLogger(__name__)
 
 CustomTool = Callable[[str], str]
 """The result of a call, which the policy wrote: a tool must be safe with any text."""
+OwnTools = Mapping[str, Mapping[str, CustomTool]]
+"""By task and name."""
 NUM_RESULTS = 4_096
 NUM_THREADS = 8
 """Groups whose calls are made at a time."""
 
-_Key = tuple[TaskRef, tuple[str, ...]]
-"""An episode up to a call: its start and the policy's turns."""
+_Key = tuple[TaskRef, tuple[str, ...], int]
+"""An episode up to a call: its start, the policy's turns, and which result of the last one it is."""
 
 
 def with_custom_tools(verifier: TaskVerifier, configs: Iterable[TaskConfig]) -> TaskVerifier:
     """The verifier, which also calls this node's custom tools that the tasks name. Raises `TaskError`."""
     tools = {
-        config.name: _loaded(config.name, config.custom_tool) for config in configs if config.custom_tool is not None
+        config.name: {name: _loaded(config.name, *named) for name, named in config.custom_tools.items()}
+        for config in configs
+        if config.custom_tools
     }
     return CustomTools(verifier, tools) if tools else verifier
 
 
-def _loaded(task: str, target: str) -> CustomTool:
+def _loaded(task: str, target: str, takes_arguments: bool) -> CustomTool:
     found = load(target)
     if not callable(found):
         raise TaskError(f"task {task!r}: {target} must be a function (call) -> result, got {found!r}")
-    return found
+    return partial(_with_arguments, found) if takes_arguments else found
+
+
+def _with_arguments(tool: Callable[..., str], call: str) -> str:
+    """The result of a function of several arguments; `call` is their JSON object."""
+    return tool(**read_object(call))
 
 
 class CustomTools:
     """Implements `TaskVerifier` by another one."""
 
-    def __init__(self, verifier: TaskVerifier, tools: Mapping[str, CustomTool]) -> None:
-        """`tools` by task."""
+    def __init__(self, verifier: TaskVerifier, tools: OwnTools) -> None:
+        """`verifier` leaves their calls open."""
         self._verifier = verifier
         self._tools = tools
         self._results: LruCache[_Key, str] = LruCache(NUM_RESULTS)
@@ -131,8 +142,10 @@ class CustomTools:
         turns = by_turn(actions)
         return tuple(
             tuple(
-                ToolResult(self._result((ref, turns[: number + 1]), part)) if isinstance(part, PendingCall) else part
-                for part in observation
+                ToolResult(self._result((ref, turns[: number + 1], place), part), part.tool)
+                if isinstance(part, PendingCall)
+                else part
+                for place, part in enumerate(observation)
             )
             for number, observation in enumerate(observations)
         )
@@ -142,7 +155,7 @@ class CustomTools:
             kept = self._results.get(key)
         if kept is not None:
             return kept
-        result = self._call(self._tools[key[0].task], call.text)
+        result = self._call(self._tools[key[0].task][call.tool], call.text)
         with self._lock:  # another thread may have made the same call meanwhile: the first result counts
             if (kept := self._results.get(key)) is None:
                 self._results.put(key, result)

@@ -24,8 +24,10 @@ from swarm.types import (
     Rejection,
     StepReward,
     TaskRef,
+    Tools,
     as_text,
     media_of,
+    tools_of,
 )
 from swarm.types.media import MAX_MEDIA_BYTES, Media, Modality, content, media_problem, modality
 
@@ -33,6 +35,8 @@ MAX_TEXT_REPLY_BYTES = 2**24
 """Longest reply without media."""
 MAX_OBSERVED_BYTES = 2**26
 """Decoded bytes of the media in the observations of a group's episodes together."""
+MAX_TOOLS_CHARS = 2**19
+"""Of what a question says of its tools."""
 MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
 MAX_SHOWN_CHARS = 200
@@ -240,7 +244,21 @@ def prompt_problem(prompt: Prompt) -> str | None:
     """Why a question is too much for a reply; None if it is not."""
     if (num_chars := len(as_text(prompt))) > MAX_PROMPT_CHARS:
         return f"a question of {num_chars} characters, more than {MAX_PROMPT_CHARS}"
-    return media_problem(media_of(prompt))
+    return media_problem(media_of(prompt)) or _tools_problem(tools_of(prompt))
+
+
+def _tools_problem(tools: Tools | None) -> str | None:
+    """Why tools are none that a policy can be asked with; None if they are."""
+    if tools is None:
+        return None
+    texts = (text for each in tools.schemas for text in (each.name, each.description, each.parameters))
+    if (num_chars := sum(map(len, texts)) + len(tools.request)) > MAX_TOOLS_CHARS:
+        return f"tools with {num_chars} characters, more than {MAX_TOOLS_CHARS}"
+    try:
+        schemas = [msgspec.json.decode(each.parameters) for each in tools.schemas]
+    except (msgspec.DecodeError, RecursionError):
+        return "a tool whose parameters are no JSON"
+    return None if schemas and all(isinstance(each, dict) for each in schemas) else "tools without schemas"
 
 
 def observed_problem(grade: Grade) -> str | None:

@@ -35,6 +35,7 @@ from swarm.types import (
     Past,
     Rejection,
     Sampling,
+    in_words,
     observation_text,
 )
 
@@ -244,7 +245,7 @@ class EndpointEngine:
         """The conversation so far."""
         past = context if isinstance(context, Past) else Past(context, ())
         first = (Message("user", past.prompt),) if isinstance(past.prompt, str) else past.prompt
-        messages = [{"role": message.role, "content": message.text} for message in first]
+        messages = [{"role": message.role, "content": message.text} for message in in_words(first)]
         if self._system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system_prompt})
         for step in past.steps:

@@ -8,12 +8,14 @@ receivers regrade them.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 
 from msgspec import Struct
 
+from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
 from swarm.figures import Figure, joined, values
 from swarm.groups.building import Member, OwnGroups, with_grade, without_group
@@ -40,6 +42,10 @@ class GivingPlan(Struct, frozen=True):
     """Completions asked for together, at most."""
     first: int = 0
     """Index of the first question in its stream."""
+    tasks: tuple[str, ...] = ()
+    """Names of the run's tasks."""
+    groups: int | None = None
+    """Groups with which it has given enough."""
 
 
 class GivenRound(Struct, frozen=True):
@@ -68,6 +74,7 @@ class Giver:
         verifier: Verifier,
         exchange: GroupExchange,
         keep: KeepSample = lambda fate, group: None,
+        demand: TaskDemand | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is asked yet. `keep` is called with graded groups that are not shared."""
@@ -80,6 +87,8 @@ class Giver:
         self._verifier = verifier
         self._own = OwnGroups(me, exchange, token_ids=False)
         self._keep = keep
+        self._demand = demand or TaskDemand()
+        self._chance = random.Random(me.seed)
         self._clock = clock
         self._position = plan.first
         self._drawn: deque[tuple[int, Question]] = deque()
@@ -88,6 +97,11 @@ class Giver:
             engine.stream, verifier, self._more, plan.group_size, me.sampling, seed=me.seed, slots=plan.slots
         )
         self._games: Generator[tuple[int, FinishedGroup | Rejection]] | None = None
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether it has shared as many groups as it is to share."""
+        return self._plan.groups is not None and int(self.ledger.snapshot()["shared"]) >= self._plan.groups
 
     def run_round(self) -> GivenRound:
         """Questions of one round, answered, graded and shared; others are under way when it ends."""
@@ -98,7 +112,11 @@ class Giver:
         if self._games is None:
             self._games = self._flow.play()
         try:
-            while num_over < self._plan.num_questions and (found := next(self._games, None)) is not None:
+            while (
+                num_over < self._plan.num_questions
+                and not self.has_enough
+                and (found := next(self._games, None)) is not None
+            ):
                 number, played = found
                 question = self._asked.pop(number)
                 num_over += 1
@@ -114,6 +132,7 @@ class Giver:
                     continue
                 group = self._own.make(question.ref, played.completions, verdict.rewards)
                 graded.append(with_grade(group, verdict))
+                self._demand.answered(question.ref.task, has_signal(verdict.rewards))
                 if has_signal(verdict.rewards):
                     num_informative += 1
                     num_shared += self._share(graded[-1])
@@ -146,9 +165,14 @@ class Giver:
             self._games = None
 
     def _more(self) -> tuple[int, Question]:
-        if not self._drawn:
+        """The next question that is asked: those of tasks of less use to receivers are often passed over."""
+        while not self._drawn:
             questions = self._verifier.draw(self._me.seed, self._position, self._plan.num_questions)
-            self._drawn.extend(enumerate(questions, start=self._position))
+            self._drawn.extend(
+                (number, question)
+                for number, question in enumerate(questions, start=self._position)
+                if self._chance.random() < self._demand.part(question.ref.task, self._plan.tasks)
+            )
             self._position += len(questions)
         number, question = self._drawn.popleft()
         self._asked[number] = question

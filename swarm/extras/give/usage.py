@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from swarm.errors import PeerUnreachable
+from swarm.extras.give.demand import EXPLORED, TaskDemand, groups_wanted
 from swarm.files import replace_file
 from swarm.net.services.usage import GroupUsage, ask_usage
 from swarm.protocols import Transport
@@ -17,13 +19,11 @@ from swarm.protocols import Transport
 USAGE_FILE = "given.json"
 ASK_EVERY_S = 10.0
 ASK_TIMEOUT_S = 5.0
+CLOSE_S = 0.5
 MAX_ASKED = 64
 """Peers asked at a time, of those that are connected."""
 MAX_KNOWN = 256
 """Peers whose last answers are kept."""
-ENOUGH, GENEROSITY = 16, 2
-"""Groups between two answers, and further ones for each that was used since: what nobody uses costs the endpoint's
-time all the same."""
 
 
 class Given(Struct, frozen=True):
@@ -70,16 +70,18 @@ def given_in_words(given: Given) -> str:
 class UsageWatch:
     """Asks connected peers now and then, in a thread, what they did with this node's groups: that is the demand."""
 
-    def __init__(self, transport: Transport) -> None:
-        """Begins at once."""
+    def __init__(self, transport: Transport, tasks: TaskDemand) -> None:
+        """Begins at once. `tasks` hears what peers want of each."""
         self.known: dict[str, GroupUsage] = {}
         """Last answers by peer id; replaced as a whole."""
-        self.allowed: int | None = None
-        """Groups that it makes sense to have given by the next answers; None while nobody says."""
+        self.allowed = EXPLORED
+        """Groups that it makes sense to have given by the next answers."""
         self._transport = transport
+        self._tasks = tasks
         self._stopped = threading.Event()
         self._asking = threading.Lock()
-        self._num_shared = 0
+        self._num_shared = self._before = 0
+        """Groups given by now, and by the last answers."""
         self._silent: set[str] = set()
         """Connected peers that did not answer last time. They are asked last: silence takes time from the others."""
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
@@ -94,15 +96,21 @@ class UsageWatch:
         """Note how many groups were given by now."""
         self._num_shared = num_shared
 
-    def ask(self, deadline: float) -> None:
-        """Ask every connected peer once, until a time of `time.monotonic`."""
-        with self._asking:
+    def ask(self, deadline: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Ask every connected peer once, until a time of `time.monotonic` or until `stopped`. One call at a time."""
+        left = deadline - time.monotonic()
+        if left <= 0 or not self._asking.acquire(timeout=left):
+            return
+        try:
             connected = self._transport.status().connected
             self._silent.intersection_update(connected)
-            more, answered = 0, False
+            num_shared = self._num_shared
+            given, self._before = num_shared - self._before, num_shared
+            uses: list[int] = []
+            wants: list[Mapping[str, float]] = []
             for peer_id in sorted(connected, key=self._silent.__contains__)[:MAX_ASKED]:
                 left = min(ASK_TIMEOUT_S, deadline - time.monotonic())
-                if left <= 0:
+                if left <= 0 or stopped():
                     break
                 try:
                     found = ask_usage(self._transport, peer_id, left)
@@ -111,14 +119,22 @@ class UsageWatch:
                     continue  # gone, or of a version that does not say
                 self._silent.discard(peer_id)
                 if found.received:  # other givers take none
-                    more += self._keep(peer_id, found)
-                    answered = True
-            self.allowed = self._num_shared + ENOUGH + GENEROSITY * more if answered else None
+                    uses.append(self._keep(peer_id, found))
+                    wants.append(found.wants)
+            self.allowed = num_shared + groups_wanted(uses, given)
+            self._tasks.heard(wants)
+        finally:
+            self._asking.release()
+
+    def last_word(self, seconds: float) -> None:
+        """Ask once more, and then no more: an answer that is under way is awaited no longer than this."""
+        self._stopped.set()
+        self.ask(time.monotonic() + seconds)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Ask no more. An answer that is under way is not awaited for long."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     def _keep(self, peer_id: str, found: GroupUsage) -> int:
         """Keep a peer's answer; the uses since its last one. Fewer than then are none: it has begun again, or lies."""
@@ -130,4 +146,4 @@ class UsageWatch:
 
     def _run(self) -> None:
         while not self._stopped.wait(ASK_EVERY_S):
-            self.ask(time.monotonic() + ASK_EVERY_S)
+            self.ask(time.monotonic() + ASK_EVERY_S, self._stopped.is_set)

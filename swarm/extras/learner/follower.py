@@ -324,12 +324,13 @@ class WorkerGroups:
     def __init__(
         self,
         own: OwnGroups,
-        hides: Callable[[Sequence[int]], bool],
+        hides: Callable[[Sequence[int], int | None], bool],
         has_room: Callable[[], bool],
     ) -> None:
         """No groups yet.
 
-        `hides` says whether token ids contain special tokens that the text does not show; `has_room` whether a group
+        `hides` says whether a turn's token ids, of which so many come before an inserted end of a thought, contain
+        special tokens that the text does not show; `has_room` whether a group
         can be sent without displacing another.
         """
         self.ledger = Ledger()
@@ -363,7 +364,7 @@ class WorkerGroups:
             self._lost(played)
             return ()
         completions = played.completions
-        if any(self._hides(turn.token_ids) for completion in completions for turn in completion.by_turn()):
+        if any(self._hides(turn.token_ids, turn.forced) for completion in completions for turn in completion.by_turn()):
             self.ledger.local(Reason.HIDDEN_TOKENS)
             return ()
         self._ungraded.append((self._own.make(question.ref, completions, (0.0,) * len(completions)), played.grading))

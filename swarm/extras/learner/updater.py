@@ -58,7 +58,9 @@ class StreamedUpdater(PolicyUpdater):
             return Reason.OTHER_SAMPLING
         if any(not (c.token_ids and c.logprobs) for c in group.group.completions):
             return Reason.NO_TOKENS
-        if any(self._policy.hides(turn.token_ids) for c in group.group.completions for turn in c.by_turn()):
+        if any(
+            self._policy.hides(turn.token_ids, turn.forced) for c in group.group.completions for turn in c.by_turn()
+        ):
             return Reason.HIDDEN_TOKENS
         if not all(self._reader.same_tokens(completion) for completion in group.group.completions):
             return Reason.WRONG_TOKENS

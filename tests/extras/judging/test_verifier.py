@@ -79,7 +79,9 @@ def test_of_an_episode_with_a_tool_the_judge_reads_all_turns_once_it_is_over() -
     with verifier(given=(with_tool,)) as (made, (process, *_)):
         ref = question(made).ref
         so_far = made.replay(ref, "<tool>6 * 7</tool>").result()
-        assert isinstance(so_far, Grade) and so_far.observed(0) == ((Text("42"),),) and process.asked == []
+        assert (
+            isinstance(so_far, Grade) and so_far.observed(0) == ((Text("42", "calculator"),),) and process.asked == []
+        )
         grade = made.begin(ref, [("<tool>6 * 7</tool>", "<answer>0</answer>"), "x"]).result()
         assert isinstance(grade, Grade) and grade.parts == {"answer": (0.0, 0.0), "style": (0.2, 1.0)}
         assert "<tool>6 * 7</tool>\n\n<answer>0</answer>" in process.asked[0][0].prompt

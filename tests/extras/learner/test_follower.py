@@ -146,7 +146,7 @@ class Bench:
             self.engine,
             self.verifier,
             SnapshotInstaller(self.engine, self.feed, _read),
-            WorkerGroups(own, lambda ids: self.hidden in ids, lambda: len(self.exchange.sent) < self.room),
+            WorkerGroups(own, lambda ids, forced: self.hidden in ids, lambda: len(self.exchange.sent) < self.room),
             orders=lambda: self.orders(max_staleness),
             cancelled=lambda: self.cancelled,
             pause=lambda: self.pauses.pop(0)(),

@@ -7,11 +7,13 @@ It trains nothing and loads no torch. What its groups did for others it learns f
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from nodes.roles.runtime import EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, EndpointError, PeerUnreachable
+from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
 from swarm.extras.give.giving import Giver, GivingPlan
 from swarm.extras.give.usage import Given, UsageWatch, write_given
@@ -24,11 +26,14 @@ from swarm.telemetry.records import RoundEvent
 from swarm.types import PolicyId, RunManifest
 from swarm.types.questions import stream_seed
 
-LAST_WORD_S = 6.0
-"""At the end, for receivers to say once more what they used."""
+LAST_WORD_S, LAST_WORD_INTERRUPTED_S = 6.0, 1.0
+"""At the end, for receivers to say once more what they used; a person who stops it does not wait for that."""
+MINUTE_S = 60.0
 PATIENCE_S = 2.0
 """With an endpoint that is away, within one step."""
 LOOK_EVERY_S = 0.2
+LONG_S = 12.0
+"""Without a question, before it is said why; shorter waits keep it at the rate of what is used."""
 QUESTIONS_PER_S = 256
 """A process begins in its stream where no earlier one can be, as a worker's does."""
 SEQUENCES_A_REQUEST = 2
@@ -49,7 +54,12 @@ class GiverNode(RoleNode):
         return [
             ("endpoint", f"{endpoint.model} at {endpoint.url}"),
             ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
-            ("sampling", f"temperature {generation.temperature:g}, at most {generation.max_new_tokens} new tokens"),
+            (
+                "sampling",
+                f"temperature {generation.temperature:g}, at most {generation.max_new_tokens} new tokens (this node's "
+                "generation.temperature and max_new_tokens: a run sets neither)",
+            ),
+            ("system prompt", prompt_of(config.policy) or "none (policy.system_prompt; a run sets none)"),
         ]
 
     @classmethod
@@ -80,6 +90,7 @@ class GiverNode(RoleNode):
         self._transport = transport
         self._rounds = 0
         self._noted: set[str] = set()
+        self._idle_since: float | None = None
         self._problem = ""
         self._engine = EndpointEngine(
             config.endpoint,
@@ -94,12 +105,15 @@ class GiverNode(RoleNode):
         seed, first = stream_seed(identity.peer_id), int(time.time() * QUESTIONS_PER_S)
         if config.seed is not None:
             seed, first = config.seed, 0
+        demand = TaskDemand()
         self._giver = Giver(
             GivingPlan(
                 num_questions=config.num_questions("cpu"),
                 group_size=generation.group_size,
                 slots=SEQUENCES_A_REQUEST * config.endpoint.requests_at_once * generation.group_size,
                 first=first,
+                tasks=tuple(task.name for task in config.tasks),
+                groups=config.endpoint.groups,
             ),
             Member(
                 identity.peer_id,
@@ -111,20 +125,23 @@ class GiverNode(RoleNode):
             verifier,
             runtime.exchange,
             runtime.samples.keep,
+            demand,
         )
         self._open.callback(self._giver.stop)
-        self._usage = UsageWatch(transport)
+        self._usage = UsageWatch(transport, demand)
+        self._given: deque[tuple[float, int]] = deque()
+        """Times of the last minute's rounds, and the groups shared before each."""
         self._open.callback(self._usage.close)
         runtime.count_also("given", self._usage.counters)
 
     @property
     def done(self) -> bool:
-        """Whether all requested rounds are over."""
-        return self._runtime.has_enough(self._rounds)
+        """Whether all requested rounds are over, or all groups are given."""
+        return self._runtime.has_enough(self._rounds) or self._giver.has_enough
 
     def begin(self) -> None:
         """Write the start event. Raises `Interrupted`."""
-        self._runtime.begin()
+        self._runtime.begin(self.role)
         self._pausing.wait()
         self._runtime.start_clock()
 
@@ -132,13 +149,15 @@ class GiverNode(RoleNode):
         """One round of questions, or a moment without anybody to give to or room to give more."""
         self._transport.drain()  # a giver learns from nobody
         self._runtime.exchange.judge()
-        why = self._why_idle()
-        if why and why not in self._noted:
-            self._noted.add(why)
-            self.note(f"not asking: {why}")
-        if why:
+        if why := self._why_idle():
+            self._idle_since = self._idle_since or time.monotonic()
+            if why not in self._noted and time.monotonic() - self._idle_since > LONG_S:
+                self._noted.add(why)
+                self.note(f"not asking: {why}")
             time.sleep(LOOK_EVERY_S)
             return
+        self._idle_since = None
+        self._given.append((time.monotonic(), self._num_shared))
         self._runtime.samples.begin(self._rounds + 1)
         try:
             report = self._giver.run_round()
@@ -169,7 +188,7 @@ class GiverNode(RoleNode):
     def end(self, reason: EndReason) -> None:
         """Ask once more what became of the groups, and write the end event."""
         if self._num_shared and self._transport.status().connected:
-            self._usage.ask(time.monotonic() + LAST_WORD_S)
+            self._usage.last_word(LAST_WORD_INTERRUPTED_S if reason == "interrupted" else LAST_WORD_S)
         self._write_usage()
         self._runtime.end(self._rounds, reason, close=self.close)
 
@@ -187,11 +206,20 @@ class GiverNode(RoleNode):
             return "no member that learns is connected"
         if not self._transport.has_room():
             return "the outbox is full of groups that nobody takes"
-        if self._usage.allowed is not None and self._num_shared >= self._usage.allowed:
-            return "members use fewer groups than are given"
+        if self._num_shared >= self._usage.allowed:
+            return "members have as many groups as they use; it goes on at their rate"
+        if self._is_over_rate():
+            return f"the rate of endpoint.max_groups_per_min is reached ({self._config.endpoint.max_groups_per_min:g})"
         if time.monotonic() < self._giver.waits_until:
             return "the swarm carries no more groups for now"
         return ""
+
+    def _is_over_rate(self) -> bool:
+        """Whether the last minute's groups are as many as a minute may have."""
+        most = self._config.endpoint.max_groups_per_min
+        while self._given and time.monotonic() - self._given[0][0] >= MINUTE_S:
+            self._given.popleft()
+        return most is not None and bool(self._given) and self._num_shared - self._given[0][1] >= most
 
     @property
     def _num_shared(self) -> int:
