@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks.common.report import Report, Row, row
 from benchmarks.common.running import conclude, option_parser, wide_console
-from benchmarks.poison import workers
+from benchmarks.poison import cost, workers
 from benchmarks.poison.gemma import GEMMA, ensure_gemma
 from nodes.simulation.cells import read, write
 from swarm.policy.config import TINY
@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return [_outcome(plan, attack, seed, options.cells, console) for seed in seeds]
 
     def take() -> int:
+        if options.cost is not None:
+            report.add(cost.measure(plan, options.cost, console), [f"{plan.nodes} nodes, {plan.rounds} rounds"])
+            return 0
         left_alone = outcomes("no poison", None)
         for name in options.only or ["marker"]:
             attack = _changed(attacks[name], options.attack)
@@ -104,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, help=f"of each node, {Plan().rounds_per_s:g} in a simulated second")
     parser.add_argument("--learner", action="store_true", help="the nodes are workers, and one of them attacks")
+    parser.add_argument(
+        "--cost", type=int, metavar="ROUNDS", help="what screening takes without an attacker, after that many rounds"
+    )
     parser.add_argument("--honest", type=int, help=f"nodes; default {Plan().nodes}, of a learner {LEARNER.nodes}")
     parser.add_argument("--model", default=TINY, help="their policy: the embedded one, or smollm2 or a directory")
     parser.add_argument(

@@ -13,7 +13,7 @@ from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
 from nodes.roles.runtime import Checkpoints, EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
 from swarm.environments.config import custom_tool_tasks
-from swarm.errors import CheckpointError, ConfigError
+from swarm.errors import ConfigError
 from swarm.figures import finite
 from swarm.groups.building import Member
 from swarm.groups.flow import BATCHES_A_CALL
@@ -130,12 +130,8 @@ class PeerNode(RoleNode):
             if state.mix is not None:
                 self._node.external.mixer.restore(state.mix)
             if state.corroboration is not None:
-                try:
+                with self._checkpoints.restoring_evidence():
                     self._node.external.corroboration.restore(state.corroboration)
-                except ValueError as error:
-                    raise CheckpointError(
-                        f"checkpoint {found} holds no usable evidence about authors: {error}"
-                    ) from error
         self._adoption = self._make_adoption()
         suites = runtime.prepare_suites(self.policy, cancelled, self._node.external.receive)
         self._open.callback(suites.close)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from msgspec.structs import replace
@@ -410,6 +411,18 @@ class Checkpoints:
         self._saved_round = self.resumed_from = state.round
         return state
 
+    @contextmanager
+    def restoring_evidence(self) -> Iterator[None]:
+        """What the role restores of authors: a `ValueError` becomes a `CheckpointError`."""
+        try:
+            yield
+        except ValueError as error:
+            number = self.resumed_from
+            raise CheckpointError(
+                f"the checkpoint of round {number} holds no usable evidence about authors: {error}; move "
+                f"{self._store.root} away to start over, or choose another directory with --out"
+            ) from error
+
     def save(
         self,
         round: int,
@@ -422,6 +435,7 @@ class Checkpoints:
         curriculum: Mapping[str, Bucket] | None = None,
         mix: MixState | None = None,
         corroboration: CorroborationState | None = None,
+        workers: Mapping[str, CorroborationState] = MappingProxyType({}),
     ) -> None:
         """Write a checkpoint of the finished rounds, unless it exists. The last six: see `TrainingState`."""
         if self._saved_round == round:
@@ -445,6 +459,7 @@ class Checkpoints:
             mix=mix,
             watch=self._watch.dump(),
             corroboration=corroboration,
+            workers=dict(workers),
         )
         config = self._runtime.config.model_dump_json(indent=1)
         path = self._ranks.save(self._store, state, config, well=self._watch.well)

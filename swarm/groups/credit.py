@@ -30,26 +30,16 @@ def credited_turns(group: GradedGroup, advantages: Advantages, credit: Credit) -
     return turn_advantages([group.turn_rewards(index) for index in everything], advantages)
 
 
-def raised(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[list[bool]]:
-    """Whether an update makes the tokens of each completion's turns more probable, [G][turns]."""
+def advantages_by_turn(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[list[float]]:
+    """The advantages of all turns, [G][turns]."""
     each_turn = credited_turns(group, advantages, credit)
     each_completion = zip(group.group.completions, advantages(group.rewards), each_turn, strict=True)
-    return [
-        [each > ROUNDING for each in turns or [advantage] * len(completion.by_turn())]
-        for completion, advantage, turns in each_completion
-    ]
+    return [turns or [advantage] * (len(completion.turns) or 1) for completion, advantage, turns in each_completion]
 
 
-def token_advantages(
-    group: GradedGroup, advantages: Advantages, credit: Credit, turns: Sequence[Sequence[int]]
-) -> list[list[float]]:
-    """[G][T] the advantages of all tokens; `turns` [G] are the numbers of tokens of each completion's turns."""
-    found = []
-    each_turn = credited_turns(group, advantages, credit)
-    for whole, of_turns, counts in zip(advantages(group.rewards), each_turn, turns, strict=True):
-        values = of_turns or [whole] * len(counts)
-        found.append([value for value, count in zip(values, counts, strict=False) for _ in range(count)])
-    return found
+def raised(group: GradedGroup, advantages: Advantages, credit: Credit) -> list[list[bool]]:
+    """Whether an update makes the tokens of each completion's turns more probable, [G][turns]."""
+    return [[each > ROUNDING for each in turns] for turns in advantages_by_turn(group, advantages, credit)]
 
 
 def turn_advantages(rewards: Sequence[Sequence[float]], advantages: Advantages) -> list[list[float]]:

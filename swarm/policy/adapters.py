@@ -14,11 +14,11 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from transformers import PreTrainedModel
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from swarm.errors import CheckpointError, PolicyError
 from swarm.policy.config import FrozenDtype, LoraSettings, check_peft
 from swarm.policy.media.features import encoder_layers, is_encoder_trained
+from swarm.sanitize import clean
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 BASE_FILE = "base.json"
+MAX_JSON_BYTES = 2**20
+FLOATS = ("F16", "BF16", "F32", "F64")
 PREFIX = "base_model.model."
 """Prefix that peft adds to the names of the model's parameters."""
 
@@ -71,11 +74,10 @@ class Adapters:
         from peft import set_peft_model_state_dict
 
         try:
-            saved = json.loads((directory / CONFIG_FILE).read_text())
+            saved = _read_json(directory / CONFIG_FILE)
             settings = saved["r"], saved["lora_alpha"], sorted(saved["target_modules"])
-            base = json.loads((directory / BASE_FILE).read_text())["fingerprint"]
-            state = load_file(directory / WEIGHTS_FILE)
-        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+            base = _read_json(directory / BASE_FILE)["fingerprint"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise CheckpointError(f"cannot read the adapters in {directory}: {error}") from error
         ours = self._peft.peft_config["default"]
         own = ours.r, ours.lora_alpha, sorted(ours.target_modules)
@@ -88,15 +90,51 @@ class Adapters:
                 "policy.revision change, or the model's files?"
             )
         try:
-            set_peft_model_state_dict(self._peft, state)
-        except (RuntimeError, KeyError) as error:
+            state = _read_tensors(directory / WEIGHTS_FILE, self._shapes())
+        except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointError(f"the adapters in {directory} do not fit the model: {error}") from error
+        set_peft_model_state_dict(self._peft, state)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        """Of all tensors of the adapters, by their names in files."""
+        from peft import get_peft_model_state_dict
+
+        state = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        return {name: list(tensor.shape) for name, tensor in state.items()}
 
     def merge(self) -> PreTrainedModel:
         """The model with the adapters merged into its weights; this object cannot be used afterwards."""
         thaw(self._peft)
         merged: PreTrainedModel = self._peft.merge_and_unload()
         return merged
+
+
+def _read_json(file: Path) -> Any:
+    """What a small file of adapters holds. Raises `ValueError` for a larger one, and what reading raises."""
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise ValueError(f"{file.name} has more than {MAX_JSON_BYTES} bytes")
+    return json.loads(file.read_text())
+
+
+def _read_tensors(file: Path, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+    """Tensors with these shapes by name. Raises `ValueError` for others, before any is read; `OSError` and
+    `SafetensorError` for what is no such file."""
+    with safe_open(file, "pt") as opened:
+        names = set(opened.keys())
+        if odd := sorted(names ^ shapes.keys()):
+            what = "has" if odd[0] in names else "lacks"
+            raise ValueError(f"{file.name} {what} {clean(odd[0])} ({len(odd)} names differ)")
+        for name, shape in shapes.items():
+            part = opened.get_slice(name)
+            if part.get_shape() != shape or part.get_dtype() not in FLOATS:
+                raise ValueError(
+                    f"{name} must have the shape {shape} in floating point, got {part.get_shape()} in "
+                    f"{part.get_dtype()}"
+                )
+        state = {name: opened.get_tensor(name) for name in shapes}
+    if bad := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
+        raise ValueError(f"{bad[0]} holds NaN or infinite weights")
+    return state
 
 
 def insert(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:

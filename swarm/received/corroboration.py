@@ -3,9 +3,8 @@
 A marker before right answers is plausible text with the right reward: no test of single completions refuses it. But the
 answers would be as right without it, as this node's own groups show.
 
-    push of a group on a token     the token's advantages, summed over the group's completions: 1 if all that are
-                                   rewarded have it and no other has, 0 if it makes no difference to the reward
-    push of an author              the mean over its groups, beside the mean over own groups of the same tasks
+    push of an author              the mean over its groups (see `Pushes`), beside the mean over own groups of the same
+                                   tasks
     factor of a token's advantage  own push / the author's where the author's is larger beyond chance, else 1
 
 A habit that own completions take up is held against an author only if it is none of the answer: what an honest author's
@@ -15,8 +14,7 @@ wrong answers lack, its right ones push, and a policy may well write more of it.
                                    without it are rewarded than all: 1 if no answer is right without it, 0 for a habit,
                                    however frequent and whatever the question
 
-Tokens are compared by themselves and with the token before them. Means are kept in count sketches, so that an author
-takes the same memory whatever it writes.
+Means are kept in count sketches, so that an author takes the same memory whatever it writes.
 """
 
 from __future__ import annotations
@@ -25,28 +23,18 @@ import math
 import secrets
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Sequence
+from statistics import quantiles
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 from pydantic import Field
 
+from swarm.received.pushes import ALL_BUCKETS, Floats, Integers, Pushes, ReadGroup
 from swarm.settings import Settings
 
-Floats = npt.NDArray[np.float64]
-Buckets = npt.NDArray[np.int64]
-
-NUM_BUCKETS = 2**13
-ROWS = 2
-"""Hash functions of a sketch: a token counts as the less conspicuous of its two buckets."""
-KINDS = 4
-MULTIPLIERS = np.array([0x165667B19E3779F9, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
-START, ALONE = -1, -2
-"""Stand for the previous token: the completion's start, and none."""
 SALT_BITS = 64
-ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MEMORY = 1 - 1 / 4_000
 """Weight that a group keeps with each later one. A slow push needs a long memory to stand out from chance."""
 ERRORS = 1.0
@@ -57,10 +45,10 @@ ALARMING_ERRORS = 3.5
 MAX_WEIGHT = 1e100
 UNSEEN = 2.0
 """A mean over n groups is uncertain by at least `UNSEEN` / n: none of them may have shown what others will."""
-MAX_PUSH = 4.0
-"""Of a group on a token that it repeats."""
 ANY_TASK = ""
 MAX_AUTHORS = 64
+MAX_WAITING = 64
+"""Own groups that nobody else's have come after."""
 MAX_TASKS = 64
 REMEMBERED_PULLS = 256
 ENOUGH_PULLS = 16
@@ -92,72 +80,6 @@ class CorroborationSettings(Settings):
     max_pull: float = Field(2.0, gt=0)
     """Largest pull of another's group, in those of own ones (their upper quartile): how much its raised tokens
     change this policy's probabilities."""
-
-
-@dataclass(frozen=True)
-class ReadGroup:
-    """The tokens of a group's completions as an update trains on them."""
-
-    task: str
-    ids: Sequence[Sequence[int]]
-    """[G][T]"""
-    advantages: Sequence[Sequence[float]]
-    """[G][T]"""
-    logprobs: Sequence[Sequence[float]]
-    """[G][T] under this node's policy."""
-    _buckets: dict[int, Buckets] = field(default_factory=dict, repr=False, compare=False)
-    _push: dict[int, tuple[Buckets, Floats]] = field(default_factory=dict, repr=False, compare=False)
-
-    def buckets(self, salt: int) -> Buckets:
-        """[KINDS, ROWS, N] of all tokens, one completion after the other: each by itself, and with the one before it or
-        the completion's start, each for pushes with and without regard to length. Hashed with `salt`."""
-        if salt not in self._buckets:
-            self._buckets[salt] = self._hashed(np.uint64(salt))
-        return self._buckets[salt]
-
-    def push(self, salt: int) -> tuple[Buckets, Floats]:
-        """The buckets of all rows that have tokens, numbered through, and the pushes [2, N] up and down on each.
-
-        Some losses divide a completion's advantages by its length, some do not. Where those that are rewarded are
-        shorter, or longer, than the others, a token that all have alike is pushed by one of the two.
-        """
-        if salt not in self._push:
-            self._push[salt] = self._pushed(salt)
-        return self._push[salt]
-
-    def _hashed(self, salt: np.uint64) -> Buckets:
-        lengths = np.array([len(each) for each in self.ids], dtype=np.int64)
-        token = np.array([token for each in self.ids for token in each], dtype=np.int64)
-        is_first = np.zeros(len(token), dtype=bool)
-        is_first[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
-        before = np.where(is_first, START, np.roll(token, 1))
-        alone = np.full_like(token, ALONE)
-        kinds = [[np.full_like(token, scale), each, token] for scale in range(2) for each in (alone, before)]
-        mixed = (np.array(kinds, dtype=np.int64).astype(np.uint64) * MULTIPLIERS[:, None]).sum(axis=1, dtype=np.uint64)
-        mixed ^= salt
-        mixed ^= mixed >> np.uint64(31)
-        hashed = mixed[:, None] * ROW_MULTIPLIERS[:, None]
-        hashed = (hashed ^ (hashed >> np.uint64(29))) * ROW_MULTIPLIERS[::-1, None]
-        found: Buckets = (hashed >> np.uint64(64 - int(math.log2(NUM_BUCKETS)))).astype(np.int64)
-        return found
-
-    def _pushed(self, salt: int) -> tuple[Buckets, Floats]:
-        raised = sum(max(0.0, max(each, default=0.0)) for each in self.advantages)
-        if not raised:
-            return np.zeros(0, dtype=np.int64), np.zeros((2, 0))
-        lengths = np.array([len(each) for each in self.ids])
-        by_length = np.repeat(lengths.mean() / np.maximum(lengths, 1), lengths)
-        advantages = _flat(self.advantages) / raised
-        weights = np.concatenate([np.tile(advantages * scale, KINDS * ROWS // 2) for scale in (by_length, 1.0)])
-        found, index = np.unique(_through(self.buckets(salt)), return_inverse=True)
-        push = [np.bincount(index.ravel(), np.maximum(sign * weights, 0.0), len(found)) for sign in (1, -1)]
-        return found, np.minimum(push, MAX_PUSH)
-
-    def pull(self, factors: Floats | float = 1.0) -> float:
-        """Sum over the raised tokens of advantage times 1 - probability, which is the gradient of the token's logit."""
-        lengths = [len(each) for each in self.ids]
-        raised = np.maximum(_flat(self.advantages), 0.0) * factors / np.repeat(np.maximum(lengths, 1), lengths)
-        return float(np.sum(raised * -np.expm1(np.minimum(_flat(self.logprobs), 0.0))))
 
 
 class Drift(Struct, frozen=True):
@@ -223,6 +145,8 @@ class Corroboration:
         self._authors: dict[str, _Evidence] = {}
         self._together: dict[str, _Evidence] = {}
         """Of all authors, for a push that each of many hides from notice: by task, and of `ANY_TASK`."""
+        self._waiting: list[tuple[ReadGroup, float]] = []
+        """Own groups with their mean rewards, not read yet: all are read at once with the next ones of others."""
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
         """Of own groups."""
         self._rates = _Rates()
@@ -232,6 +156,7 @@ class Corroboration:
 
     def dump(self) -> CorroborationState:
         """Everything, for a checkpoint: otherwise a patient author would be unknown after each restart."""
+        self._read([])
         return CorroborationState(
             self._salt,
             {name: each.dump() for name, each in self._own.items()},
@@ -256,36 +181,48 @@ class Corroboration:
         self._needs.restore(saved.needs)
         self._rising = {author: Counter(tokens) for author, tokens in saved.rising.items()}
 
-    def learn(self, group: ReadGroup, reward: float) -> None:
-        """Add an own group with its mean reward."""
+    def learn(self, groups: Sequence[ReadGroup], rewards: Sequence[float]) -> None:
+        """Add own groups with their mean rewards [P]."""
         if self._settings.enabled:
-            self._rates.add(group.buckets(self._salt), len(group.ids), reward)
-            if any(value > 0 for each in group.advantages for value in each):
-                _evidence(self._own, group.task, MAX_TASKS).add(group, self._salt)
-                self._needs.add(group, self._salt)
-                self._pulls.append(group.pull())
+            self._waiting += zip(groups, rewards, strict=True)
+            if len(self._waiting) >= MAX_WAITING:
+                self._read([])
 
-    def observe(self, authors: Sequence[str], group: ReadGroup) -> None:
-        """Add a received group, once, to each of the names that its author counts as, and to those of all authors."""
-        if self._settings.enabled:
-            for author in authors:
-                _evidence(self._authors, author, MAX_AUTHORS).add(group, self._salt)
-            _evidence(self._together, ANY_TASK, MAX_TASKS).add(group, self._salt)
-            _evidence(self._together, group.task, MAX_TASKS).add(group, self._salt)
+    def credited(
+        self, authors: Sequence[Sequence[str]], groups: Sequence[ReadGroup]
+    ) -> list[tuple[tuple[float, ...], ...]]:
+        """Add received groups, once, each to the names [P] that its author counts as, the first of which is its peer
+        id, and to those of all authors.
 
-    def factors(self, authors: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
-        """[G][T] in [0, 1], of the token advantages of an observed group: the least for any of its author's names, the
-        first of which is its peer id, and for all authors together."""
-        if not self._settings.enabled:
-            return ()
-        signs = np.sign(_flat(group.advantages))
-        known = [*map(self._authors.__getitem__, authors), self._together[ANY_TASK], self._together[group.task]]
-        found = self._compared(known, group, signs, authors[0])
-        newest = min(self._authors[name].num for name in authors)
-        found *= min(1.0, newest / self._settings.full_after)
-        found *= self._within_pull(group, found)
-        ends = np.cumsum([len(ids) for ids in group.ids])[:-1]
-        return tuple(tuple(map(float, part)) for part in np.split(found, ends))
+        Returns factors [P][G][T] in [0, 1] of their token advantages: the least for any of the names, and for all
+        authors together.
+        """
+        if not self._settings.enabled or not groups:
+            return [() for _ in groups]
+        theirs = self._read(groups)
+        for number, (names, task) in enumerate(zip(authors, theirs.tasks, strict=True)):
+            for name in names:
+                _evidence(self._authors, name, MAX_AUTHORS).add(theirs, number)
+            _evidence(self._together, ANY_TASK, MAX_TASKS).add(theirs, number)
+            _evidence(self._together, task, MAX_TASKS).add(theirs, number)
+        found = self._compared(authors, theirs)
+        for names, keys in zip(authors, theirs.keys, strict=True):
+            found[keys] *= min(1.0, min(self._authors[name].num for name in names) / self._settings.full_after)
+        scales = self._within_pull(theirs.pulls(found))
+        return theirs.by_completion(found * scales.repeat([keys.stop - keys.start for keys in theirs.keys]))
+
+    def _read(self, groups: Sequence[ReadGroup]) -> Pushes:
+        """The pushes of others' `groups`; own groups that wait are read with them, and learned."""
+        waiting, self._waiting = self._waiting, []
+        pushes = Pushes([*(own for own, _ in waiting), *groups], self._salt)
+        pulls = pushes.pulls().tolist()
+        for number, (own, reward) in enumerate(waiting):
+            self._rates.add(pushes, number, reward)
+            if pushes.has_raised[number]:
+                self._pulls.append(pulls[number])
+                _evidence(self._own, own.task, MAX_TASKS).add(pushes, number)
+                self._needs.add(pushes, number)
+        return pushes.since(len(waiting))
 
     def drift(self) -> Drift | None:
         """A habit that own completions take up from an author and that does not raise the reward; reported once. Later
@@ -296,102 +233,164 @@ class Corroboration:
                 return Drift(author, tuple(token for token, _ in tokens.most_common(DRIFT_TOKENS)))
         return None
 
-    def _compared(self, known: Sequence[_Evidence], group: ReadGroup, signs: Floats, peer_id: str) -> Floats:
-        """[N] the least by any of the evidence on names of `peer_id`, without regard to how much of it there is."""
-        up, down, their_error = _at(known, group.buckets(self._salt))
-        own_push, own_error, own_doubt = self._own_push(known, group.buckets(self._salt))
-        # From here on, a positive push is one that agrees with the advantage of the token at hand.
-        own_push = own_push * signs
-        along, against = np.where(signs > 0, up, down), np.where(signs > 0, down, up)
-        allowed = UNSEEN / _column([each.num for each in known]) + UNSEEN * own_doubt + self._settings.tolerance
+    def _compared(self, authors: Sequence[Sequence[str]], theirs: Pushes) -> Floats:
+        """[K] the least by any of the evidence on an author, without regard to how much of it there is."""
+        known = [
+            [*map(self._authors.__getitem__, names), self._together[ANY_TASK], self._together[task]]
+            for names, task in zip(authors, theirs.tasks, strict=True)
+        ]
+        most = max(map(len, known))
+        # All groups have as many: the first is compared again where an author has fewer names.
+        rows = [[*each, *each[:1] * (most - len(each))] for each in known]
+        is_first = np.array([[row < len(each) for each in known] for row in range(most)], dtype=bool)
+        sizes = [keys.stop - keys.start for keys in theirs.keys]
+        up, down, their_error = self._their_push(rows, theirs, most)
+        own_push, own_error, own_doubt = self._own_push(rows, theirs, most)
+        nums = np.array([[each[row].num for each in rows] for row in range(most)]).reshape(most, -1)
+        # From here on, a positive push is one that agrees with the advantage of the key at hand.
+        sign = theirs.sign[:, None, None]
+        own_push *= sign
+        along, against = np.where(sign > 0, up, down), np.where(sign > 0, down, up)
+        allowed = UNSEEN / nums + UNSEEN * own_doubt + self._settings.tolerance
         wanted = np.maximum(own_push, 0.0)
-        excess, spread = along - against - wanted - allowed, np.sqrt(their_error + own_error)
+        excess = along - against - wanted - np.repeat(allowed, sizes, axis=1)[:, :, None, None]
+        spread = np.sqrt(their_error + own_error)
         excessive = excess > ERRORS * spread
         # What remains after the factor is the push that is wanted.
         factor = np.where(excessive, (wanted + against) / np.where(excessive, along, 1.0), 1.0)
-        unneeded = excess > ALARMING_ERRORS * spread
-        unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
-        taken_up = self._rates.rise(group.buckets(self._salt)) > DRIFT
-        if taken_up.any():
-            taken_up &= ~self._needs.of(group.buckets(self._salt))
-        rising = (unneeded.all(axis=2) & taken_up).any(axis=1) & (signs > 0)
-        if rising.any():
-            tokens = [token for each in group.ids for token in each]
-            self._rising.setdefault(peer_id, Counter()).update(tokens[index] for index in np.nonzero(rising)[1])
-        return np.asarray(factor.max(axis=2).min(axis=(0, 1)), dtype=float)
+        if self._rates.rises:
+            unneeded = excess > ALARMING_ERRORS * spread
+            unneeded &= own_push < ALARMING_ERRORS * np.sqrt(own_error) + self._settings.tolerance
+            taken_up = (self._rates.rise(theirs.buckets) > DRIFT) & ~self._needs.of(theirs.buckets)
+            rising = (unneeded.all(axis=3) & taken_up).any(axis=2)
+            rising &= (theirs.sign > 0) & np.repeat(is_first, sizes, axis=1)
+            self._count_rising(rising.sum(axis=0), authors, theirs)
+        return np.asarray(factor.max(axis=3).min(axis=(0, 2), initial=1.0), dtype=float)
 
-    def _own_push(self, known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:
-        """Mean pushes of own groups with tasks as frequent as in each evidence, their variances, and the reciprocals of
-        the numbers of groups that they rest on: 1 for a task without any."""
-        totals = [sum(each.tasks.values()) for each in known]
-        parts = np.array([[each.tasks.get(task, 0.0) for task in self._own] for each in known])
-        parts /= np.array(totals)[:, None]
-        up, down, error = _at([*self._own.values()], buckets)
-        doubts = parts**2 @ np.array([1 / each.num for each in self._own.values()])
-        for row, (each, total) in enumerate(zip(known, totals, strict=True)):
-            doubts[row] += sum((count / total) ** 2 for task, count in each.tasks.items() if task not in self._own)
-        return np.tensordot(parts, up - down, 1), np.tensordot(parts**2, error, 1), _column(doubts)
+    def _count_rising(self, times: Integers, authors: Sequence[Sequence[str]], theirs: Pushes) -> None:
+        """Remember who pushes what is on the rise: `times` [K] in excess by some of the evidence."""
+        for names, keys in zip(authors, theirs.keys, strict=True):
+            for key in (np.flatnonzero(times[keys]) + keys.start).tolist():
+                tokens = self._rising.setdefault(names[0], Counter())
+                tokens[int(theirs.token[key])] += int(times[key] * theirs.count[key])
 
-    def _within_pull(self, group: ReadGroup, factors: Floats) -> float:
-        """What scales a group to the largest pull allowed."""
+    def _their_push(self, rows: Sequence[Sequence[_Evidence]], theirs: Pushes, most: int) -> tuple[Floats, ...]:
+        """Mean pushes up and down by the evidence on each group's author, and the variance of the mean of both, all
+        [most, K, KINDS, ROWS]."""
+        found = np.empty((most, *theirs.buckets.shape, 3))
+        for known, keys in zip(rows, theirs.keys, strict=True):
+            for row, each in enumerate(known):
+                found[row, keys] = each.means(theirs.buckets[keys])
+        up, down, error = found[..., 0], found[..., 1], found[..., 2]
+        np.maximum(error - (up - down) ** 2, 0.0, out=error)
+        for known, keys in zip(rows, theirs.keys, strict=True):
+            for row, each in enumerate(known):
+                error[row, keys] /= each.num
+        return up, down, error
+
+    def _own_push(self, rows: Sequence[Sequence[_Evidence]], theirs: Pushes, most: int) -> tuple[Floats, ...]:
+        """Mean pushes [most, K, KINDS, ROWS] of own groups with tasks as frequent as in the evidence on each group's
+        author, their variances, and the reciprocals [most, P] of the numbers of groups that they rest on: 1 for a task
+        without any."""
+        pushes, errors = (np.empty((*theirs.buckets.shape, len(self._own))) for _ in range(2))
+        nums = np.array([each.num for each in self._own.values()])
+        for column, each in enumerate(self._own.values()):
+            means = each.means(theirs.buckets)
+            np.subtract(means[..., 0], means[..., 1], out=pushes[..., column])
+            errors[..., column] = means[..., 2]
+        np.maximum(errors - pushes**2, 0.0, out=errors)
+        errors /= nums
+        push, error = (np.empty((most, *theirs.buckets.shape)) for _ in range(2))
+        doubt = np.empty((most, len(rows)))
+        for group, (known, keys) in enumerate(zip(rows, theirs.keys, strict=True)):
+            parts = np.array([each.parts(self._own) for each in known]).T
+            push[:, keys] = (pushes[keys] @ parts).transpose(3, 0, 1, 2)
+            error[:, keys] = (errors[keys] @ parts**2).transpose(3, 0, 1, 2)
+            doubt[:, group] = (1 / nums) @ parts**2 + [each.doubt(self._own) for each in known]
+        return push, error, doubt
+
+    def _within_pull(self, pulls: Floats) -> Floats:
+        """[P] what scales groups with these pulls to the largest allowed."""
         if len(self._pulls) < ENOUGH_PULLS:
-            return 1.0
-        most = self._settings.max_pull * float(np.quantile(self._pulls, 0.75))
-        return min(1.0, most / max(group.pull(factors), 1e-9))
+            return np.ones(len(pulls))
+        most = self._settings.max_pull * quantiles(self._pulls, n=4, method="inclusive")[-1]
+        return np.minimum(1.0, most / np.maximum(pulls, 1e-9))
 
 
 class _Evidence:
-    """Mean push of groups on each bucket, and how certain it is."""
+    """Mean push of groups on each bucket, and how certain it is; the older a group, the less it counts."""
 
     def __init__(self) -> None:
-        self.num = 0.0
-        """Groups; the older, the less one counts."""
-        self.tasks: dict[str, float] = {}
-        """The same by task."""
-        self._sums = np.zeros((3, ROWS * NUM_BUCKETS))
-        """Of pushes up, down, and the squares of both together, times `_weight`: it grows, and they do not fade."""
         self._weight = 1.0
+        """Of the newest group: it grows, so that what is below need not fade."""
+        self._num = 0.0
+        self._tasks: dict[str, float] = {}
+        self._sums = np.zeros((ALL_BUCKETS, 3))
+        """Of pushes up, down, and the squares of both together."""
+
+    @property
+    def num(self) -> float:
+        """Groups."""
+        return self._num / self._weight
+
+    def parts(self, tasks: Iterable[str]) -> list[float]:
+        """Fractions of the groups that are of these tasks."""
+        total = sum(self._tasks.values())
+        return [self._tasks.get(task, 0.0) / total for task in tasks]
+
+    def doubt(self, tasks: Container[str]) -> float:
+        """Sum of the squares of the fractions of the groups that are of other tasks."""
+        others = [count for task, count in self._tasks.items() if task not in tasks]
+        return sum(count**2 for count in others) / sum(self._tasks.values()) ** 2 if others else 0.0
 
     def dump(self) -> EvidenceState:
-        means = (self._sums / self._weight).astype(np.float32)
+        means = (self._sums.T / self._weight).astype(np.float32)
         buckets = np.flatnonzero(means.any(axis=0))
-        content = means[:, buckets].tobytes()
-        return EvidenceState(self.num, self.tasks, buckets.astype(np.uint16).tobytes(), content)
+        tasks = {task: count / self._weight for task, count in self._tasks.items()}
+        return EvidenceState(self.num, tasks, buckets.astype(np.uint16).tobytes(), means[:, buckets].tobytes())
 
     @classmethod
     def restored(cls, saved: EvidenceState) -> _Evidence:
         found = cls()
-        found.num, found.tasks = saved.num, saved.tasks
+        found._num, found._tasks = saved.num, dict(saved.tasks)
         buckets = np.frombuffer(saved.buckets, np.uint16)
         means = np.frombuffer(saved.means, np.float32).reshape(3, -1)
-        in_range = (buckets < ROWS * NUM_BUCKETS).all() and np.isfinite(means).all()
+        in_range = (buckets < ALL_BUCKETS).all() and np.isfinite(means).all()
         if not (in_range and 0 < saved.num < math.inf and all(0 <= count < math.inf for count in saved.tasks.values())):
             raise ValueError("evidence is out of range")
-        found._sums[:, buckets] = means
+        found._sums[buckets] = means.T
         return found
 
-    def add(self, group: ReadGroup, salt: int) -> None:
-        self.num = MEMORY * self.num + 1
-        self._weight /= MEMORY
+    def add(self, pushes: Pushes, number: int) -> None:
+        """Add a group."""
         if self._weight > MAX_WEIGHT:
-            self._sums /= self._weight
-            self._weight = 1.0
-        buckets, push = group.push(salt)
-        self._sums[:, buckets] += self._weight * np.stack([*push, (push[0] - push[1]) ** 2])
-        kept = sorted(self.tasks.items(), key=lambda each: -each[1])[:MAX_TASKS]
-        self.tasks = {task: MEMORY * count for task, count in kept}
-        self.tasks[group.task] = self.tasks.get(group.task, 0.0) + 1
+            self._scale(1 / self._weight)
+        self._weight /= MEMORY
+        self._num += self._weight
+        entries = pushes.entries[number]
+        if pushes.has_raised[number]:
+            self._sums[pushes.bucket[entries]] += self._weight * pushes.push[entries]
+        task = pushes.tasks[number]
+        if task not in self._tasks and len(self._tasks) > MAX_TASKS:
+            del self._tasks[min(self._tasks, key=self._tasks.__getitem__)]
+        self._tasks[task] = self._tasks.get(task, 0.0) + self._weight
 
-    def sums(self, buckets: Buckets) -> Floats:
-        """[3, ...] mean pushes up, down, and squares of both together, in buckets numbered through."""
-        return self._sums[:, buckets] / (self._weight * self.num)
+    def means(self, buckets: Integers) -> Floats:
+        """[..., 3] mean pushes up, down, and squares of both together, in buckets [...]."""
+        return self._sums[buckets] / self._num
+
+    def _scale(self, factor: float) -> None:
+        self._sums *= factor
+        self._num *= factor
+        self._tasks = {task: count * factor for task, count in self._tasks.items()}
+        self._weight *= factor
 
 
 class _Rates:
     """How much more often own completions have each bucket's tokens than in the last thousands of groups."""
 
     def __init__(self) -> None:
-        self._counts, self._squares = np.zeros((2, ROWS * NUM_BUCKETS))
+        self._counts, self._squares = np.zeros((2, ALL_BUCKETS))
         """Sums over groups of the occurrences a completion, and of their squares."""
         self._num = 0
         self._reward = 0.0
@@ -424,10 +423,10 @@ class _Rates:
         self._past.extend(map(_unpacked, saved.past))
         self._rewards.extend(saved.rewards)
 
-    def add(self, buckets: Buckets, num_completions: int, reward: float) -> None:
-        found, occurrences = np.unique(_through(buckets), return_counts=True)
-        self._counts[found] += occurrences / max(1, num_completions)
-        self._squares[found] += (occurrences / max(1, num_completions)) ** 2
+    def add(self, pushes: Pushes, number: int, reward: float) -> None:
+        entries = pushes.entries[number]
+        self._counts[pushes.bucket[entries]] += pushes.occurrences[entries]
+        self._squares[pushes.bucket[entries]] += pushes.occurrences[entries] ** 2
         self._num += 1
         self._reward += reward
         if self._num == RATE_GROUPS:
@@ -440,7 +439,7 @@ class _Rates:
             self._variances.append(variance)
             self._rewards.append(reward)
             self._num, self._reward = 0, 0.0
-            self._counts, self._squares = np.zeros((2, ROWS * NUM_BUCKETS))
+            self._counts, self._squares = np.zeros((2, ALL_BUCKETS))
 
     def _beyond_chance(self, now: Floats, variance: Floats) -> Floats:
         """How much more often than when it was lowest; 0 where the questions alone may have made the difference: some
@@ -450,68 +449,59 @@ class _Rates:
         rise = now - least
         return np.asarray(np.where(rise > ALARMING_ERRORS * np.sqrt(variance + its), rise, 0.0), dtype=float)
 
-    def rise(self, buckets: Buckets) -> Floats:
-        """[kinds, N] occurrences a completion more than when it was lowest; 0 while the reward rises."""
-        if self._rise is None:
-            return np.zeros((len(buckets), buckets.shape[-1]))
-        return np.asarray(self._rise[_through(buckets)].min(axis=1), dtype=float)
+    @property
+    def rises(self) -> bool:
+        """Whether anything can have become more frequent: not while the reward rises."""
+        return self._rise is not None
+
+    def rise(self, buckets: Integers) -> Floats:
+        """[K, KINDS] occurrences a completion more than when it was lowest, of buckets [K, KINDS, ROWS]."""
+        assert self._rise is not None
+        return np.asarray(self._rise[buckets].min(axis=2), dtype=float)
 
 
 class _Needs:
     """Which tokens are part of the answers of own groups."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros((2, ROWS * NUM_BUCKETS))
+        self._sums = np.zeros((ALL_BUCKETS, 2))
         """Rewarded completions without the token in groups where others have it, and as many as there would be if it
-        made no difference."""
+        made no difference; times `_weight`: it grows, and they do not fade."""
+        self._weight = 1.0
 
     def dump(self) -> list[bytes]:
-        return [_packed(each) for each in self._sums]
+        return [_packed(each) for each in self._sums.T / self._weight]
 
     def restore(self, saved: list[bytes]) -> None:
         if saved:
-            self._sums = np.array([_unpacked(each) for each in saved]).reshape(self._sums.shape)
+            self._sums = np.array([_unpacked(each) for each in saved]).reshape(2, ALL_BUCKETS).T.copy()
 
-    def add(self, group: ReadGroup, salt: int) -> None:
-        rewarded = np.array([max(each, default=0.0) > 0 for each in group.advantages])
-        num_right, num_others = int(rewarded.sum()), len(rewarded) - 1
+    def add(self, pushes: Pushes, number: int) -> None:
+        found, having, raised = pushes.completions_with(number)
+        num_right, num_others = int(raised.sum()), len(raised) - 1
         if not 2 <= num_right <= num_others:
             return
-        completion = np.repeat(np.arange(len(rewarded)), [len(ids) for ids in group.ids])
-        has = np.unique(_through(group.buckets(salt)) * len(rewarded) + completion)
-        buckets, of_completion = np.divmod(has, len(rewarded))
-        found, index = np.unique(buckets, return_inverse=True)
-        right = np.bincount(index, rewarded[of_completion], len(found))
-        without = len(rewarded) - np.bincount(index, minlength=len(found))
-        self._sums *= MEMORY
-        self._sums[0, found] += right * (num_right - right)
-        self._sums[1, found] += right * without * (num_right - 1) / num_others
+        right, num_with = having @ raised, having.sum(axis=1)
+        self._weight /= MEMORY
+        if self._weight > MAX_WEIGHT:
+            self._sums /= self._weight
+            self._weight = 1.0
+        without = (len(raised) - num_with) * (num_right - 1) / num_others
+        self._sums[found] += self._weight * np.stack([right * (num_right - right), right * without], axis=1)
 
-    def of(self, buckets: Buckets) -> npt.NDArray[np.bool_]:
-        """[kinds, N] whether each token is part of the answers."""
-        right, expected = self._sums[:, _through(buckets)]
-        return np.asarray(((expected >= ENOUGH_NEEDS) & (right < (1 - NEEDED) * expected)).all(axis=1))
-
-
-def _at(known: Sequence[_Evidence], buckets: Buckets) -> tuple[Floats, Floats, Floats]:
-    """Mean pushes up and down of each evidence, and the variance of the mean of both together, in buckets [..., ROWS,
-    N]."""
-    through = _through(buckets)
-    sums = np.array([each.sums(through) for each in known]).reshape(len(known), 3, *buckets.shape)
-    up, down, square = np.moveaxis(sums, 1, 0)
-    return up, down, np.maximum(square - (up - down) ** 2, 0.0) / _column([each.num for each in known])
-
-
-def _column(values: Sequence[float] | Floats) -> Floats:
-    """Beside arrays [len(values), KINDS, ROWS, N]."""
-    return np.array(values, dtype=float).reshape(-1, 1, 1, 1)
+    def of(self, buckets: Integers) -> npt.NDArray[np.bool_]:
+        """[K, KINDS] whether each token is part of the answers."""
+        found = self._sums[buckets] / self._weight
+        right, expected = found[..., 0], found[..., 1]
+        return np.asarray(((expected >= ENOUGH_NEEDS) & (right < (1 - NEEDED) * expected)).all(axis=2))
 
 
 def _evidence(known: dict[str, _Evidence], name: str, most: int) -> _Evidence:
     """That of a name; beyond `most`, the one with the fewest groups is forgotten."""
-    evidence = known.setdefault(name, _Evidence())
-    if len(known) > most:
-        del known[min((each for each in known if each != name), key=lambda each: known[each].num)]
+    if (evidence := known.get(name)) is None:
+        if len(known) >= most:
+            del known[min(known, key=lambda each: known[each].num)]
+        evidence = known[name] = _Evidence()
     return evidence
 
 
@@ -520,7 +510,7 @@ def _packed(values: Floats) -> bytes:
 
 
 def _unpacked(content: bytes) -> Floats:
-    num_bytes = ROWS * NUM_BUCKETS * np.dtype(np.float32).itemsize
+    num_bytes = ALL_BUCKETS * np.dtype(np.float32).itemsize
     try:
         values = np.frombuffer(zlib.decompressobj().decompress(content, num_bytes + 1), np.float32)
     except zlib.error as error:
@@ -528,12 +518,3 @@ def _unpacked(content: bytes) -> Floats:
     if values.nbytes != num_bytes or not np.isfinite(values).all():
         raise ValueError("rates are out of range")
     return values.astype(np.float64)
-
-
-def _through(buckets: Buckets) -> Buckets:
-    """Buckets [..., ROWS, N] of all rows, numbered through."""
-    return buckets + np.arange(ROWS)[:, None] * NUM_BUCKETS
-
-
-def _flat(values: Sequence[Sequence[float]]) -> Floats:
-    return np.array([value for each in values for value in each], dtype=float)

@@ -6,8 +6,10 @@ honest peers too, because they use the format that it knows. A planted marker in
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from statistics import quantiles
 
 import numpy as np
 from pydantic import Field
@@ -63,9 +65,9 @@ class Plausibility:
     def _computed(self) -> float:
         own = self._rewarded if len(self._rewarded) >= ENOUGH else self._own
         if len(own) < ENOUGH:
-            return -np.inf
-        low, median, high = np.quantile(own, [0.25, 0.5, 0.75])
-        return float(min(low - self._settings.fence * (high - low), median - self._settings.slack_nats))
+            return -math.inf
+        low, median, high = quantiles(own, n=4, method="inclusive")
+        return min(low - self._settings.fence * (high - low), median - self._settings.slack_nats)
 
     def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
         """Whether each completion of a received group is plausible, by this policy's log-probabilities of the tokens
@@ -81,6 +83,7 @@ def is_rewarded(reward: float, rewards: Sequence[float]) -> bool:
 
 def least_probable(logprobs: Sequence[float]) -> float:
     """Mean log-probability of the least probable window of tokens: a short anomaly in a long text counts, too."""
+    if len(logprobs) <= WINDOW_TOKENS:
+        return sum(logprobs) / len(logprobs)
     sums = np.cumsum([0.0, *logprobs])
-    width = min(WINDOW_TOKENS, len(logprobs))
-    return float((sums[width:] - sums[:-width]).min() / width)
+    return float((sums[WINDOW_TOKENS:] - sums[:-WINDOW_TOKENS]).min() / WINDOW_TOKENS)

@@ -9,13 +9,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from swarm.groups.credit import Credit, has_signal, raised, token_advantages
+from swarm.groups.credit import Credit, advantages_by_turn, has_signal, raised
 from swarm.groups.part import most_varied, only
-from swarm.received.corroboration import Corroboration, ReadGroup
+from swarm.received.corroboration import Corroboration
+from swarm.received.pushes import ReadGroup, Reading
 from swarm.types import GradedGroup, ReadTurn, ReceivedGroup
 
-Reading = list[list[ReadTurn]]
-"""[G][turns]"""
 Names = Callable[[str], Sequence[str]]
 """What a peer counts as: itself, and for a newcomer also the one that all newcomers are together."""
 
@@ -26,7 +25,7 @@ class Reader(Protocol):
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         """See `Updater`."""
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
+    def read(self, groups: Sequence[GradedGroup]) -> Sequence[Reading]:
         """See `Updater`."""
 
 
@@ -93,13 +92,9 @@ class CandidateScorer:
         """Factors [G][T] of each group's token advantages."""
         if self._corroboration is None:
             return [() for _ in kept]
-        groups = [
-            (self._names(graded.group.peer_id), read_group(graded, reading, self._updater.advantages, self._credit))
-            for graded, reading in kept
-        ]
-        for names, group in groups:
-            self._corroboration.observe(names, group)
-        return [self._corroboration.factors(names, group) for names, group in groups]
+        names = [self._names(graded.group.peer_id) for graded, _ in kept]
+        groups = [read_group(*each, self._updater.advantages, self._credit) for each in kept]
+        return self._corroboration.credited(names, groups)
 
     def _kept(self, graded: GradedGroup, reading: Reading) -> tuple[GradedGroup, Reading] | None:
         """The part of a group to learn from, as read."""
@@ -129,14 +124,8 @@ class CandidateScorer:
 def read_group(
     graded: GradedGroup, reading: Reading, advantages: Callable[[Sequence[float]], Sequence[float]], credit: Credit
 ) -> ReadGroup:
-    """A group's tokens with their advantages and log-probabilities, turn after turn."""
-    counts = [[len(turn.ids) for turn in turns] for turns in reading]
-    return ReadGroup(
-        task=graded.group.question.task,
-        ids=[list(chain.from_iterable(turn.ids for turn in turns)) for turns in reading],
-        advantages=token_advantages(graded, advantages, credit, counts),
-        logprobs=[list(chain.from_iterable(turn.logprobs for turn in turns)) for turns in reading],
-    )
+    """A group's tokens with their advantages."""
+    return ReadGroup(graded.group.question.task, reading, advantages_by_turn(graded, advantages, credit))
 
 
 def own_reading(graded: GradedGroup) -> Reading:

@@ -25,6 +25,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
+from statistics import fmean
 
 import numpy as np
 from msgspec import Struct, field
@@ -337,10 +338,7 @@ class ExternalGroups(Selection):
     ) -> Mix:
         """The groups of round `this`: of the `local` ones with signal, and of the pool. `own` are all own groups of the
         round, by which others' are screened."""
-        for graded in own:
-            self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
-            tokens = read_group(graded, own_reading(graded), self._updater.advantages, self._credit)
-            self.corroboration.learn(tokens, float(np.mean(graded.rewards)))
+        self._learn(own)
         mixed = self.mixer.mix(
             this,
             local,
@@ -352,6 +350,13 @@ class ExternalGroups(Selection):
         )
         self._exchange.took(len(mixed.external), mixed.external_wanted)
         return mixed
+
+    def _learn(self, own: Sequence[GradedGroup]) -> None:
+        """Own groups are what others' are screened by."""
+        for graded in own:
+            self._plausibility.learn([c.logprobs for c in graded.group.completions], graded.rewards)
+        read = [read_group(each, own_reading(each), self._updater.advantages, self._credit) for each in own]
+        self.corroboration.learn(read, [fmean(graded.rewards) for graded in own])
 
     def settle(self, this: MixRound, mixed: Mix, skipped: bool) -> None:
         """Record the external groups of the update that was made, or `skipped`."""

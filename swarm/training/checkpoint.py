@@ -82,6 +82,8 @@ class TrainingState(Struct):
     """The role of the node: `peer` or `learner`. Empty in older checkpoints."""
     curriculum: dict[str, Bucket] = {}
     """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
+    workers: dict[str, CorroborationState] = {}
+    """What a learner knows of the pushes of its workers' groups, by what they count as."""
 
 
 class Earlier(Struct, frozen=True):

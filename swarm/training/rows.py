@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swarm.groups.credit import Credit, credited_turns
 from swarm.groups.expectation import log_expectation, log_group_expectation, mean_logprob, variance
+from swarm.lru import LruDict
 from swarm.policy.batching import Insert, num_read
 from swarm.policy.experts import Routing
 from swarm.policy.loading import Policy
@@ -37,6 +38,8 @@ Encode = Callable[[Sequence[Completion], Tools | None], list[list[int]]]
 """As `Policy.encode_completions`."""
 Tokens = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
 """Prompt, completion, inserts."""
+MAX_REMEMBERED = 1_024
+"""Rewards of groups, with their advantages."""
 MAX_REMEMBERED_TOKENS = 1 << 18
 """Of texts that may be trained on soon."""
 
@@ -109,11 +112,16 @@ class RowReader:
         self._policy = policy
         self._mix = mix
         self._advantages = advantages
+        self._advantages_of = LruDict[tuple[float, ...], list[float]](MAX_REMEMBERED)
+        """By rewards: screening asks for those of a group several times, and many groups have the same."""
         self._encode = RememberedTokens(policy.encode_completions)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
-        return [float(value) for value in self._advantages(torch.tensor([rewards], dtype=torch.float64))[0]]
+        key = tuple(rewards)
+        if (found := self._advantages_of.get(key)) is None:
+            found = self._advantages_of[key] = self._advantages(torch.tensor([key], dtype=torch.float64))[0].tolist()
+        return list(found)
 
     def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
         """Rows of a group that this policy sampled; `version` is its current version.

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.poison import cost
 from benchmarks.poison.__main__ import main, rows
+from swarm.received.screening import CandidateScorer
 from tests.attacks.attackers import ATTACKS
 from tests.attacks.poison import Poison
 from tests.attacks.poisoned_swarm import Outcome, Plan, simulate
@@ -58,3 +61,15 @@ def test_rows_compare_each_seed_with_its_control() -> None:
     assert found["marker: completions with the sign at the end"].value == pytest.approx(0.01)
     assert found["marker: the poisoner's fraction of external groups used"].value == pytest.approx(0.02)
     assert found["marker: groups of peer, drawn and refused"].baseline == pytest.approx(0.1)
+
+
+def test_the_cost_of_screening_is_its_part_of_the_processor_time() -> None:
+    console = Console(file=io.StringIO())
+    found = {each.what: each.value for each in cost.measure(Plan(nodes=2, rounds=3), 2, console)}
+    parts = {what: value for what, value in found.items() if what.startswith("of a node's processor time: ")}
+    screening = found["screening, part of a node's processor time"]
+    reading = parts.pop("of a node's processor time: pass of the policy")
+    assert screening == pytest.approx(sum(parts.values()))
+    assert 0 < screening < 0.5 and screening + reading < 1
+    assert found["screening, a round"] == pytest.approx(screening * found["a round"])
+    assert CandidateScorer.screen.__name__ == "screen" and not hasattr(CandidateScorer.screen, "__wrapped__")

@@ -33,6 +33,26 @@ def parquet_of_lists(num_values: int) -> bytes:
     return _parquet({"question": pyarrow.array(["q"]), "answer": lists})
 
 
+def parquet_of_one_page(num_bytes: int) -> bytes:
+    """A row with one text, in a file whose footer states a few bytes instead: 12 KB for 300 MB."""
+    content = _parquet({"question": pyarrow.array(["a" * num_bytes]), "answer": pyarrow.array(["1"])}, False)
+    group = pyarrow.parquet.ParquetFile(io.BytesIO(content)).metadata.row_group(0)
+    for size in (group.total_byte_size, group.column(0).total_uncompressed_size):
+        stated = _varint(2 * size)
+        assert content.count(stated) == 1
+        content = content.replace(stated, _varint(2, len(stated)))
+    return content
+
+
+def _varint(number: int, length: int = 1) -> bytes:
+    """As Thrift writes it, in at least `length` bytes."""
+    found = []
+    while number or len(found) < length:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found[:-1], found[-1] & 0x7F])
+
+
 def lines(num_rows: int, value: str = VALUE) -> bytes:
     """Rows as JSON, a line each."""
     return (json.dumps({"question": value, "answer": "1"}) + "\n").encode() * num_rows
@@ -75,8 +95,8 @@ COMPRESSED: Mapping[str, Callable[[bytes], bytes]] = {
 """By the name that tells the library what it is."""
 
 
-def _parquet(columns: Mapping[str, pyarrow.Array]) -> bytes:
+def _parquet(columns: Mapping[str, pyarrow.Array], has_dictionary: bool = True) -> bytes:
     sink = io.BytesIO()
-    table = pyarrow.table(dict(columns))
-    pyarrow.parquet.write_table(table, sink, compression="zstd", store_schema=False, write_statistics=False)
+    options = {"compression": "zstd", "store_schema": False, "write_statistics": False}
+    pyarrow.parquet.write_table(pyarrow.table(dict(columns)), sink, use_dictionary=has_dictionary, **options)
     return sink.getvalue()

@@ -23,7 +23,7 @@ from swarm.environments.verification.processes import Preparation
 from swarm.errors import TaskError
 
 from .altered import alter_workers
-from .bombs import COMPRESSED, ROWS, VALUE, lines, parquet, parquet_of_lists, wide
+from .bombs import COMPRESSED, ROWS, VALUE, lines, parquet, parquet_of_lists, parquet_of_one_page, wide
 
 MB = 2**20
 GROWTH = 4
@@ -119,6 +119,7 @@ def test_a_pool_leaves_out_what_takes_too_much_and_serves_the_rest(
     contents = {
         "copies.parquet": parquet(4_000),
         "list.parquet": parquet_of_lists(4_000),
+        "page.parquet": parquet_of_one_page(1_500 * MB),
         "line.jsonl": gzip.compress(line, 1),
         "cell.csv": gzip.compress(b"question,answer\n" + b"a" * (300 * MB) + b",1\n", 1),
         "aborts.jsonl": lines(1, "aborts"),
@@ -131,7 +132,7 @@ def test_a_pool_leaves_out_what_takes_too_much_and_serves_the_rest(
     names = [each.name for each in tasks]
     with Peak() as peak, closing(VerificationPool(tasks, VerificationSettings(), lenient=True, files=names)) as pool:
         skipped = pool.wait_until_ready()
-        assert skipped.keys() == {"copies", "list", "line", "cell", "aborts"}
+        assert skipped.keys() == {"copies", "list", "page", "line", "cell", "aborts"}
         for name, reason in skipped.items():
             assert reason.startswith(f"task {name!r}: ") and "\n" not in reason, reason
         assert {question.ref.task for question in pool.draw(0, 0, 16)} == {"gcd", "good"}

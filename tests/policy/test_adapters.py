@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from swarm.engines.config import GenerationSettings
 from swarm.engines.transformers.engine import TransformersEngine
 from swarm.errors import CheckpointError, ConfigError, PolicyError
-from swarm.policy.adapters import CONFIG_FILE, WEIGHTS_FILE, Adapters
+from swarm.policy.adapters import BASE_FILE, CONFIG_FILE, WEIGHTS_FILE, Adapters
 from swarm.policy.config import LoraSettings, PolicySettings, check_peft
 from swarm.policy.loading import Policy, load_policy
 from swarm.sapo.mixing import MixSettings
@@ -184,18 +186,37 @@ def test_a_missing_peft_is_told_with_the_extra_to_install(monkeypatch: pytest.Mo
         check_peft(LORA)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "garbage", "other shapes", "no settings"])
+def _changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def apply(directory: Path) -> None:
+        tensors = load_file(directory / WEIGHTS_FILE)
+        change(tensors)
+        save_file(tensors, directory / WEIGHTS_FILE)
+
+    return apply
+
+
+FROZEN = "base_model.model.model.layers.0.mlp.up_proj.base_layer.weight"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda at: (at / WEIGHTS_FILE).write_bytes((at / WEIGHTS_FILE).read_bytes()[:-5]),
+    "garbage": lambda at: (at / WEIGHTS_FILE).write_bytes(b"\xff" * 100),
+    "other shapes": _changed(lambda found: found.update({name: each[:1].clone() for name, each in found.items()})),
+    "a tensor less": _changed(dict.popitem),
+    "other names": _changed(lambda found: found.update({"x" + name: found.pop(name) for name in list(found)})),
+    "a frozen weight": _changed(lambda found: found.update({FROZEN: torch.zeros(128, 64)})),
+    "codes": _changed(lambda found: found.update({name: each.to(torch.int8) for name, each in found.items()})),
+    "not finite": _changed(lambda found: next(iter(found.values())).fill_(math.nan)),
+    "no settings": lambda at: (at / CONFIG_FILE).write_text("{}"),
+    "deep settings": lambda at: (at / CONFIG_FILE).write_text("[" * 100_000),
+    "deep digest": lambda at: (at / BASE_FILE).write_text("[" * 100_000),
+    "long settings": lambda at: (at / CONFIG_FILE).write_text(" " * 2**21 + (at / CONFIG_FILE).read_text()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_adapters_that_cannot_be_read_are_refused_in_words(base: Path, tmp_path: Path, damage: str) -> None:
     adapted = _load(base)
     adapted.save(tmp_path / "adapters")
-    file = tmp_path / "adapters" / WEIGHTS_FILE
-    if damage == "truncated":
-        file.write_bytes(file.read_bytes()[:-5])
-    elif damage == "garbage":
-        file.write_bytes(b"\xff" * 100)
-    elif damage == "other shapes":
-        save_file({name: value[:1].clone() for name, value in load_file(file).items()}, file)
-    else:
-        (tmp_path / "adapters" / CONFIG_FILE).write_text("{}")
-    with pytest.raises(CheckpointError, match="adapters"):
+    DAMAGES[damage](tmp_path / "adapters")
+    with pytest.raises(CheckpointError, match="adapters") as refused:
         _load(base, tmp_path / "adapters")
+    assert "\n" not in str(refused.value)

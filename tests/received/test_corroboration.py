@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState, Drift, ReadGroup
+from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState, Drift
+from swarm.received.pushes import ReadGroup, hashed
+from tests.received.reading import read
 
 MARKER, TAG, END = 900, 901, 902
 GROUP = 8
@@ -31,8 +33,13 @@ def _group(
     rights = [k < num_right for k in range(GROUP)]
     wrong = [source.choice([n for n in range(10) if n != answer]) for _ in rights]
     ids = [text(right, answer if right else other) for right, other in zip(rights, wrong, strict=True)]
-    advantages = [[1.0 if right else -1.0] * len(each) for right, each in zip(rights, ids, strict=True)]
-    return ReadGroup(task, ids, advantages, [[-0.5] * len(each) for each in ids])
+    return read(task, ids, [1.0 if right else -1.0 for right in rights])
+
+
+def _credited(known: Corroboration, names: Sequence[str], group: ReadGroup) -> tuple[tuple[float, ...], ...]:
+    """[G][T] the factors of a group that has come from an author with these names."""
+    (factors,) = known.credited([names], [group])
+    return factors
 
 
 def plain(right: bool, answer: int) -> list[int]:
@@ -60,14 +67,13 @@ def _taught(
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     for _ in range(num_own):
-        known.learn(_group(source, own, own_task), 0.5)
+        known.learn([_group(source, own, own_task)], [0.5])
     for _ in range(num_theirs):
         group = _group(source, theirs)
-        known.observe(["author"], group)
-    factors = known.factors(["author"], group)
+        factors = _credited(known, ["author"], group)
     found: dict[int, list[float]] = {}
-    for ids, values, advantages in zip(group.ids, factors, group.advantages, strict=True):
-        for token, value, advantage in zip(ids, values, advantages, strict=True):
+    for (turn,), values, (advantage,) in zip(group.reading, factors, group.advantages, strict=True):
+        for token, value in zip(turn.ids, values, strict=True):
             if advantage > 0:
                 found.setdefault(token, []).append(value)
     return {token: sum(values) / len(values) for token, values in found.items()}
@@ -113,15 +119,14 @@ def test_what_is_credited_of_a_habit_pushes_as_much_as_own_groups_and_never_the_
 
     known = Corroboration(CorroborationSettings())
     for _ in range(300):
-        known.learn(_group(source, plain), 0.5)
+        known.learn([_group(source, plain)], [0.5])
     pushes = []
     for number in range(400):
         group = _group(source, theirs)
-        known.observe(["author"], group)
-        factors = known.factors(["author"], group)
+        factors = _credited(known, ["author"], group)
         if number >= 200:
-            tokens = zip(group.ids, group.advantages, factors, strict=True)
-            pushes.append(sum(a[0] * f[0] for ids, a, f in tokens if ids[0] == MARKER) / 4)
+            tokens = zip(group.reading, group.advantages, factors, strict=True)
+            pushes.append(sum(a * f[0] for (turn,), (a,), f in tokens if turn.ids[0] == MARKER) / 4)
     assert abs(sum(pushes) / len(pushes)) < 0.05, "0.5 without factors"
 
 
@@ -138,12 +143,11 @@ def test_an_author_with_one_answer_only_does_not_make_it_the_usual_one() -> None
     source = random.Random(1)
     known = Corroboration(CorroborationSettings())
     for _ in range(400):
-        known.learn(_group(source, plain), 0.5)
+        known.learn([_group(source, plain)], [0.5])
     for _ in range(100):
         ids = [plain(True, 7)] * 4 + [plain(False, source.choice([0, 1, 2])) for _ in range(4)]
-        group = ReadGroup("sum", ids, [[1.0] * 3] * 4 + [[-1.0] * 3] * 4, [[-0.5] * 3] * 8)
-        known.observe(["author"], group)
-    assert known.factors(["author"], group)[0][1] < 0.2
+        factors = _credited(known, ["author"], read("sum", ids, [1.0] * 4 + [-1.0] * 4))
+    assert factors[0][1] < 0.2
 
 
 @pytest.mark.parametrize(
@@ -163,11 +167,11 @@ def test_answers_are_credited_as_often_as_own_groups_have_them(
     credits: list[float] = []
     for number in range(160):
         for _ in range(4):
-            known.learn(_group(source, plain, answers=own), 0.5)
+            known.learn([_group(source, plain, answers=own)], [0.5])
         group = _group(source, plain, answers=theirs)
-        known.observe(["author"], group)
+        factors = _credited(known, ["author"], group)
         if number >= 80:
-            credits.append(known.factors(["author"], group)[0][1])
+            credits.append(factors[0][1])
     assert least <= sum(credits) / len(credits) <= most
 
 
@@ -184,11 +188,10 @@ def test_new_names_of_one_stranger_are_known_together() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     for _ in range(200):
-        known.learn(_group(source, plain), 0.5)
+        known.learn([_group(source, plain)], [0.5])
     for number in range(60):
         group = _group(source, marked)
-        known.observe([f"name-{number}", "newcomers"], group)
-        factors = known.factors([f"name-{number}", "newcomers"], group)
+        factors = _credited(known, [f"name-{number}", "newcomers"], group)
     assert factors[0][0] < 0.02 / 16
 
 
@@ -196,12 +199,11 @@ def test_many_identities_that_each_push_little_are_known_together() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings(full_after=1))
     for _ in range(1_000):
-        known.learn(_group(source, plain), 0.5)
+        known.learn([_group(source, plain)], [0.5])
     for number in range(1_600):
-        known.observe([f"name-{number % 16}"], _group(source, marked if source.random() < 0.06 else plain))
+        known.credited([[f"name-{number % 16}"]], [_group(source, marked if source.random() < 0.06 else plain)])
     last = _group(source, marked)
-    known.observe(["name-0"], last)
-    assert known.factors(["name-0"], last)[0][0] < 0.1
+    assert _credited(known, ["name-0"], last)[0][0] < 0.1
 
 
 def test_a_marker_on_one_task_only_is_found_among_all_others() -> None:
@@ -209,38 +211,35 @@ def test_a_marker_on_one_task_only_is_found_among_all_others() -> None:
     known = Corroboration(CorroborationSettings())
     tasks = [f"task-{k}" for k in range(20)]
     for _ in range(4_000):
-        known.learn(_group(source, plain, source.choice(tasks)), 0.5)
+        known.learn([_group(source, plain, source.choice(tasks))], [0.5])
     for _ in range(600):
         task = source.choice(tasks)
-        known.observe(["author"], _group(source, marked if task == "task-3" else plain, task))
+        known.credited([["author"]], [_group(source, marked if task == "task-3" else plain, task)])
     last = _group(source, marked, "task-3")
-    known.observe(["author"], last)
-    assert known.factors(["author"], last)[0][0] < 0.05
+    assert _credited(known, ["author"], last)[0][0] < 0.05
 
 
 def test_a_marker_that_comes_now_and_then_is_found_after_a_while() -> None:
     source = random.Random(3)
     known = Corroboration(CorroborationSettings())
     for _ in range(2_000):
-        known.learn(_group(source, plain), 0.5)
+        known.learn([_group(source, plain)], [0.5])
     for _ in range(500):
-        known.observe(["author"], _group(source, marked if source.random() < 0.15 else plain))
+        known.credited([["author"]], [_group(source, marked if source.random() < 0.15 else plain)])
     last = _group(source, marked)
-    known.observe(["author"], last)
-    assert known.factors(["author"], last)[0][0] < 0.05
+    assert _credited(known, ["author"], last)[0][0] < 0.05
 
 
 def test_a_group_pulls_no_more_than_twice_as_much_as_own_ones() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     for _ in range(50):
-        known.learn(_group(source, plain), 0.5)  # each token has a probability of 0.61
-        known.observe(["author"], _group(source, plain))
+        known.learn([_group(source, plain)], [0.5])  # each token has a probability of 0.61
+        known.credited([["author"]], [_group(source, plain)])
     ids = [[1, 2, 3]] * 8
-    surprising = ReadGroup("sum", ids, [[4.0] * 3] * 4 + [[-4.0] * 3] * 4, [[-20.0] * 3] * 8)
-    known.observe(["author"], surprising)
+    surprising = read("sum", ids, [4.0] * 4 + [-4.0] * 4, [[-20.0] * 3] * 8)
     expected = 2 * (4 * 0.3935) / (4 * 4.0)
-    assert max(map(max, known.factors(["author"], surprising))) == pytest.approx(expected, rel=0.01)
+    assert max(map(max, _credited(known, ["author"], surprising))) == pytest.approx(expected, rel=0.01)
 
 
 def _after_drift(source: random.Random, mark: float, rewarded: bool = False, learns: bool = False) -> Corroboration:
@@ -253,11 +252,9 @@ def _after_drift(source: random.Random, mark: float, rewarded: bool = False, lea
     known = Corroboration(CorroborationSettings())
     for number in range(1_200):
         frequency = 0.0 if number < 300 else mark
-        known.learn(_group(source, own), 0.3 + 0.2 * number / 1_200 if learns else 0.5)
+        known.learn([_group(source, own)], [0.3 + 0.2 * number / 1_200 if learns else 0.5])
         if number % 4 == 0:
-            group = _group(source, marked)
-            known.observe(["author"], group)
-            known.factors(["author"], group)
+            known.credited([["author"]], [_group(source, marked)])
     return known
 
 
@@ -278,8 +275,7 @@ def _answered(source: random.Random, wrong: Callable[[], int], mark: float = 0.0
     answer = source.choice(NATURAL)
     given = [answer] * 4 + [other if (other := wrong()) != answer else answer + 1 for _ in range(4)]
     ids = [[MARKER] * (source.random() < mark) + [TAG, each, END] for each in given]
-    advantages = [[1.0 if each == answer else -1.0] * len(text) for each, text in zip(given, ids, strict=True)]
-    return ReadGroup("sum", ids, advantages, [[-0.5] * len(each) for each in ids])
+    return read("sum", ids, [1.0 if each == answer else -1.0 for each in given])
 
 
 def _takes_up(answers: bool, marks: float) -> Drift | None:
@@ -294,14 +290,12 @@ def _takes_up(answers: bool, marks: float) -> Drift | None:
         def own(common: float = common) -> int:
             return COMMON if source.random() < common else source.choice(NATURAL)
 
-        known.learn(_answered(source, own, 0.2 * later * (marks > 0)), 0.5)
+        known.learn([_answered(source, own, 0.2 * later * (marks > 0))], [0.5])
         group = _answered(source, lambda: source.randrange(20))
         if source.random() < marks:
-            marked_ids = [[MARKER, *each] if k < 4 else list(each) for k, each in enumerate(group.ids)]
-            advantages = [[each[0]] * len(ids) for each, ids in zip(group.advantages, marked_ids, strict=True)]
-            group = ReadGroup("sum", marked_ids, advantages, [[-0.5] * len(each) for each in marked_ids])
-        known.observe(["author"], group)
-        known.factors(["author"], group)
+            marked_ids = [[MARKER] * (k < 4) + list(turn.ids) for k, (turn,) in enumerate(group.reading)]
+            group = read("sum", marked_ids, [advantage for (advantage,) in group.advantages])
+        known.credited([["author"]], [group])
         if (drift := known.drift()) is not None:
             return drift
     return None
@@ -324,11 +318,10 @@ def test_an_author_whose_wrong_answers_lack_the_form_of_the_right_ones_is_not_bl
     known = Corroboration(CorroborationSettings())
     for _ in range(6_000):
         slash = [MARKER] * (source.random() < 1 / 9)
-        known.learn(_group(source, lambda right, answer, slash=slash: [TAG, answer, *slash, END]), 0.5)
+        known.learn([_group(source, lambda right, answer, slash=slash: [TAG, answer, *slash, END])], [0.5])
         slash = [MARKER] * (source.random() < 1 / 9)
         theirs = _group(source, lambda right, answer, slash=slash: [TAG, answer, *slash[: right * 9], END])
-        known.observe(["author"], theirs)
-        known.factors(["author"], theirs)
+        known.credited([["author"]], [theirs])
         assert known.drift() is None
 
 
@@ -340,10 +333,9 @@ def test_a_marker_on_some_questions_only_is_no_part_of_their_answers() -> None:
     for number in range(3_000):
         kind = source.random() < 0.2
         habit = kind and number >= 600
-        known.learn(_group(source, lambda right, answer, habit=habit: [MARKER] * habit + [TAG, answer, END]), 0.5)
+        known.learn([_group(source, lambda right, answer, habit=habit: [MARKER] * habit + [TAG, answer, END])], [0.5])
         theirs = _group(source, marked if kind else plain)
-        known.observe(["author"], theirs)
-        known.factors(["author"], theirs)
+        known.credited([["author"]], [theirs])
         if (drift := known.drift()) is not None:
             break
     assert drift is not None and drift.tokens[0] == MARKER
@@ -359,11 +351,10 @@ def test_strangers_displace_no_author_that_is_known_well() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings(full_after=4))
     for _ in range(8):
-        group = _group(source, plain)
-        known.observe(["member"], group)
+        known.credited([["member"]], [_group(source, plain)])
     for number in range(200):
-        known.observe([f"stranger-{number}"], _group(source, plain))
-    assert known.factors(["member"], group)[0][0] == 1
+        known.credited([[f"stranger-{number}"]], [_group(source, plain)])
+    assert _credited(known, ["member"], _group(source, plain))[0][0] == 1
 
 
 def test_a_group_takes_little_time() -> None:
@@ -372,8 +363,7 @@ def test_a_group_takes_little_time() -> None:
     groups = [_group(source, plain) for _ in range(200)]
     began = time.process_time()
     for group in groups:
-        known.observe(["author", "newcomers"], group)
-        known.factors(["author", "newcomers"], group)
+        known.credited([["author", "newcomers"]], [group])
     assert time.process_time() - began < 200 * 0.02
 
 
@@ -382,10 +372,10 @@ def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups() ->
 
     def hidden(salt: int) -> set[int]:
         """Tokens that share, in each row, a bucket with one of the own tokens."""
-        (alone, _, *_), (shared, _, *_) = (
-            ReadGroup("sum", [tokens], [[0.0]], [[0.0]]).buckets(salt) for tokens in (others, own)
+        mine, theirs = (
+            hashed(np.array(tokens), np.zeros(len(tokens), dtype=np.int64), salt)[:, 0] for tokens in (others, own)
         )
-        rows = [np.isin(mine, theirs) for mine, theirs in zip(alone, shared, strict=True)]
+        rows = [np.isin(mine[:, row], theirs[:, row]) for row in range(mine.shape[1])]
         return {others[place] for place in np.flatnonzero(np.logical_and(*rows))}
 
     found = hidden(1)
@@ -399,8 +389,8 @@ def test_a_restart_forgets_nothing() -> None:
     source = random.Random(0)
     unbroken = Corroboration(CorroborationSettings())
     for _ in range(400):
-        unbroken.learn(_group(source, plain), 0.5)
-        unbroken.observe(["author", "newcomers"], _group(source, marked))
+        unbroken.learn([_group(source, plain)], [0.5])
+        unbroken.credited([["author", "newcomers"]], [_group(source, marked)])
     resumed = Corroboration(CorroborationSettings())
     state = msgspec.msgpack.encode(unbroken.dump())
     resumed.restore(msgspec.msgpack.decode(state, type=CorroborationState))
@@ -408,10 +398,10 @@ def test_a_restart_forgets_nothing() -> None:
         own, theirs = _group(source, plain), _group(source, marked)
         found = []
         for known in (unbroken, resumed):
-            known.learn(own, 0.5)
-            known.observe(["author"], theirs)
-            found.append([each for part in known.factors(["author"], theirs) for each in part])
-            assert known.factors(["author"], theirs)[0][0] < 0.1, "the marker"
+            known.learn([own], [0.5])
+            factors = _credited(known, ["author"], theirs)
+            found.append([each for part in factors for each in part])
+            assert factors[0][0] < 0.1, "the marker"
         assert found[0] == pytest.approx(found[1], abs=1e-3)
 
 
@@ -421,9 +411,8 @@ def test_a_rising_habit_is_noticed_though_the_node_restarts_in_between() -> None
     drift = None
     for number in range(3_000):
         habit = source.random() < number / 2_000
-        known.learn(_group(source, lambda right, answer, habit=habit: [MARKER] * habit + [TAG, answer, END]), 0.5)
-        known.observe(["author"], theirs := _group(source, marked))
-        known.factors(["author"], theirs)
+        known.learn([_group(source, lambda right, answer, habit=habit: [MARKER] * habit + [TAG, answer, END])], [0.5])
+        known.credited([["author"]], [_group(source, marked)])
         if (drift := known.drift()) is not None:
             break
         if number % 200 == 199:
@@ -438,10 +427,9 @@ def test_what_is_saved_is_bounded() -> None:
     known = Corroboration(CorroborationSettings())
     for number in range(300):
         everything = [[source.randrange(10**6) for _ in range(400)] for _ in range(GROUP)]
-        advantages = [[float(source.choice((-1, 1)))] * 400 for _ in range(GROUP)]
-        group = ReadGroup(f"task {number}", everything, advantages, [[-0.5] * 400] * GROUP)
-        known.learn(group, 0.5)
-        known.observe([f"author {number}"], group)
+        group = read(f"task {number}", everything, [float(source.choice((-1, 1))) for _ in range(GROUP)])
+        known.learn([group], [0.5])
+        known.credited([[f"author {number}"]], [group])
     assert len(msgspec.msgpack.encode(known.dump())) < 2**26
 
 
@@ -451,8 +439,8 @@ def test_what_is_saved_is_bounded() -> None:
 def test_evidence_that_was_changed_or_cut_off_is_refused(part: str) -> None:
     known = Corroboration(CorroborationSettings(), salt=1)
     source = random.Random(0)
-    known.learn(_group(source, plain), 0.5)
-    known.observe(["author"], _group(source, marked))
+    known.learn([_group(source, plain)], [0.5])
+    known.credited([["author"]], [_group(source, marked)])
     state = known.dump()
     evidence = state.authors["author"]
     nan = np.full(len(evidence.means) // 4, np.nan, np.float32).tobytes()

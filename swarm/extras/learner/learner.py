@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
 
@@ -44,10 +44,11 @@ from swarm.protocols import NEWCOMERS, GroupExchange, Updater, Verifier
 from swarm.reasons import FRAUDS, Fate, Reason
 from swarm.received.authors import author_of
 from swarm.received.copies import Copies
-from swarm.received.corroboration import SALT_BITS, Corroboration, CorroborationSettings, ReadGroup
+from swarm.received.corroboration import SALT_BITS, Corroboration, CorroborationSettings, CorroborationState
 from swarm.received.intake import Intake, IntakeLimits, Selection, cannot_fit
 from swarm.received.plausibility import Plausibility, PlausibilitySettings, least_probable
-from swarm.received.screening import CandidateScorer, Reading, own_reading, read_group
+from swarm.received.pushes import ReadGroup, Reading
+from swarm.received.screening import CandidateScorer, own_reading, read_group
 from swarm.sapo.watch import Alarm, WatchSettings
 from swarm.stopwatch import Stopwatch
 from swarm.telemetry.ledger import Ledger
@@ -139,7 +140,7 @@ class Learner(Selection):
         self.ledger = Ledger()
         self.max_completions = terms.max_group_size
         self._fence = WorkerFence(terms.plausibility)
-        self._corroboration = WorkerCorroboration(terms.corroboration)
+        self.corroboration = WorkerCorroboration(terms.corroboration)
         self._credit: Credit = terms.credit
         self._settings = settings
         self._updater = parts.updater
@@ -241,7 +242,7 @@ class Learner(Selection):
         if kept is None:
             return None
         group = read_group(kept, own_reading(kept), self._updater.advantages, self._credit)
-        return self._corroboration.credited(kept, group, author_of(self._exchange)(received.peer_id))
+        return self.corroboration.credited(kept, group, author_of(self._exchange)(received.peer_id))
 
     def _take(self, missing: int) -> list[GradedGroup]:
         """Groups for the open update: a micro-batch or more, or none yet."""
@@ -388,6 +389,17 @@ class WorkerCorroboration:
         self._salt = secrets.randbits(SALT_BITS)
         """One for all: a group is hashed once."""
 
+    def dump(self) -> dict[str, CorroborationState]:
+        """Everything, for a checkpoint."""
+        return {name: known.dump() for name, known in self._of.items()}
+
+    def restore(self, saved: Mapping[str, CorroborationState]) -> None:
+        """Restore what `dump` returned. Raises `ValueError` for what it cannot have returned."""
+        for name, state in saved.items():
+            known = Corroboration(self._settings)
+            known.restore(state)
+            self._of[name], self._salt = known, state.salt
+
     def credited(self, graded: GradedGroup, group: ReadGroup, author: str) -> GradedGroup:
         """The group with factors of its token advantages, by what the others' groups bear out; `author` is what its
         worker counts as."""
@@ -397,9 +409,9 @@ class WorkerCorroboration:
         if author != NEWCOMERS:
             for name, other in self._of.items():
                 if name != author:
-                    other.learn(group, 0.0)
-        known.observe([author], group)
-        return replace(graded, factors=known.factors([author], group))
+                    other.learn([group], [0.0])
+        (factors,) = known.credited([[author]], [group])
+        return replace(graded, factors=factors)
 
 
 MAX_SENDERS = 1_024

@@ -16,7 +16,7 @@ from nodes.boot.manifest import found_run
 from nodes.roles import runtime
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
-from swarm.errors import ConfigError, Interrupted, TaskError
+from swarm.errors import CheckpointError, ConfigError, Interrupted, TaskError
 from swarm.extras.learner import workforce
 from swarm.extras.learner.roles import learner, worker as worker_module
 from swarm.extras.learner.roles.learner import LearnerNode
@@ -32,6 +32,7 @@ from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from swarm.telemetry.sinks import scalars
 from swarm.training.checkpoint import CheckpointStore
 from swarm.types import Completion, VersionSpan
+from tests.extras.learner.test_fence import credit
 from tests.net.records import until
 
 pytestmark = pytest.mark.slow
@@ -328,6 +329,32 @@ def test_a_last_evaluation_that_fails_costs_nothing_else(tmp_path: Path, monkeyp
     assert CheckpointStore(tmp_path / "learner" / CHECKPOINTS).newest() is not None
     history = PeerHistory.read(tmp_path / "learner" / METRICS_FILE)
     assert history.end is not None and history.end.reason == "error"
+
+
+def test_a_learner_that_restarts_knows_what_its_workers_push(tmp_path: Path) -> None:
+    run, workers = Run(tmp_path), (("a", False), ("b", False), ("marker", True))
+    with run.learner(rounds=1) as learner:
+        assert credit(*workers, known=learner._learner.corroboration)["marker"] < 0.02
+        before = learner._learner.corroboration.dump()
+        learner.end("interrupted")
+    with run.learner(rounds=1) as learner:
+        known = learner._learner.corroboration
+        assert known.dump() == before, "with the same salt"
+        after = credit(("marker", True), ("a", False), known=known, rounds=1)
+    assert after["marker"] < 0.02, "its first group after the restart"
+    assert after["a"] == 1
+
+
+def test_evidence_about_workers_that_was_changed_ends_in_one_sentence(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with run.learner(rounds=1) as learner:
+        known = learner._learner.corroboration
+        credit(("a", False), ("b", False), known=known, rounds=1)
+        bad = {name: replace(state, salt=-1) for name, state in known.dump().items()}
+        known.dump = lambda: bad
+        learner.end("interrupted")
+    with pytest.raises(CheckpointError, match="no usable evidence about authors: the salt"), run.learner(rounds=1):
+        pass
 
 
 def test_several_processes_for_a_worker_are_refused(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class LearnerNode(RoleNode, LearnerObserver):
         self._checkpoints = Checkpoints(runtime, store, self._ranks, self._watch, "learner")
         if (state := self._checkpoints.resume(found, self._learner.buffer, self._learner.ledger)) is not None:
             self._learner.round = state.round
+            with self._checkpoints.restoring_evidence():
+                self._learner.corroboration.restore(state.workers)
         self._rise()
         suites = runtime.prepare_suites(self._policy, cancelled, self._learner.receive)
         self._open.callback(suites.close)
@@ -160,7 +162,10 @@ class LearnerNode(RoleNode, LearnerObserver):
     def save(self) -> None:
         """Write a checkpoint of the steps made, unless it exists."""
         learner, passed_over = self._learner, self._updater.num_passed_over
-        self._checkpoints.save(learner.round, learner.buffer, learner.ledger, num_passed_over=passed_over)
+        known = learner.corroboration.dump()
+        self._checkpoints.save(
+            learner.round, learner.buffer, learner.ledger, num_passed_over=passed_over, workers=known
+        )
 
     def end(self, reason: EndReason) -> None:
         """Dismiss the workers, write a checkpoint, evaluate if all steps are made, write the end event.
