@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("wasmtime", reason="needs the extra tools")
 
+from swarm.extras.wasm.code.conditions import Unreadable  # noqa: E402
 from swarm.extras.wasm.code.guest import MARK  # noqa: E402
 from swarm.extras.wasm.code.running import Bounds, Runner  # noqa: E402
+from swarm.extras.wasm.code.source import program_in  # noqa: E402
 from swarm.extras.wasm.code.tests import read_tests  # noqa: E402
+from swarm.extras.wasm.code.values import Failed, read_value  # noqa: E402
 
 BOUNDS = Bounds(fuel_per_test=10**8, fuel=5 * 10**8, memory_bytes=2**25, output_bytes=2**14)
 SECRET = 7_368_787
@@ -163,3 +166,59 @@ def test_the_fuel_of_an_answer_is_bounded_however_often_it_reports(runner: Runne
     outcomes, used = runner._run(greedy, "", tests, BOUNDS.fuel)
     assert used <= BOUNDS.fuel and runner._interpreter is inside
     assert runner.verdict(greedy, "", tests, True).passed == 0
+
+
+LARGE = "def f(x): return {}"
+SAME_HASH = "def f(x): return {kind}(k * (2**61 - 1) for k in range(1, 4000))"
+
+
+@pytest.mark.parametrize("result", ["10**5000", "[10**5000]", "{10**5000: 1}", "{'a': 10**400}", "10**400", "-10**5000"])
+@pytest.mark.parametrize("expected", [0.5, {"a": 0.5}, 7, [0.5]])
+def test_a_number_that_python_converts_no_more_is_a_wrong_result(runner: Runner, result: str, expected: object) -> None:
+    called = read_tests({"inputs": [[1]], "outputs": [expected], "fn_name": "f"}, None)
+    asserted = read_tests(f"assert f(1) == {expected!r}", "f")
+    for tests in (called, asserted):
+        verdict = runner.verdict(LARGE.format(result), "", tests, to_the_end=True)
+        assert verdict.passed == 0 and verdict.why
+
+
+@pytest.mark.parametrize("kind", ["set", "frozenset", "list"])
+def test_items_with_the_same_hash_take_no_time(runner: Runner, kind: str) -> None:
+    """A set of n such items is compared n^2 / 2 times, by the one who judges and without fuel."""
+    tests = read_tests([f"assert set(f({number})) == {{1}}" for number in range(8)], "f")
+    started = time.process_time()
+    results = read_value("l" + "".join(f"i{k * (2**61 - 1):x};" for k in range(1, 60_000)) + ")")
+    assert not tests[0].is_passed([results])
+    assert read_value("e" + "".join(f"i{k * (2**61 - 1):x};" for k in range(1, 60_000)) + ")") == Failed(
+        "its result cannot be read"
+    )
+    assert time.process_time() - started < 5
+    assert runner.verdict(SAME_HASH.format(kind=kind), "", tests[:1], to_the_end=True).passed == 0
+
+
+@pytest.mark.parametrize("answer", ["```" + "a" * 2**16 + "`", "~" * 2**16 + "`", "~~~" + " " * 2**16 + "`"])
+def test_a_fence_that_never_opens_takes_no_time(answer: str) -> None:
+    started = time.process_time()
+    assert program_in(answer) == answer
+    assert time.process_time() - started < 1
+
+
+ROWS = {
+    "a list that doubles": "x = [0]\nfor i in range(40):\n    x = x + x\nassert f(1) == 1",
+    "a text that doubles": "x = 'ab'\nfor i in range(40):\n    x = x + x\nassert f(1) == 1",
+    "lists in one another": "x = [0]\nfor i in range(60):\n    x = [x, x]\nassert f(x) == 1",
+    "a list of lists": "assert f(1) == [[[0] * 100000] * 100000] * 100000",
+    "a long assertion in a loop": f"for i in range(4000):\n    assert f(i) == [{'0, ' * 20_000}]",
+    "a long text in a loop": f"for i in range(4000):\n    assert f('{'a' * 500_000}') == i",
+    "a long list in a loop of none": f"for i in range(4000):\n    for j in [{'0, ' * 20_000}][:0]:\n        pass\nassert f(1)",
+    "a set of items with the same hash": f"assert f(1) == {{{', '.join(str(k * (2**61 - 1)) for k in range(1, 30_000))}}}",
+    "a number that cannot be shown": "x = 15**1024\nassert f(1) == x * x * x * x",
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_that_takes_too_much_is_refused(name: str) -> None:
+    started = time.process_time()
+    with pytest.raises(Unreadable):
+        read_tests(ROWS[name], "f")
+    assert time.process_time() - started < 10

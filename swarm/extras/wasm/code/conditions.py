@@ -18,15 +18,16 @@ from copy import deepcopy
 
 from msgspec import Struct
 
-from swarm.extras.wasm.code.values import Failed, Iterated, Opaque
+from swarm.extras.wasm.code.values import MAX_BITS, Failed, Iterated, Opaque, hashed
 
 MAX_CODE_CHARS = 2**20
 MAX_CALLS = 8
 """Calls in one assertion."""
-MAX_BITS = 2**14
-"""Of a whole number that is computed here."""
 MAX_ITEMS = 2**17
-"""Of a list that is computed here."""
+"""Of a value that is computed here, the items of its items included."""
+MAX_PARTS = 2**17
+"""Of the expressions that are read of one row, repetitions of loops and the items of names included."""
+CHARS_PER_PART = 8
 MAX_STEPS = 4_096
 """Statements that are read of one row, repetitions of loops included."""
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
@@ -72,7 +73,10 @@ def same(found: object, expected: object) -> bool:
         return False
     if isinstance(found, float) or isinstance(expected, float):
         if isinstance(found, int | float) and isinstance(expected, int | float):
-            return found == expected or math.isclose(found, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+            try:
+                return found == expected or math.isclose(found, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+            except OverflowError:  # a whole number beyond all floating-point ones
+                return False
         return False
     if isinstance(found, complex) and isinstance(expected, complex):
         return same(found.real, expected.real) and same(found.imag, expected.imag)
@@ -110,6 +114,7 @@ class _Reader:
         self._function = function
         self._candidate: str | None = None
         self._steps = MAX_STEPS
+        self._parts = MAX_PARTS
         self._imported: set[str] = set()
 
     def read(self, body: Sequence[ast.stmt], known: dict[str, object]) -> Iterator[Assertion]:
@@ -126,8 +131,10 @@ class _Reader:
                     yield from self.read(statement.body, known)
                     self._candidate = None
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self._charge(value, known)
                     known[name] = _constant(value, known, statement)
                 case ast.For(target=ast.Name(id=name), iter=items, orelse=[]):
+                    self._charge(items, known)
                     for item in _items(_constant(items, known, statement)):
                         known[name] = item
                         yield from self.read(statement.body, known)
@@ -141,6 +148,7 @@ class _Reader:
                     raise Unreadable(f"its tests have {_shown(statement)}, which is no assertion of a known form")
 
     def _assertion(self, test: ast.expr, known: Mapping[str, object]) -> Assertion:
+        self._charge(test, known)
         splitter, text = _Splitter(self, known), ast.unparse(test)
         condition = splitter.visit(deepcopy(test))  # a loop reads it again
         if not splitter.calls:
@@ -155,6 +163,18 @@ class _Reader:
                 raise Unreadable(f"{_shown(test)} has the name {each.id}, which is not known")
         named = {each.id for each in ast.walk(condition) if isinstance(each, ast.Name)}
         return Assertion(text, tuple(splitter.calls), condition, {name: known[name] for name in named & known.keys()})
+
+    def _charge(self, expression: ast.expr, known: Mapping[str, object]) -> None:
+        for each in ast.walk(expression):
+            match each:
+                case ast.Constant(value=value):
+                    self._parts -= _size(value)
+                case ast.Name(id=name):
+                    self._parts -= _size(known.get(name))
+                case _:
+                    self._parts -= 1
+        if self._parts < 0:
+            raise Unreadable(f"its tests have more than {MAX_PARTS} parts")
 
     def is_under_test(self, name: str) -> bool:
         """Whether a name is that of the function under test; the first one that is called becomes it."""
@@ -265,7 +285,10 @@ def _shown(node: ast.AST) -> str:
 
 def _constant(node: ast.expr, known: Mapping[str, object], statement: ast.AST) -> object:
     try:
-        return _plain(_value(node, known))
+        value = _plain(_value(node, known))
+        if _size(value) > MAX_ITEMS:
+            raise OverflowError("it is too long")
+        return value
     except Unreadable:
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -304,13 +327,11 @@ def _value(node: ast.expr, names: Mapping[str, object]) -> object:
         case ast.Tuple(elts=items):
             return tuple(_value(each, names) for each in items)
         case ast.Set(elts=items):
-            return {_value(each, names) for each in items}
+            return set(hashed(_value(each, names) for each in items))
         case ast.Dict(keys=keys, values=values):
-            return {
-                _value(key, names): _value(value, names)
-                for key, value in zip(keys, values, strict=True)
-                if key is not None
-            }
+            plain = [(key, value) for key, value in zip(keys, values, strict=True) if key is not None]
+            names_of = hashed(_value(key, names) for key, _ in plain)
+            return dict(zip(names_of, (_value(value, names) for _, value in plain), strict=True))
         case ast.UnaryOp(op=operation, operand=operand):
             return _unary(operation, _value(operand, names))
         case ast.BinOp(left=left, op=operation, right=right):
@@ -338,6 +359,28 @@ def _value(node: ast.expr, names: Mapping[str, object]) -> object:
             options = {str(keyword.arg): _value(keyword.value, names) for keyword in keywords}
             return _FUNCTIONS[called](*(_value(each, names) for each in arguments), **options)
     raise Unreadable(f"{_shown(node)} is not known")
+
+
+def _size(value: object) -> int:
+    """The parts of a value, long texts and numbers as several; at most a little more than `MAX_ITEMS`."""
+    waiting, size = [value], 0
+    while waiting and size <= MAX_ITEMS:
+        each = waiting.pop()
+        size += 1
+        match each:
+            case str() | bytes():
+                size += len(each) // CHARS_PER_PART
+            case int():
+                size += each.bit_length() // 64
+            case list() | tuple() | set() | frozenset() if size + len(waiting) + len(each) <= MAX_ITEMS:
+                waiting += each
+            case dict() if size + len(waiting) + 2 * len(each) <= MAX_ITEMS:
+                waiting += (*each.keys(), *each.values())
+            case Iterated():
+                waiting.append(each.items)
+            case list() | tuple() | set() | frozenset() | dict():
+                return MAX_ITEMS + 1
+    return size
 
 
 def _plain(value: object) -> object:
@@ -375,11 +418,12 @@ def _binary(operation: ast.operator, left: object, right: object) -> object:
         if isinstance(operation, ast.Pow):
             if abs(right) > 1_024 or (isinstance(left, int) and left.bit_length() * abs(right) > MAX_BITS):
                 raise OverflowError("the number is too large")
-            power: object = left**right
-            return power
+            return _short(left**right)
         if type(operation) in _NUMERIC:
-            return _NUMERIC[type(operation)](left, right)
+            return _short(_NUMERIC[type(operation)](left, right))
     match operation, left, right:
+        case (ast.Add(), str() | list() | tuple(), str() | list() | tuple()) if len(left) + len(right) > MAX_ITEMS:
+            raise OverflowError("it is too long")
         case (ast.Add(), str(), str()):
             return left + right
         case (ast.Add(), list(), list()):
@@ -397,6 +441,12 @@ def _binary(operation: ast.operator, left: object, right: object) -> object:
         case (ast.Sub(), set(), set()):
             return left - right
     raise TypeError("it is not known for these")
+
+
+def _short(number: int | float | complex) -> int | float | complex:
+    if isinstance(number, int) and number.bit_length() > MAX_BITS:
+        raise OverflowError("the number is too large")
+    return number
 
 
 def _compared(operation: ast.cmpop, left: object, right: object) -> bool:
@@ -492,8 +542,10 @@ def _range(*bounds: object) -> object:
 
 
 def _dict(values: object = ()) -> object:
-    made: dict[object, object] = dict(values) if isinstance(values, dict) else dict(map(_pair, _items(values)))
-    return made
+    if isinstance(values, dict):
+        return dict(values)
+    pairs = list(map(_pair, _items(values)))
+    return dict(zip(hashed(key for key, _ in pairs), (value for _, value in pairs), strict=True))
 
 
 def _pair(value: object) -> tuple[object, object]:
@@ -530,7 +582,7 @@ _FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "bool": lambda value: bool(_plain(value)),
     "dict": _dict,
     "float": _float,
-    "frozenset": lambda values=(): frozenset(_items(values)),
+    "frozenset": lambda values=(): frozenset(hashed(_items(values))),
     "int": _int,
     "len": lambda value: len(_items(value)),
     "list": lambda values=(): _items(values),
@@ -538,7 +590,7 @@ _FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "min": _smallest,
     "range": _range,
     "round": _round,
-    "set": lambda values=(): set(_items(values)),
+    "set": lambda values=(): set(hashed(_items(values))),
     "sorted": _sorted,
     "str": _text,
     "sum": _sum,

@@ -34,7 +34,7 @@ _TESTS = (
 _FUNCTION = ("entry_point", "fn_name")
 _SETUP = ("test_setup_code", "test_imports")
 _FENCE = re.compile(
-    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.#-]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
+    r"^[ \t]*(`{3,}+|~{3,}+)[^\n`]*+\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
 )
 
 
@@ -140,7 +140,7 @@ class CodeSource(RowsSource[Item]):
 def program_in(answer: str) -> str:
     """The last block of code in an answer, be it closed or not; without a block, the whole answer."""
     blocks = [found for found in _FENCE.finditer(answer)]
-    return blocks[-1][3] if blocks else answer.strip("\n")
+    return blocks[-1][2] if blocks else answer.strip("\n")
 
 
 def _finder(config: FindSettings) -> Find:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import cast
 
 from msgspec import Struct
 
@@ -10,6 +13,10 @@ from swarm.extras.wasm.code.guest import MAX_DEPTH, MAX_PARTS
 
 _SINGLE = {"n": None, "t": True, "f": False}
 _SEVERAL = frozenset("luezgm")
+MAX_BITS = 14_284
+"""Of a whole number: Python converts it to text, which it refuses beyond 4300 digits."""
+MAX_SAME_HASH = 64
+"""Items of a set, or keys: of more with one hash, a set takes time with the square of their number."""
 
 
 class Failed(Struct, frozen=True):
@@ -32,6 +39,14 @@ class Opaque(Struct, frozen=True):
 
 class _Wrong(Exception):
     """The text is no value."""
+
+
+def hashed(items: Iterable[object]) -> list[Hashable]:
+    """Items for a set, or keys. Raises `TypeError` if one has no hash, `ValueError` if too many have the same."""
+    found = cast(list[Hashable], list(items))
+    if max(Counter(map(hash, found)).values(), default=0) > MAX_SAME_HASH:
+        raise ValueError(f"more than {MAX_SAME_HASH} of its items have the same hash")
+    return found
 
 
 def read_value(text: str) -> object:
@@ -72,7 +87,10 @@ class _Reader:
             raise _Wrong
         content, self._position = self._text[self._position : end], end + 1
         if mark == "i":
-            return int(content, 16)
+            number = int(content, 16)
+            if number.bit_length() > MAX_BITS:
+                raise _Wrong
+            return number
         return _of_bytes(mark, bytes.fromhex(content))
 
     def _several(self, mark: str, depth: int) -> object:
@@ -86,12 +104,12 @@ class _Reader:
             case "u":
                 return tuple(items)
             case "e":
-                return set(items)
+                return set(hashed(items))
             case "z":
-                return frozenset(items)
+                return frozenset(hashed(items))
             case "g":
                 return Iterated(items)
-        return dict(zip(items[::2], items[1::2], strict=True))
+        return dict(zip(hashed(items[::2]), items[1::2], strict=True))
 
     def _next(self) -> str:
         if self.is_at_end:
