@@ -22,12 +22,11 @@ from swarm.net.config import NetworkSettings
 from swarm.net.membership.member import Profile
 from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
-from swarm.net.services.runs import RunIndex, serve_listings, serve_runs
+from swarm.net.services.runs import CHECK_S, RunIndex, serve_listings, serve_runs
 from swarm.protocols import Transport
 
 LOOK_EVERY_S = 0.2
 REPORT_EVERY_S = 60.0
-CHECK_TIMEOUT_S = 15.0
 
 
 def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> int:
@@ -61,7 +60,7 @@ def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> in
 
 
 def _manifest_at(network: NetworkSettings, address: str, run_id: str) -> SealedManifest:
-    return fetch_manifest((address,), CHECK_TIMEOUT_S, run_id=run_id, transport=network.transport)
+    return fetch_manifest((address,), CHECK_S, run_id=run_id, transport=network.transport)
 
 
 def _say(console: Console, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import time
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import SealedManifest, open_manifest, seal_manifest
 from swarm.net.services import runs as module
 from swarm.net.services.runs import (
+    CHECK_S,
     KEEP_S,
     LIFE_S,
     MAX_BYTES,
+    MAX_CONTENT_BYTES,
     MAX_LISTED_BYTES,
     MAX_PER_FOUNDER,
     MAX_PER_HOST,
@@ -80,8 +83,8 @@ class Desk:
         self.index = RunIndex(lambda: self.now)
         self._listings = Listings(self.index, lambda peer: self.hosts.get(peer, ()), self.members, lambda: self.now)
 
-    def ask(self, request: ListRequest, host: str = HOST, wait: bool = True) -> ListReply:
-        self.hosts["asker"] = (f"/ip4/{host}/tcp/50000",)
+    def ask(self, request: ListRequest, host: str = HOST, wait: bool = True, place: str = "") -> ListReply:
+        self.hosts["asker"] = (f"{place or f'/ip4/{host}'}/tcp/50000",)
         deadline = time.monotonic() + 10
         while True:
             encoded = self._listings.handle("asker", msgspec.msgpack.encode(request))
@@ -90,6 +93,7 @@ class Desk:
                 return reply
             assert time.monotonic() < deadline
             time.sleep(0.005)
+            self.later(0.1)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -175,10 +179,72 @@ def test_a_run_that_asks_no_more_leaves_the_list(desk: Desk) -> None:
 
 def test_huge_manifests_are_not_listed(desk: Desk) -> None:
     source = random.Random(0)
-    tasks = tuple(TaskSpec(f"task {n}", "dataset", 1.0, {"path": source.randbytes(150).hex()}) for n in range(250))
+    paths = (base64.b64encode(source.randbytes(225)).decode() for _ in range(160))
+    tasks = tuple(TaskSpec(f"task {n}", "dataset", 1.0, {"path": path}) for n, path in enumerate(paths))
     run = sealed(tasks=tasks)
     assert len(run.sealed) > MAX_LISTED_BYTES
     assert f"at most {MAX_LISTED_BYTES} bytes" in desk.ask(desk.members.put(run, FOUNDER.peer_id)).detail
+
+
+def bomb(name: str = "bomb", founder: Identity = FOUNDER) -> SealedManifest:
+    """A small manifest with a large content."""
+    settings: dict[str, object] = {"list": [[] for _ in range(2_000)]}
+    run = sealed(name, founder, tasks=tuple(TaskSpec(f"task {n}", "dataset", 1.0, settings) for n in range(250)))
+    assert len(run.sealed) < 2**12
+    return run
+
+
+def test_a_small_manifest_that_expands_is_not_listed(desk: Desk) -> None:
+    reply = desk.ask(desk.members.put(bomb(), FOUNDER.peer_id))
+    assert reply.state == "refused" and f"at most {MAX_CONTENT_BYTES} bytes" in reply.detail
+    assert desk.names() == []
+
+
+def test_a_list_keeps_no_content_of_manifests(desk: Desk) -> None:
+    run = sealed(tasks=(TaskSpec("sums", "sums", 1.0, {"digits": 3}),))
+    assert desk.ask(desk.members.put(run, FOUNDER.peer_id)).state == "listed"
+    (entry,) = desk.index._entries.values()
+    assert not any(isinstance(each, RunManifest) for each in msgspec.structs.astuple(entry))
+
+
+def test_a_failed_check_does_not_tell_whether_the_port_is_closed(desk: Desk) -> None:
+    """A closed port fails at once, an open one after a while: several may share the asker's address."""
+    request = ListRequest("sums-x", FOUNDER.peer_id, 4001)
+    assert desk.ask(request, wait=False).state == "pending"
+    deadline = time.monotonic() + 10
+    while not any(check.reply for check in desk._listings._checks.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    desk.later(CHECK_S - 0.1)
+    assert desk.ask(request, wait=False).state == "pending"
+    desk.later(0.2)
+    assert desk.ask(request, wait=False).state == "refused"
+
+
+def test_addresses_of_one_ipv6_network_are_one_host(desk: Desk) -> None:
+    for number in range(2 * MAX_PER_HOST):
+        founder, host = Identity.generate(), f"2001:db8:0:7::{number + 1:x}"
+        run = sealed(f"fake-{number}", founder)
+        desk.members.at[f"/ip6/{host}/tcp/4001/p2p/{founder.peer_id}"] = run
+        request = ListRequest(run.manifest.run_id, founder.peer_id, 4001)
+        desk.later(2 * KEEP_S)
+        desk.ask(request, place=f"/ip6/{host}")
+    assert len(desk.names()) == MAX_PER_HOST
+    assert all("/ip6/2001:db8:0:7::" in address for address in desk.members.dialled)
+
+
+def test_a_visitor_is_not_exhausted_by_a_list_of_bombs(
+    pair: tuple[MemoryTransport, MemoryTransport],
+) -> None:
+    keeper, visitor = pair
+    address = f"/ip4/{HOST}/tcp/4001/p2p/{FOUNDER.peer_id}"
+    bombs = [OpenRun(bomb(f"bomb-{number}").sealed, address) for number in range(MAX_RUNS)]
+    keeper.serve(RUNS_PROTOCOL, lambda remote, request: msgspec.msgpack.encode(bombs))
+    started = time.process_time()
+    found = ask_runs(visitor, "keeper", 5.0)
+    assert time.process_time() - started < 5
+    assert [each.name for each in found] == ["bomb-0"], "the first may be the keeper's own"
+    assert not any(task.settings for task in found[0].manifest.tasks)
 
 
 def test_ten_thousand_fake_runs_of_one_address_are_few_checks_and_fewer_entries(desk: Desk) -> None:

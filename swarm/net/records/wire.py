@@ -223,14 +223,21 @@ def refused(refusal: Refusal) -> RefusedRecord:
     return RefusedRecord(refusal.reason, refusal.detail, refusal.peer_id)
 
 
-def open_manifest(record: bytes, run_id: str | None = None, *, now: float | None = None) -> RunManifest:
+def open_manifest(
+    record: bytes,
+    run_id: str | None = None,
+    *,
+    now: float | None = None,
+    max_bytes: int = MAX_EXPANSION * MAX_MANIFEST_BYTES,
+) -> RunManifest:
     """The manifest in an envelope, signed by its founder, whose digest is part of the run id. Raises `Refusal`.
 
     If `run_id` is given, manifests of other runs are refused. A manifest from the future, by the clock `now`, is
-    refused because it would outrank the founder's later ones.
+    refused because it would outrank the founder's later ones. `max_bytes` is the limit of its content, which takes up
+    to 32 times as much memory.
     """
     signed = _read_signed(record, "manifest", MAX_MANIFEST_BYTES)
-    manifest = decode(decompress(signed, MAX_EXPANSION * MAX_MANIFEST_BYTES), RunManifest)
+    manifest = decode(decompress(signed, max_bytes), RunManifest)
     body = signed.body
     if manifest.founder != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but names {manifest.founder!r} as founder")

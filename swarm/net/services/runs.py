@@ -22,11 +22,12 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, Refusal, TransportError
-from swarm.net.addresses.dial import address_problem
+from swarm.net.addresses.dial import address_problem, host_of
 from swarm.net.records.identity import is_peer_id
-from swarm.net.records.wire import MAX_MANIFEST_BYTES, SealedManifest, open_manifest
+from swarm.net.records.wire import MAX_EXPANSION, MAX_MANIFEST_BYTES, SealedManifest, open_manifest
 from swarm.net.services.diagnosis import POLL_EVERY_S, asker_ip
 from swarm.protocols import RequestTransport, Transport
 from swarm.types import Count, RunManifest, complete
@@ -42,11 +43,15 @@ MAX_BYTES = 2**20
 """Of all manifests that are listed."""
 MAX_LISTED_BYTES = 2**15
 """Of one."""
+MAX_CONTENT_BYTES = 2**16
+"""Of one, decompressed; a small one may expand a thousandfold."""
 MAX_PER_FOUNDER = MAX_PER_HOST = 4
 MAX_MODELS = 4
 MAX_ADDRESS_CHARS = 256
 LIFE_S = 900.0
 """A run that does not ask again leaves the list."""
+CHECK_S = 15.0
+"""A check that fails says so after this time, so that it does not tell which ports are closed."""
 MAX_CHECKS = 4
 """At a time, each of another host."""
 MAX_REMEMBERED = 64
@@ -91,6 +96,7 @@ class FoundRun(Struct, frozen=True):
     """A run in a list, its founder's signature checked."""
 
     manifest: RunManifest
+    """Without its tasks' settings."""
     address: str
     members: int
     models: tuple[str, ...]
@@ -103,7 +109,8 @@ class FoundRun(Struct, frozen=True):
 
 class _Entry(Struct, frozen=True):
     run: OpenRun
-    manifest: RunManifest
+    founder: str
+    created_at: float
     peer_id: str
     host: str
     until: float
@@ -125,25 +132,27 @@ class RunIndex:
             return [entry.run for entry in self._entries.values()]
 
     def add(self, run: OpenRun, manifest: RunManifest, peer_id: str, host: str) -> str:
-        """List a run that was reached at a member `peer_id` of this `host`, or renew it; why not, or empty."""
+        """List a run that was reached at a member `peer_id` of this host or network; or renew it. Why not, or empty."""
         with self._lock:
             self._forget()
             others = {run_id: each for run_id, each in self._entries.items() if run_id != manifest.run_id}
             known = self._entries.get(manifest.run_id)
             if known is not None and peer_id not in (known.peer_id, manifest.founder):
                 return "another member of this run has it listed"
-            if known is not None and known.manifest.created_at > manifest.created_at:
+            if known is not None and known.created_at > manifest.created_at:
                 return "a newer manifest of this run is listed"
             if len(run.manifest) > MAX_LISTED_BYTES:
                 return f"its manifest must have at most {MAX_LISTED_BYTES} bytes, got {len(run.manifest)}"
-            if sum(each.manifest.founder == manifest.founder for each in others.values()) >= MAX_PER_FOUNDER:
+            if sum(each.founder == manifest.founder for each in others.values()) >= MAX_PER_FOUNDER:
                 return f"{MAX_PER_FOUNDER} runs of this founder are listed"
             if sum(each.host == host for each in others.values()) >= MAX_PER_HOST:
                 return f"{MAX_PER_HOST} runs of your address are listed"
             num_bytes = sum(len(each.run.manifest) for each in others.values()) + len(run.manifest)
             if len(others) >= MAX_RUNS or num_bytes > MAX_BYTES:
                 return "the list is full"
-            self._entries[manifest.run_id] = _Entry(run, manifest, peer_id, host, self._clock() + LIFE_S)
+            self._entries[manifest.run_id] = _Entry(
+                run, manifest.founder, manifest.created_at, peer_id, host, self._clock() + LIFE_S
+            )
             return ""
 
     def _forget(self) -> None:
@@ -176,7 +185,7 @@ class Listings:
         self._clock = clock
         self._lock = threading.Lock()
         self._checks: dict[tuple[str, str], _Check] = {}
-        """By host and member."""
+        """By host, of IPv6 the /64 network, and member."""
 
     def handle(self, remote: str, request: bytes) -> bytes:
         """Answer one request."""
@@ -190,9 +199,11 @@ class Listings:
         if not is_peer_id(asked.peer_id):
             return ListReply("refused", "peer_id is no peer id")
         addresses = self._observed(remote)
-        if (host := asker_ip(addresses)) is None:
+        if (ip := asker_ip(addresses)) is None:
             # A new connection appears in the table within about a second.
             return ListReply("refused", "you are connected through a relay") if addresses else PENDING
+        place = f"/{'ip6' if ':' in ip else 'ip4'}/{ip}"
+        host = host_of(place)
         with self._lock:
             now = self._clock()
             self._checks = {
@@ -200,7 +211,9 @@ class Listings:
             }
             check = self._checks.get((host, asked.peer_id))
             if check is not None and check.request == asked:
-                return check.reply or PENDING
+                if check.reply is None or (check.reply.state == "refused" and now - check.began < CHECK_S):
+                    return PENDING
+                return check.reply
             running = [place for (place, _), each in self._checks.items() if each.reply is None]
             of_host = Counter(place for place, _ in self._checks)[host]
             if check is not None or host in running or of_host >= MAX_PER_HOST or len(running) >= MAX_CHECKS:
@@ -208,17 +221,20 @@ class Listings:
             if len(self._checks) >= MAX_REMEMBERED:
                 return ListReply("refused", f"busy with others; ask again in {KEEP_S:g} s")
             check = self._checks[host, asked.peer_id] = _Check(asked, now)
-        threading.Thread(target=self._run, args=(host, check), name="swarm-list", daemon=True).start()
+        threading.Thread(target=self._run, args=(place, check), name="swarm-list", daemon=True).start()
         return PENDING
 
-    def _run(self, host: str, check: _Check) -> None:
+    def _run(self, place: str, check: _Check) -> None:
         asked = check.request
-        address = f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{asked.port}/p2p/{asked.peer_id}"
+        address = f"{place}/tcp/{asked.port}/p2p/{asked.peer_id}"
         problem = "the check failed"
         try:
             found = self._fetch(address, asked.run_id)
             run = OpenRun(found.sealed, address, asked.members, asked.models)
-            problem = self._index.add(run, found.manifest, asked.peer_id, host)
+            manifest = _opened(found.sealed, MAX_CONTENT_BYTES)
+            problem = self._index.add(run, manifest, asked.peer_id, host_of(place))
+        except Refusal as refusal:
+            problem = f"its manifest is too large for the list: {refusal.detail}"
         except (PeerUnreachable, TransportError) as error:
             problem = "no member of the run answered at your address and port with its signed manifest"
             logger.debug("%s is not listed: %s", asked.run_id, error)
@@ -274,11 +290,18 @@ def ask_runs(transport: RequestTransport, peer_id: str, timeout_s: float) -> lis
     return list(_checked(runs))
 
 
+def _opened(sealed: bytes, max_bytes: int) -> RunManifest:
+    """The manifest without its tasks' settings, most of its memory. Raises `Refusal`."""
+    manifest = open_manifest(sealed, max_bytes=max_bytes)
+    return replace(manifest, tasks=tuple(replace(task, settings={}) for task in manifest.tasks))
+
+
 def _checked(runs: Iterable[OpenRun]) -> Iterable[FoundRun]:
     known: set[str] = set()
-    for run in runs:
+    for number, run in enumerate(runs):
         try:
-            manifest = open_manifest(run.manifest)
+            # The first may be the keeper's own, which has no part in the list's limits.
+            manifest = _opened(run.manifest, MAX_CONTENT_BYTES if number else MAX_EXPANSION * MAX_MANIFEST_BYTES)
         except Refusal as refusal:
             logger.debug("a listed run is left out: %s", refusal)
             continue

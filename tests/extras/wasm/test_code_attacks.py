@@ -172,7 +172,9 @@ LARGE = "def f(x): return {}"
 SAME_HASH = "def f(x): return {kind}(k * (2**61 - 1) for k in range(1, 4000))"
 
 
-@pytest.mark.parametrize("result", ["10**5000", "[10**5000]", "{10**5000: 1}", "{'a': 10**400}", "10**400", "-10**5000"])
+@pytest.mark.parametrize(
+    "result", ["10**5000", "[10**5000]", "{10**5000: 1}", "{'a': 10**400}", "10**400", "-10**5000"]
+)
 @pytest.mark.parametrize("expected", [0.5, {"a": 0.5}, 7, [0.5]])
 def test_a_number_that_python_converts_no_more_is_a_wrong_result(runner: Runner, result: str, expected: object) -> None:
     called = read_tests({"inputs": [[1]], "outputs": [expected], "fn_name": "f"}, None)

@@ -33,9 +33,7 @@ _TESTS = (
 )
 _FUNCTION = ("entry_point", "fn_name")
 _SETUP = ("test_setup_code", "test_imports")
-_FENCE = re.compile(
-    r"^[ \t]*(`{3,}+|~{3,}+)[^\n`]*+\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
-)
+_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)[^\n`]*+\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
 
 class Item(Struct, frozen=True):
