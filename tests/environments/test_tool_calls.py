@@ -337,3 +337,5 @@ def test_schemas_by_hand() -> None:
         check_schema(deep)
     with pytest.raises(ValueError, match="characters"):
         check_schema({"type": "object", "description": "x" * 9_000})
+    with pytest.raises(ValueError, match="required"):  # a list is no name, though its text may be one
+        check_schema({"type": "object", "properties": {"['a']": {"type": "string"}}, "required": [["a"]]})

@@ -340,6 +340,25 @@ def test_a_list_that_cannot_be_read_is_a_typed_error(
         ask_runs(visitor, "keeper", 5.0)
 
 
+def test_a_list_that_drips_is_given_up(
+    pair: tuple[MemoryTransport, MemoryTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its chunks comes in time."""
+    _, visitor = pair
+    sent = []
+
+    def drip(*asked: object) -> Iterator[bytes]:
+        for number in range(10_000):
+            sent.append(number)
+            time.sleep(0.002)
+            yield b"\x90"
+
+    monkeypatch.setattr(visitor, "stream", drip)
+    with pytest.raises(PeerUnreachable, match="did not send its list of runs within"):
+        ask_runs(visitor, "keeper", 0.05)
+    assert len(sent) < 100
+
+
 def test_a_name_that_imitates_another_has_its_founders_digest() -> None:
     imitation = sealed("sums", Identity.generate())
     assert imitation.manifest.run_id != sealed("sums").manifest.run_id

@@ -81,7 +81,7 @@ def _check(schema: JsonValue | Schema, where: str, depth: int) -> None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict):
         raise ValueError(f"{where}: properties must be schemas by name")
-    if not isinstance(required, list) or not set(map(str, required)) <= {*properties}:
+    if not isinstance(required, list) or not all(isinstance(each, str) and each in properties for each in required):
         raise ValueError(f"{where}: required must list names of properties")
     if not isinstance(schema.get("additionalProperties", False), bool):
         raise ValueError(f"{where}: additionalProperties must be true or false")

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Annotated, Literal
 
 import msgspec
@@ -280,10 +281,16 @@ def population(transport: Transport) -> tuple[int, tuple[str, ...]]:
 def ask_runs(transport: RequestTransport, peer_id: str, timeout_s: float) -> list[FoundRun]:
     """The runs in a peer's list that have their founder's signature and an address, its own first.
 
-    Blocks. Raises `PeerUnreachable`, also for a list that cannot be read.
+    Blocks. Raises `PeerUnreachable`, also for a list that cannot be read or takes more than `timeout_s`.
     """
+    deadline = time.monotonic() + timeout_s
+    reply = b""
     try:
-        reply = b"".join(transport.stream(peer_id, RUNS_PROTOCOL, b"", timeout_s, MAX_REPLY_BYTES))
+        with closing(transport.stream(peer_id, RUNS_PROTOCOL, b"", timeout_s, MAX_REPLY_BYTES)) as chunks:
+            for chunk in chunks:
+                reply += chunk
+                if time.monotonic() > deadline:  # the transport limits each silence only
+                    raise PeerUnreachable(f"{peer_id} did not send its list of runs within {timeout_s:g} s")
         runs = msgspec.msgpack.decode(reply, type=Annotated[list[OpenRun], Meta(max_length=MAX_RUNS + 1)])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerUnreachable(f"{peer_id} sent a list of runs that cannot be read: {error}") from None
