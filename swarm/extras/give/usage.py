@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable
 from swarm.extras.give.demand import EXPLORED, TaskDemand, groups_wanted
@@ -140,7 +141,7 @@ class UsageWatch:
         """Keep a peer's answer; the uses since its last one. Fewer than then are none: it has begun again, or lies."""
         kept = dict(self.known)
         before = kept.pop(peer_id, GroupUsage())
-        kept[peer_id] = found
+        kept[peer_id] = replace(found, wants={})  # as many names as it likes, in a file
         self.known = dict(list(kept.items())[-MAX_KNOWN:])
         return max(0, found.used - before.used)
 

@@ -70,6 +70,8 @@ def test_what_a_receiver_wants_of_each_task_is_heard(members: Members) -> None:
     members.answer(liar=1, honest=1, wants={"gcd": 0.9, "lcm": 0.1})
     assert tasks.part("gcd", ("gcd", "lcm")) == 1
     assert 0.1 <= tasks.part("lcm", ("gcd", "lcm")) < 0.2
+    assert members.watch.known.keys() == {LIAR, HONEST}
+    assert not any(each.wants for each in members.watch.known.values()), "that would be 64 KiB a peer in given.json"
 
 
 def test_its_end_waits_for_no_peer_that_is_silent(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:

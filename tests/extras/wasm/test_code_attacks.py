@@ -224,3 +224,16 @@ def test_a_row_that_takes_too_much_is_refused(name: str) -> None:
     with pytest.raises(Unreadable):
         read_tests(ROWS[name], "f")
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("result", ["1000000007.0", "1000000006.5", "1e9 + 7"])
+def test_a_whole_number_is_not_met_by_a_float_near_it(runner: Runner, result: str) -> None:
+    for tests in (
+        read_tests("assert f(1) == 1000000006", "f"),
+        read_tests({"inputs": [[1]], "outputs": [1_000_000_006], "fn_name": "f"}, None),
+    ):
+        assert runner.verdict(f"def f(x): return {result}", "", tests, to_the_end=True).passed == 0
+        assert runner.verdict("def f(x): return 1000000006.0", "", tests, to_the_end=True).passed == 1
+    printed = read_tests({"inputs": ["1"], "outputs": ["1000000006"]}, None)
+    assert runner.verdict(f"print({result})", "", printed, to_the_end=True).passed == 0
+    assert runner.verdict("print('1000000006.0')", "", printed, to_the_end=True).passed == 1

@@ -261,9 +261,11 @@ def _same_word(found: str, expected: str) -> bool:
         return True
     if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(expected)):
         return False
-    if found.lstrip("+-").isdigit() and expected.lstrip("+-").isdigit():
-        return int(found) == int(expected)
-    return same(float(found), float(expected))
+    return same(_number(found), _number(expected))
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
 def _came(result: object) -> str:
