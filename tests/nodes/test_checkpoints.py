@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from nodes.commands import evaluate as exported
+from nodes.commands import exported
 from nodes.commands.evaluate import Asked, evaluate, export_checkpoint
 from nodes.commands.exported import exported_values
 from swarm.config import NodeConfig, load_config

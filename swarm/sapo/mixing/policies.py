@@ -412,7 +412,7 @@ class MixSettings(Settings):
     external_old_logprobs: Literal["receiver", "behaviour", "none"] = "receiver"
     """Old log-probabilities of external groups: this node's own when the batch is built (`receiver`, as in the paper),
     the sender's (`behaviour`; only with the same tokenizer, else `receiver`), or `none`: the ratio is 1."""
-    external_negative_weight: float = Field(0.25, ge=0, le=1)
+    external_negative_weight: float = Field(0.0, ge=0, le=1)
     """Weight of external completions with negative advantage; 1 as in the paper. A lower value limits how far wrong
     answers in this policy's format can drive it away from that format."""
 
