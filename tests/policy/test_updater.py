@@ -16,7 +16,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.training import rows
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
-from swarm.types import Completion, GradedGroup, PolicyId
+from swarm.types import Completion, GradedGroup, PolicyId, Tools
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
@@ -101,7 +101,7 @@ def test_without_old_logprobs_the_clip_never_acts(policy: Policy) -> None:
 
 
 def test_behaviour_logprobs_are_used_only_for_ids_that_mean_the_graded_text(policy: Policy) -> None:
-    mix = MixSettings(external_old_logprobs="behaviour")
+    mix = MixSettings(external_old_logprobs="behaviour", external_negative_weight=0.25)
     group = _group(policy)
     # A sampler that claims to have been almost certain: the ratio falls below the clip where the advantage is < 0.
     certain = tuple(
@@ -191,7 +191,7 @@ def test_an_update_of_several_steps_takes_what_the_screen_has_read(
     tokenized: list[str] = []
     encode = Policy.encode_completions
 
-    def counted(self: Policy, completions: Sequence[Completion]) -> list[list[int]]:
+    def counted(self: Policy, completions: Sequence[Completion], tools: Tools | None = None) -> list[list[int]]:
         tokenized.extend(each.text for each in completions)
         return encode(self, completions)
 
@@ -219,7 +219,7 @@ def test_few_tokens_of_texts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rows, "MAX_REMEMBERED_TOKENS", 6)
     asked: list[str] = []
 
-    def encode(completions: Sequence[Completion]) -> list[list[int]]:
+    def encode(completions: Sequence[Completion], tools: Tools | None = None) -> list[list[int]]:
         asked.extend(each.text for each in completions)
         return [[ord(letter) for letter in each.text] for each in completions]
 
@@ -264,7 +264,7 @@ def test_a_text_that_no_tokens_could_cover_is_counted_and_not_read(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    encode = lambda completions: [read.append(completion.text) or [1] for completion in completions]  # noqa: E731
+    encode = lambda completions, tools: [read.append(completion.text) or [1] for completion in completions]  # noqa: E731
     monkeypatch.setattr(policy, "encode_completions", encode)
     updater = _updater(policy)
     bomb = GradedGroup(rollout_group(texts=("short", "x" * (updater.max_chars + 1))), PROMPT, (1.0, 0.0))
