@@ -167,6 +167,18 @@ def test_a_wrong_option_names_the_field(path: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_asking_on_is_refused_where_generation_runs_ahead() -> None:
+    def load(seconds: str, staleness: str) -> None:
+        load_config(
+            command_line=[("generation.ask_on_s", seconds), ("generation.max_staleness", staleness)],
+        )
+
+    load("5", "0")
+    load("0", "2")
+    with pytest.raises(ConfigError, match="ask_on_s must be 0 with max_staleness above 0, got 5 and 2"):
+        load("5", "2")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -48,10 +48,11 @@ def show_runs(addresses: Sequence[str], as_json: bool, console: Console) -> int:
         print(json.dumps([_as_dict(each) for each in found], indent=1))
     elif found:
         console.print(table(_columns(time.time()), found, console.width))
-        say(
-            console,
-            "signed by their founders; a * is a claim. Join one: swarm join NAME@ADDRESS, the address of the list",
-        )
+        say(console, "signed by their founders; a * is a claim")
+        lists = dict.fromkeys(each.at for each in found)
+        for at in lists:
+            names = ", ".join(dict.fromkeys(clean(each.run.name) for each in found if each.at == at))
+            say(console, f"to join one{f' of {names}' if len(lists) > 1 else ''}: swarm join NAME@{at}")
     elif not problems:
         say(console, "no run is open there")
     return 0 if found or not problems else 1

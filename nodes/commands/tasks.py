@@ -232,6 +232,8 @@ def summary(found: Sequence[Episode]) -> str:
 
 def _advice(graded: Sequence[Episode]) -> str:
     """What would find the expected answers in completions without reward."""
+    if not graded:
+        return "; no answer was graded: each says why"
     known = [episode for episode in graded if episode.expected]
     counts = {rule: sum(_finds(rule, episode) for episode in known) for rule in RULES}
     best = max(counts, key=lambda rule: counts[rule])

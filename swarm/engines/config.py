@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, JsonValue, NonNegativeInt, field_validator
+from pydantic import Field, JsonValue, NonNegativeInt, field_validator, model_validator
 
 from swarm.kinds import Kinds, extra
 from swarm.settings import Settings
@@ -158,6 +158,15 @@ class GenerationSettings(Settings):
         if engine != "auto" and not ENGINES.is_built_in(engine):  # whether vLLM can be had is found out at the start
             ENGINES.find(engine, also=("auto",))
         return engine
+
+    @model_validator(mode="after")
+    def _nothing_is_ahead_of_what_is_asked_on(self) -> GenerationSettings:
+        if self.ask_on_s and self.max_staleness:
+            raise ValueError(
+                f"ask_on_s must be 0 with max_staleness above 0, got {self.ask_on_s:g} and {self.max_staleness}: what "
+                "is generated ahead does not know yet whether this round's groups have signal"
+            )
+        return self
 
     @property
     def round_s(self) -> float:

@@ -219,7 +219,7 @@ def _reward(node: State) -> Iterator[Alert]:
         )
         return
     reward, share = node.history.figures.curves.get("reward"), node.history.figures.curves.get(SHARE_OF_OTHERS)
-    if reward is None or reward.best is None or reward.recent is None:
+    if reward is None or not reward.best or reward.recent is None:  # from 0, nothing falls: `nothing-right`
         return
     lost = reward.best - reward.recent
     if lost < FELL * reward.best or lost < CLEARLY * math.hypot(reward.best_error, reward.error):

@@ -66,7 +66,7 @@ ROOMY = 76
 MEDIUM = 98
 WIDE = 125
 COLUMNS = (
-    Column("peer", 0, 9, "left"),
+    Column("peer", 0, 11, "left"),
     Column("state", 0, 11, "left"),
     Column("round", 0, 6),
     Column("reward", 50, 15, "left"),
@@ -141,6 +141,7 @@ class LiveView:
             yield _line(f"mix: {clean(decided)}", "dim")
         for line in below:
             line.plain = drawable(line.plain, options.ascii_only)
+            line.overflow = _overflow(options.ascii_only)
             yield line
 
     def _decided(self, now: float) -> Verdict:
@@ -372,8 +373,7 @@ def _peer_table(histories: Sequence[PeerHistory], now: float, width: int, ascii_
             justify=column.justify,
             # When space is short, the reasons are cut: rich narrows wrapping columns first.
             no_wrap=column.name != "dropped",
-            # Some encodings have no ellipsis.
-            overflow="crop" if ascii_only else "ellipsis",
+            overflow=_overflow(ascii_only),
             max_width=column.max_width if not wide else column.max_width * 2,
         )
     for history, values in zip(histories, rewards, strict=True):
@@ -448,6 +448,11 @@ def _wrapped(text: str, style: str, width: int) -> list[Text]:
 def _moment_line(moment: Moment) -> Text:
     style = {"warning": "yellow", "error": "bold red"}.get(moment.level, "dim")
     return _line(f"{_clock_time(moment.time, seconds=True)} {clean(moment.text)}", style)
+
+
+def _overflow(ascii_only: bool) -> Literal["crop", "ellipsis"]:
+    """Some encodings have no ellipsis."""
+    return "crop" if ascii_only else "ellipsis"
 
 
 def drawable(text: str, ascii_only: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from nodes.commands import runs as command
-from nodes.commands.runs import Listed, resolve
+from nodes.commands.runs import Listed, resolve, show_runs
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.records.identity import Identity
 from swarm.net.services.runs import FoundRun
@@ -53,6 +55,22 @@ def test_a_run_that_is_not_open_and_a_bootstrap_that_is_away(monkeypatch: pytest
     monkeypatch.setattr(command, "look", lambda entries: ([], {AT: "connection refused"}))
     with pytest.raises(PeerUnreachable, match="connection refused"):
         resolve(f"sums@{AT}")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_list_ends_with_what_joins_one_of_them(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [listed("sums"), replace(listed("words"), at=ELSEWHERE) if several else listed("words")]
+    monkeypatch.setattr(command, "look", lambda entries: (runs, {}))
+    printed = io.StringIO()
+    assert show_runs([AT], False, Console(file=printed, width=80, markup=False)) == 0
+    lines = printed.getvalue().splitlines()
+    if several:
+        assert lines[-2:] == [
+            f"to join one of sums: swarm join NAME@{AT}",
+            f"to join one of words: swarm join NAME@{ELSEWHERE}",
+        ]
+    else:
+        assert lines[-1] == f"to join one: swarm join NAME@{AT}"
 
 
 def _runs(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:

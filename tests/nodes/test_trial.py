@@ -105,6 +105,10 @@ def _answered(completion: str, reward: float, expected: str, found: str | None) 
         ),
         ([_answered("It is Paris.", 0.0, "Paris", "")], "set `ask` and `find` to a form that the model keeps to"),
         ([_answered("No idea.", 0.0, "11", "No")], "nothing to learn from until some answers are rewarded"),
+        (
+            [Episode("sums", "4 + 7?", "", None, "prompt_too_long: 9 tokens")],
+            "0 of 1 rewarded, 1 not graded; no answer was graded: each says why",
+        ),
         ([_answered("11", 1.0, "11", "11")], "1 of 1 rewarded: there may be little left to learn"),
         (
             [_answered("11", 1.0, "11", "11"), _answered("a", 0.0, "11", "")],

@@ -105,6 +105,14 @@ def test_a_collapse_is_an_alert_as_soon_as_it_is_clear_and_noise_is_none(tmp_pat
     assert "reward" not in _keys(_node(tmp_path / "noise", noise))
 
 
+def test_reward_that_never_rose_has_not_fallen(tmp_path: Path) -> None:
+    def nothing(event: RoundEvent) -> RoundEvent:
+        return structs.replace(event, reward=0.0, groups={**event.groups, "used_local": 0, "local": {}})
+
+    keys = _keys(_node(tmp_path, nothing))
+    assert "nothing-right" in keys and "reward" not in keys
+
+
 def test_mastered_tasks_need_no_variety(tmp_path: Path) -> None:
     def change(event: RoundEvent) -> RoundEvent:
         return structs.replace(CAUSES["entropy"](event), reward=0.98)

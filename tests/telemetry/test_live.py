@@ -67,6 +67,18 @@ def test_what_a_row_says(troubled: list[PeerHistory], width: int) -> None:
     assert ("alone since" if width == 140 else "alone ") in lines[5]
 
 
+def test_a_default_name_fits_and_what_is_cut_shows_it(tmp_path: Path) -> None:
+    events = synthetic.peer_events(1, 190, 200, end=None)
+    assert isinstance(events[0], StartEvent)
+    events[0] = replace(events[0], name="peer (7st5)")
+    view = LiveView([PeerHistory.read(synthetic.write(tmp_path, events))], clock=lambda: NOW)
+    view.note("a long line " * 20)
+    lines = rendered(view, 80)
+    assert any(line.startswith("peer (7st5) ") for line in lines[1:])
+    (cut,) = [line for line in lines if "a long line" in line]
+    assert cut.endswith("…") and cell_len(cut) <= 80
+
+
 def test_narrow_terminals_keep_what_matters(troubled: list[PeerHistory]) -> None:
     lines = rendered(LiveView(troubled, clock=lambda: NOW), 80)
     assert lines[1].split() == [

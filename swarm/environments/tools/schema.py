@@ -77,7 +77,7 @@ def _check(schema: JsonValue | Schema, where: str, depth: int) -> None:
         raise ValueError(f"{where}: {unknown[0]!r:.100} is not understood; there are {', '.join(sorted(KEYWORDS))}")
     kinds = _types(schema)
     if not kinds or not set(kinds) <= TYPES.keys():
-        raise ValueError(f"{where}: type must be of {', '.join(TYPES)}, got {schema.get('type')!r:.100}")
+        raise ValueError(f"{where}: type must be one of {', '.join(TYPES)}, got {schema.get('type')!r:.100}")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict):
         raise ValueError(f"{where}: properties must be schemas by name")

@@ -236,9 +236,10 @@ def test_what_would_let_a_program_decide_is_refused(code: str, reason: str) -> N
         ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "list of arguments"),
         ({"inputs": [1], "outputs": [1]}, "must be text"),
         ("{", "no JSON"),
-        (None, "NoneType"),
+        (None, "it has no tests"),
+        (1, "a text, a list or a mapping, got int"),
         ([1], "must be texts"),
-        ([], "list"),
+        ([], "it has no tests"),
     ],
 )
 def test_bad_tests_say_what_is_wrong(tests: object, reason: str) -> None:

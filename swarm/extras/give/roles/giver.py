@@ -53,6 +53,7 @@ class GiverNode(RoleNode):
         generation, endpoint = config.generation, config.endpoint
         return [
             ("endpoint", f"{endpoint.model} at {endpoint.url}"),
+            *([("groups", f"ends after {endpoint.groups}")] if endpoint.groups else []),
             ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
             (
                 "sampling",

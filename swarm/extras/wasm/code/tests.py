@@ -135,10 +135,10 @@ def read_tests(value: object, function: str | None) -> tuple[Test, ...]:
             raise Unreadable(f"its tests are no JSON: {error}") from error
     if isinstance(value, Mapping):
         return _of_mapping(value, function)
-    if not isinstance(value, list) or not value:
-        raise Unreadable(
-            f"its tests must be a text, a list or a mapping with something in it, got {type(value).__name__}"
-        )
+    if value is None or value == []:
+        raise Unreadable("it has no tests")
+    if not isinstance(value, list):
+        raise Unreadable(f"its tests must be a text, a list or a mapping, got {type(value).__name__}")
     if all(isinstance(each, str) for each in value):
         return _asserted("\n".join(value), function)
     if all(isinstance(each, Mapping) for each in value):
