@@ -29,7 +29,10 @@ from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, Question, Rejection
 
 MAX_WAIT_S = 60.0
-"""Longest pause because the swarm carries less than is given."""
+"""Longest pause between two rounds."""
+PATIENCE = 8
+"""Rounds without signal before the pauses between them begin, each twice as long as the one before: whoever is always
+right or never would ask a server that may cost money, for nothing."""
 
 
 class GivingPlan(Struct, frozen=True):
@@ -80,7 +83,11 @@ class Giver:
         """Nothing is asked yet. `keep` is called with graded groups that are not shared."""
         self.ledger = Ledger()
         self.waits_until = 0.0
-        """Time of `clock` before which the swarm does not carry more."""
+        """Time of `clock` before which no round is worth its requests."""
+        self.wait_reason = ""
+        """Why not, in words."""
+        self._barren = 0
+        """Rounds without signal until now."""
         self._plan = plan
         self._me = me
         self._engine = engine
@@ -145,7 +152,12 @@ class Giver:
         seconds = self._clock() - began
         if num_shared < num_informative:  # the swarm carries no more: its members' rate is common to all
             unshared = (num_informative - num_shared) / num_informative
-            self.waits_until = self._clock() + min(MAX_WAIT_S, seconds * unshared)
+            self._wait(seconds * unshared, "the swarm carries no more groups for now")
+        self._barren = 0 if num_informative else self._barren + 1
+        if self._barren > PATIENCE:
+            self._wait(
+                2.0 ** min(10, self._barren - PATIENCE), f"no group had signal in the last {self._barren} rounds"
+            )
         rewards = [reward for each in graded for reward in each.rewards]
         figures: dict[str, Figure] = joined([rollout_figures(graded)]) if graded else {}
         return GivenRound(
@@ -163,6 +175,9 @@ class Giver:
         if self._games is not None:
             self._games.close()
             self._games = None
+
+    def _wait(self, seconds: float, reason: str) -> None:
+        self.waits_until, self.wait_reason = self._clock() + min(MAX_WAIT_S, seconds), reason
 
     def _more(self) -> tuple[int, Question]:
         """The next question that is asked: those of tasks of less use to receivers are often passed over."""

@@ -212,7 +212,7 @@ class GiverNode(RoleNode):
         if self._is_over_rate():
             return f"the rate of endpoint.max_groups_per_min is reached ({self._config.endpoint.max_groups_per_min:g})"
         if time.monotonic() < self._giver.waits_until:
-            return "the swarm carries no more groups for now"
+            return self._giver.wait_reason
         return ""
 
     def _is_over_rate(self) -> bool:
