@@ -359,7 +359,7 @@ def test_a_bootstrap_tells_time_run_and_reachability(
 
 def test_a_person_reads_lines_that_fit_and_a_count(quick: str, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [OUTCOMES[name][0] for name in ("python", "taken port", "behind nat")]
-    monkeypatch.setattr(command, "diagnose", lambda config, role: iter(findings))
+    monkeypatch.setattr(command, "diagnose", lambda config, role, of_model: iter(findings))
     result = CliRunner().invoke(app, ["doctor", quick], obj=[])
     assert result.exit_code == 1
     assert "to do: end that process" in result.output

@@ -108,7 +108,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[Held]:
         opened.append(Held())
         return opened[-1]
 
-    monkeypatch.setattr(suites, "ProcessEngine", open_engine)
+    monkeypatch.setattr("swarm.engines.process.engine.ProcessEngine", open_engine)
     return opened
 
 
