@@ -44,7 +44,7 @@ def _update(policy: Policy, settings: UpdateSettings) -> UpdateReport:
     texts = ("19", "a longer answer that is wrong")
     completions = tuple(Completion(text, "stop") for text in texts)
     group = GradedGroup(rollout_group(completions=completions, rewards=(1.0, 0.0)), "Calculate 12 + 7.", (1.0, 0.0))
-    return PolicyUpdater(policy, settings, MixSettings(), 1.0).update([], [group])
+    return PolicyUpdater(policy, settings, MixSettings(external_negative_weight=1.0), 1.0).update([], [group])
 
 
 def test_its_settings_are_validated_and_shown() -> None:

@@ -80,7 +80,7 @@ def _updater(policy: Policy, settings: dict[str, object]) -> PolicyUpdater:
     """With a divergence from a reference, that is another random model, or the policy without its adapters."""
     wanted = "reference_kl" in settings and policy.adapters is None
     reference = _random(policy.ranks.for_another(), seed=1) if wanted else None
-    return PolicyUpdater(policy, UpdateSettings(**settings), MixSettings(), 1.0, reference)
+    return PolicyUpdater(policy, UpdateSettings(**settings), MixSettings(external_negative_weight=0.25), 1.0, reference)
 
 
 def _random(ranks: Ranks, seed: int) -> Policy:
@@ -164,7 +164,7 @@ def _stream(base: Path, out: Path, ranks: Ranks) -> None:
     """A learner's update: two minibatches from groups that come one by one, its snapshot, and an abandoned one."""
     policy = _load(base, LoraSettings(), ranks)
     settings = UpdateSettings(**{**STEPS, "reference_kl": 0.0})
-    updater = StreamedUpdater(policy, settings, MixSettings(), Sampling())
+    updater = StreamedUpdater(policy, settings, MixSettings(external_negative_weight=0.25), Sampling())
     groups = [_sampled(policy, group) for group in _groups()[1]]
     for group in groups:
         updater.accumulate([group])
@@ -193,7 +193,9 @@ def _see(pictures: Path, out: Path, ranks: Ranks) -> None:
     questions = [readers.question("qwen3_vl", number) for number in range(3)]
     engine = SharedEngine(TransformersEngine(policy, GenerationSettings()), policy)
     answers = engine.generate(questions, 2, Sampling(max_new_tokens=6), seed=3)
-    updater = PolicyUpdater(policy, UpdateSettings(max_grad_norm=MAX_GRAD_NORM), MixSettings(), 1.0)
+    updater = PolicyUpdater(
+        policy, UpdateSettings(max_grad_norm=MAX_GRAD_NORM), MixSettings(external_negative_weight=0.25), 1.0
+    )
     groups = [
         GradedGroup(rollout_group(index=k, texts=TEXTS), question, (1.0, 0.0, 0.5, 0.0))
         for k, question in enumerate(questions)
