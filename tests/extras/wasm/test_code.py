@@ -19,7 +19,8 @@ from swarm.environments.digests import digest  # noqa: E402
 from swarm.environments.mixture import TaskMixture  # noqa: E402
 from swarm.environments.specs import from_specs, to_specs  # noqa: E402
 from swarm.errors import TaskError  # noqa: E402
-from swarm.extras.wasm.code.conditions import Unreadable, read_assertions, same  # noqa: E402
+from swarm.extras.wasm.code.conditions import read_assertions  # noqa: E402
+from swarm.extras.wasm.code.evaluating import Unreadable, literal, same  # noqa: E402
 from swarm.extras.wasm.code.running import Bounds, Runner, Verdict  # noqa: E402
 from swarm.extras.wasm.code.source import CodeSource, program_in  # noqa: E402
 from swarm.extras.wasm.code.task import CodeTask  # noqa: E402
@@ -461,3 +462,17 @@ def test_cpython_runs_all_problems() -> None:
         assert complete.verdict(problem.wrong, "", tests, True).passed < len(tests), problem.name
     given, expected = "2\n1 2 3\n4 5 6\n", "6 / 3\n15 / 6\nmean 10.50\n\n"
     assert printed(complete, PRINTED, given, expected).passed == 1
+
+
+@pytest.mark.parametrize(
+    "value", [[1, -2.5, "a'b", None, True], (1,), (), {"a": [b"x"]}, {1}, set(), frozenset({2}), 1 - 2j]
+)
+def test_a_value_is_written_as_python_reads_it(value: object) -> None:
+    assert eval(literal(value)) == value
+
+
+def test_numbers_that_are_not_finite_are_written_wherever_they_are() -> None:
+    value = [math.inf, (-math.inf,), {"a": {math.inf}}]
+    assert eval(literal(value)) == value
+    (test,) = read_assertions("values = [float('inf'), 1]\nassert least(values) == 1", "least")
+    assert eval(test.calls[0], {"least": min}) == 1

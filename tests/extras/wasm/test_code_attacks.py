@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("wasmtime", reason="needs the extra tools")
 
-from swarm.extras.wasm.code.conditions import Unreadable  # noqa: E402
+from swarm.extras.wasm.code.evaluating import Unreadable  # noqa: E402
 from swarm.extras.wasm.code.guest import MARK  # noqa: E402
 from swarm.extras.wasm.code.running import Bounds, Runner  # noqa: E402
 from swarm.extras.wasm.code.source import program_in  # noqa: E402

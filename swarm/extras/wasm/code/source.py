@@ -15,7 +15,7 @@ from swarm.environments.sources.columns import Column, MalformedRow, Row, Templa
 from swarm.environments.sources.hf_datasets import RowsSource
 from swarm.environments.sources.lru import LruCache
 from swarm.environments.sources.procedural import last_text, with_last_text
-from swarm.extras.wasm.code.conditions import Unreadable
+from swarm.extras.wasm.code.evaluating import Unreadable
 from swarm.extras.wasm.code.running import Bounds, Runner, Verdict
 from swarm.extras.wasm.code.task import CodeTask
 from swarm.extras.wasm.code.tests import Test, read_tests

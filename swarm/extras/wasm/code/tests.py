@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -18,7 +17,8 @@ from typing import cast
 
 from msgspec import Struct
 
-from swarm.extras.wasm.code.conditions import Assertion, Unreadable, read_assertions, same
+from swarm.extras.wasm.code.conditions import Assertion, read_assertions
+from swarm.extras.wasm.code.evaluating import Unreadable, literal, same
 from swarm.extras.wasm.code.values import Failed, Iterated, Opaque
 
 MAX_TEXT_CHARS = 2**22
@@ -197,7 +197,7 @@ def _pair(given: object, expected: object, function: str | None) -> Test:
         expected = _json(expected) if isinstance(expected, str) else expected
     if not isinstance(given, list):
         raise Unreadable(f"the input of a function must be a list of arguments, got {type(given).__name__}")
-    arguments = ", ".join(map(_literal, given))
+    arguments = ", ".join(map(literal, given))
     return Called(
         f"(Solution().{function} if 'Solution' in globals() else {function})({arguments})", _as_json(expected)
     )
@@ -217,17 +217,6 @@ def _json(text: str) -> object:
         return value
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{text[:80]!r} is no JSON") from error
-
-
-def _literal(value: object) -> str:
-    """A value of JSON as Python has it. Raises `Unreadable`."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_literal(each)}' for key, each in value.items())}}}"
-    return repr(value)
 
 
 def _as_json(value: object) -> object:
