@@ -29,7 +29,7 @@ from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
-from swarm.sapo.curriculum import WINDOW, Bucket
+from swarm.sapo.curriculum import Bucket, TaskSuccess
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
 from swarm.schedule import Pausing, Schedule
@@ -106,8 +106,7 @@ class RoleRuntime:
         serve_usage(transport, self._usage_of)
         self.worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
-        self._success: dict[str, Bucket] = {}
-        """Of own completions, by task."""
+        self._success = TaskSuccess()
         self._wants: Mapping[str, float] = {}
         """Learnability by task; replaced as a whole, because the network thread reads it."""
         self.peer_id = identity.peer_id
@@ -175,7 +174,8 @@ class RoleRuntime:
         """
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
-        self._note_success(event.tasks)
+        self._success.note(event.tasks)
+        self._wants = self._success.learnability(MAX_TOLD_TASKS)
         if self.config.share.summary:
             self._transport.summarize(replace(self._summary(event), tries=tries or {}))
         network = self._transport.status()
@@ -291,14 +291,6 @@ class RoleRuntime:
                 samples=result.samples,
             )
         )
-
-    def _note_success(self, tasks: Mapping[str, tuple[float, int]]) -> None:
-        """Add a round: a task's mean reward and the number of completions."""
-        for name, (reward, num) in tasks.items():
-            known = self._success.get(name, Bucket())
-            self._success[name] = (known + Bucket(num * min(max(reward, 0.0), 1.0), num)).cut(WINDOW)
-        told = list(self._success.items())[:MAX_TOLD_TASKS]
-        self._wants = {name: bucket.learnability for name, bucket in told}
 
     def _usage_of(self, peer_id: str) -> GroupUsage:
         """What became of a peer's groups here, for that peer; on the network thread."""

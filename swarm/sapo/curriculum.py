@@ -65,6 +65,24 @@ class Bucket(Struct, frozen=True):
         return Bucket(self.right + other.right, self.completions + other.completions)
 
 
+class TaskSuccess:
+    """Success by task, of own completions."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._tasks: dict[str, Bucket] = {}
+
+    def note(self, tasks: Mapping[str, tuple[float, int]]) -> None:
+        """A round's (sum of rewards, completions) by task."""
+        for name, (total, num) in tasks.items():
+            found = Bucket(min(max(total, 0.0), num), num)
+            self._tasks[name] = (self._tasks.get(name, Bucket()) + found).cut(WINDOW)
+
+    def learnability(self, most: int) -> dict[str, float]:
+        """Of this many tasks at most."""
+        return {name: bucket.learnability for name, bucket in list(self._tasks.items())[:most]}
+
+
 class Curriculum:
     """Draws a node's questions. `draw` may be called by another thread than `note`."""
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from swarm.sapo.curriculum import WINDOW, Bucket, Curriculum
+from swarm.sapo.curriculum import WINDOW, Bucket, Curriculum, TaskSuccess
 from swarm.types import ProceduralRef, Question
 
 SUCCESS = {"easy": 1.0, "hard": 0.0, "edge": 0.5}
@@ -119,3 +119,13 @@ def test_claims_are_no_own_tries_and_need_not_be_possible() -> None:
     curriculum.hear([{f"unknown {number}": (1, 2) for number in range(16)}, {name: (9, 2) for name in known}])
     assert curriculum.tries() == known
     assert asked(curriculum, 160, 10).total() == 80
+
+
+def test_success_by_task_is_that_of_the_completions() -> None:
+    success = TaskSuccess()
+    for _ in range(200):
+        success.note({"half": (4.0, 8), "easy": (8.0, 8), "hard": (0.0, 8), "fined": (-5.0, 8)})
+    found = success.learnability(3)
+    assert found["half"] == pytest.approx(1.0, abs=0.01)
+    assert found["easy"] == found["hard"] == pytest.approx(0.0, abs=0.01) and len(found) == 3
+    assert success.learnability(4)["fined"] == found["hard"]
