@@ -25,7 +25,6 @@ from swarm.types.calls import (
     MAX_CALL_CHARS,
     MAX_CALL_DEPTH,
     MAX_CALLS,
-    NO_END,
     OPEN,
     SHAPE,
     TAG_CLOSE,
@@ -195,16 +194,7 @@ class Gemma(Form):
 
     def read(self, text: str) -> list[Spoken]:
         """See `Form`."""
-        open, close, quote = self.marks
-        parts: list[Spoken] = []
-        at, num = 0, 0
-        while num <= MAX_CALLS and (start := text.find(open, at)) >= 0:
-            end = text.find(close, start)
-            said = text[start + len(open) : end if end >= 0 else len(text)]
-            parts += [text[at:start], self._read(said) if end >= 0 else BadCall(NO_END, said, closed=False)]
-            at = end + len(close) if end >= 0 else len(text)
-            num += 1
-        return [part for part in (*parts, text[at:]) if part != ""]
+        return marked(text, self.marks[0], self.marks[1], self._read)
 
     def _read(self, said: str) -> Call | BadCall:
         if len(said) > MAX_CALL_CHARS:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
 
@@ -97,14 +97,16 @@ def calls_in(text: str) -> tuple[AnyCall, ...]:
     return found if len(found) <= MAX_CALLS else (BadCall(TOO_MANY, ""),)
 
 
-def marked(text: str, open: str, close: str) -> list[Spoken]:
-    """The parts of a text whose calls are objects between marks; of calls beyond `MAX_CALLS` one more is read."""
+def marked(text: str, open: str, close: str, read: Callable[[str], Call | BadCall] | None = None) -> list[Spoken]:
+    """The parts of a text whose calls are between marks, by default objects; of calls beyond `MAX_CALLS` one more is
+    read."""
+    read = read or read_call
     parts: list[Spoken] = []
     at, num = 0, 0
     while num <= MAX_CALLS and (start := text.find(open, at)) >= 0:
         end = text.find(close, start + len(open))
         said = text[start + len(open) : end if end >= 0 else len(text)]
-        parts += [text[at:start], read_call(said) if end >= 0 else BadCall(NO_END, said, closed=False)]
+        parts += [text[at:start], read(said) if end >= 0 else BadCall(NO_END, said, closed=False)]
         at = end + len(close) if end >= 0 else len(text)
         num += 1
     return _without_empty([*parts, text[at:]])
