@@ -424,12 +424,12 @@ class Checkpoints:
         position: int = 0,
         tokens_generated: int = 0,
         num_passed_over: int = 0,
-        curriculum: Mapping[str, Bucket] | None = None,
+        curriculum: Mapping[str, Bucket] = MappingProxyType({}),
         mix: MixState | None = None,
         corroboration: CorroborationState | None = None,
         workers: Mapping[str, CorroborationState] = MappingProxyType({}),
     ) -> None:
-        """Write a checkpoint of the finished rounds, unless it exists. The last six: see `TrainingState`."""
+        """Write a checkpoint of the finished rounds, unless it exists. Those by name: see `TrainingState`."""
         if self._saved_round == round:
             return
         from swarm.training.checkpoint import TrainingState
@@ -447,7 +447,7 @@ class Checkpoints:
             tokens_generated=tokens_generated,
             sequences=self._runtime.exchange.book.highest_sequences(),
             num_passed_over=num_passed_over,
-            curriculum=dict(curriculum or {}),
+            curriculum=dict(curriculum),
             mix=mix,
             watch=self._watch.dump(),
             corroboration=corroboration,
