@@ -43,7 +43,7 @@ from swarm.net.membership.member import Profile
 from swarm.net.records.wire import SealedManifest
 from swarm.net.services.diagnosis import serve_diagnosis
 from swarm.net.services.runs import serve_runs
-from swarm.policy.config import MADE_HERE, public_name
+from swarm.policy.config import MADE_HERE
 from swarm.protocols import Transport
 from swarm.sanitize import clean, is_name
 from swarm.types import MAX_NAME_CHARS, NetworkStatus, RunManifest
@@ -308,7 +308,7 @@ def plan_table(resolved: ResolvedNode, num_processes: int) -> Table:
 def profile_of(role: type[RoleNode], config: NodeConfig) -> Profile:
     """What members learn of this node."""
     return Profile(
-        model=public_name(config.policy.model) if role.has_policy else config.endpoint.public_model,
+        model=role.model(config),
         tasks=tuple(task.name for task in config.tasks),
         role=role.role,
         version=own_version(),

@@ -293,12 +293,12 @@ def check_joins(loaded: LoadedConfig) -> None:
     )
 
 
-def check_gives(loaded: LoadedConfig) -> None:
+def check_gives(loaded: LoadedConfig, command: str) -> None:
     """Raises `ConfigError` for a giver that was given no run, and was in none in its directory."""
     config = loaded.config
     if not config.network.bootstrap and remembered(config.out) is None:
         raise ConfigError(
-            "a giver needs the address of a member of a run, which prints it at its start: swarm give "
+            f"a giver needs the address of a member of a run, which prints it at its start: swarm {command} "
             "/ip4/.../p2p/12D3KooW... --endpoint http://127.0.0.1:8000/v1 --model NAME"
         )
 

@@ -29,6 +29,7 @@ FIELD_COMMANDS = frozenset(
         "bootstrap",
         "evaluate",
         "give",
+        "answer",
         "doctor",
         "config show",
         "sweep",

@@ -50,6 +50,10 @@ app.add_typer(service_app, name="service")
 app.add_typer(identity_app, name="identity")
 
 HomeArgument = Annotated[Path, typer.Argument(help="A node's directory, or its key file.")]
+EndpointOption = Annotated[
+    str | None, typer.Option(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
+]
+EndpointModelOption = Annotated[str | None, typer.Option("--model", help="The model's name there.")]
 PassphraseOption = Annotated[Path | None, typer.Option(help="File whose first line is the backup's passphrase.")]
 
 
@@ -223,10 +227,8 @@ def give(
     context: typer.Context,
     target: TargetArgument = None,
     bootstrap: BootstrapOption = None,
-    endpoint: Annotated[
-        str | None, typer.Option(help="Address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
+    endpoint: EndpointOption = None,
+    model: EndpointModelOption = None,
     name: Annotated[str | None, typer.Option(help="Name of this giver in views and reports.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds of questions.")] = None,
     groups: Annotated[int | None, typer.Option(min=1, help="Stop after this many groups are given.")] = None,
@@ -239,20 +241,58 @@ def give(
     Set any configuration field with --path.to.field VALUE, such as --endpoint.api_key_env OPENAI_API_KEY.
     """
     from nodes.commands.give import give as run
-    from swarm.policy.config import BEHIND_ENDPOINT
 
     options: Options = {
         "out": out or "runs/giver",
-        "policy.model": BEHIND_ENDPOINT,
         "endpoint.url": endpoint,
         "endpoint.model": model,
         "endpoint.groups": groups,
         "name": name,
         "rounds": rounds,
     }
-    file, pairs = find_target(target, bootstrap)
-    loaded = check_node(file, [*pairs, *given_fields(options), *extra_fields(context)])
+    loaded = _check_giver(context, target, bootstrap, options)
     raise typer.Exit(run(loaded, make_console(), live=live, supervised=supervised))
+
+
+@app.command()
+def answer(
+    context: typer.Context,
+    target: TargetArgument = None,
+    bootstrap: BootstrapOption = None,
+    endpoint: EndpointOption = None,
+    model: EndpointModelOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of this member in views and reports.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Stop after this many groups are given.")] = None,
+    out: OutOption = None,
+) -> None:
+    """Answer a run's questions yourself, in this terminal, and give the graded answers to its members.
+
+    A group of answers teaches by its differences: with --endpoint and --model a model adds others to each of yours;
+    without, you give two to each question, of which one should be wrong. Without a terminal, lines of standard input
+    are the answers.
+    """
+    from nodes.commands.give import answer as run
+
+    options: Options = {
+        "out": out or "runs/answers",
+        "endpoint.url": endpoint,
+        "endpoint.model": model,
+        "endpoint.groups": groups,
+        "name": name,
+        "telemetry.log_every_rounds": 1_000_000,  # the person sees each question anyway
+    }
+    raise typer.Exit(run(_check_giver(context, target, bootstrap, options), make_console()))
+
+
+def _check_giver(
+    context: typer.Context, target: str | None, bootstrap: list[str] | None, options: Options
+) -> LoadedConfig:
+    from swarm.policy.config import BEHIND_ENDPOINT
+
+    file, pairs = find_target(target, bootstrap)
+    return check_node(
+        file, [*pairs, *given_fields({"policy.model": BEHIND_ENDPOINT, **options}), *extra_fields(context)]
+    )
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`swarm give`: asks the endpoint before anything else, gives until it is stopped, and shows what became of it."""
+"""`swarm give` and `swarm answer`: ask the endpoint first, give until stopped, show what became of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nodes.boot.loop import launch
 from nodes.console import say, warn
 from nodes.roles import ROLES
 from swarm.config import LoadedConfig
+from swarm.endpoint import EndpointSettings
 from swarm.kinds import extra
 from swarm.sanitize import clean
 
@@ -20,9 +21,27 @@ MAX_SHOWN_CHARS = 80
 
 def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool) -> int:
     """Run a giver; returns the exit code. Raises `SwarmError` for errors before the start, the endpoint's included."""
-    settings = loaded.config.endpoint
-    engine = extra("give.engine").EndpointEngine(settings)  # before anything is written or joined
-    check_gives(loaded)
+    _probe(loaded.config.endpoint, console)
+    check_gives(loaded, "give")
+    code = launch(ROLES["give"], loaded, console, live=live, report=False, supervised=supervised)
+    _show_given(loaded.config.out, console)
+    return code
+
+
+def answer(loaded: LoadedConfig, console: Console) -> int:
+    """Let a person answer; returns the exit code. Raises `SwarmError` for errors before the start."""
+    check_gives(loaded, "answer")
+    endpoint = loaded.config.endpoint
+    if endpoint.url or endpoint.model:
+        _probe(endpoint, console)
+    code = launch(ROLES["answer"], loaded, console, live=False, report=False, supervised=False)
+    _show_given(loaded.config.out, console)
+    return code
+
+
+def _probe(settings: EndpointSettings, console: Console) -> None:
+    """Before anything is written or joined."""
+    engine = extra("give.engine").EndpointEngine(settings)
     say(console, f"asking {settings.model} at {settings.url} for its first word")
     reported = engine.probe()
     if reported != settings.model:
@@ -31,9 +50,6 @@ def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool
             f"the endpoint calls its model {clean(reported, MAX_SHOWN_CHARS)}, not {settings.model}: groups are shared "
             f"under the name {settings.public_model}; give --model the right one if that is another",
         )
-    code = launch(ROLES["give"], loaded, console, live=live, report=False, supervised=supervised)
-    _show_given(loaded.config.out, console)
-    return code
 
 
 def _show_given(out: Path, console: Console) -> None:

@@ -20,6 +20,7 @@ ROLES: Kinds[type[RoleNode]] = Kinds(
         "join": "nodes.roles.peer:PeerNode",
         "learn": "swarm.extras.learner.roles.learner:LearnerNode",
         "give": "swarm.extras.give.roles.giver:GiverNode",
+        "answer": "swarm.extras.give.roles.person:AnswerNode",
         "work": "swarm.extras.learner.roles.worker:WorkerNode",
     },
 )

@@ -23,7 +23,7 @@ from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.services.usage import GroupUsage, serve_usage, usage_by
 from swarm.net.trust.exchange import Exchange
-from swarm.policy.config import PolicySettings, local_name
+from swarm.policy.config import PolicySettings, local_name, public_name
 from swarm.preflight.duties import Duties
 from swarm.protocols import RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
@@ -498,6 +498,11 @@ class RoleNode(ABC):
     @abstractmethod
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
         """Lines that describe its plan: names and values."""
+
+    @classmethod
+    def model(cls, config: NodeConfig) -> str:
+        """Its model's name for other members."""
+        return public_name(config.policy.model)
 
     @classmethod
     def terms(cls, config: NodeConfig) -> Terms | None:

@@ -109,6 +109,19 @@ def text_of(ids: Sequence[int]) -> str:
     return b"".join(parts).decode("utf-32-le", "surrogatepass")
 
 
+def conversation(context: Context, system_prompt: str | None) -> list[dict[str, str]]:
+    """The messages so far, as a server is asked them."""
+    past = context if isinstance(context, Past) else Past(context, ())
+    first = (Message("user", past.prompt),) if isinstance(past.prompt, str) else past.prompt
+    messages = [{"role": message.role, "content": message.text} for message in in_words(first)]
+    if system_prompt and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    for step in past.steps:
+        messages.append({"role": "assistant", "content": text_of(step.token_ids)})
+        messages.append({"role": "user", "content": observation_text(step.observation)})
+    return messages
+
+
 def _answers(request: _Request, rejection: Rejection | None) -> Iterator[tuple[int, Answers]]:
     for place, name in enumerate(request.names):
         own = tuple(request.got[place * request.wanted : (place + 1) * request.wanted])
@@ -200,7 +213,8 @@ class EndpointEngine:
     ) -> Generator[tuple[int, Answers]]:
         """See `RolloutEngine`. Raises `EndpointError` for what a person must mend, `Interrupted`."""
         waiting = deque(
-            _Request((index,), self._messages(prompt), num_completions, []) for index, prompt in enumerate(prompts)
+            _Request((index,), conversation(prompt, self._system_prompt), num_completions, [])
+            for index, prompt in enumerate(prompts)
         )
         in_flight: dict[int, _Sent] = {}
         replies: queue.SimpleQueue[tuple[int, ChatCompletion | EndpointError]] = queue.SimpleQueue()
@@ -241,18 +255,6 @@ class EndpointEngine:
     def close(self) -> None:
         """Nothing is held: threads end with their requests."""
 
-    def _messages(self, context: Context) -> list[dict[str, str]]:
-        """The conversation so far."""
-        past = context if isinstance(context, Past) else Past(context, ())
-        first = (Message("user", past.prompt),) if isinstance(past.prompt, str) else past.prompt
-        messages = [{"role": message.role, "content": message.text} for message in in_words(first)]
-        if self._system_prompt and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self._system_prompt})
-        for step in past.steps:
-            messages.append({"role": "assistant", "content": text_of(step.token_ids)})
-            messages.append({"role": "user", "content": observation_text(step.observation)})
-        return messages
-
     def _requests(self, ready: Sequence[NextTurn]) -> list[_Request]:
         """A request for each turn; one for all first turns of a question."""
         names: dict[int, list[int]] = {}
@@ -260,7 +262,10 @@ class EndpointEngine:
         for turn in ready:
             names.setdefault(id(turn.context), []).append(turn.episode)
             contexts[id(turn.context)] = turn.context
-        return [_Request(tuple(episodes), self._messages(contexts[key]), 1, []) for key, episodes in names.items()]
+        return [
+            _Request(tuple(episodes), conversation(contexts[key], self._system_prompt), 1, [])
+            for key, episodes in names.items()
+        ]
 
     def _send(
         self,

@@ -8,6 +8,7 @@ receivers regrade them.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
@@ -16,11 +17,10 @@ from collections.abc import Callable, Generator
 from msgspec import Struct
 
 from swarm.extras.give.demand import TaskDemand
-from swarm.extras.give.engine import EndpointEngine
 from swarm.figures import Figure, joined, values
 from swarm.groups.building import Member, OwnGroups, with_grade, without_group
 from swarm.groups.credit import has_signal
-from swarm.groups.episodes import FinishedGroup
+from swarm.groups.episodes import FinishedGroup, Stream
 from swarm.groups.flow import Flow
 from swarm.groups.rollout_figures import rewards_by_task, rollout_figures
 from swarm.protocols import GroupExchange, KeepSample, Verifier
@@ -49,6 +49,9 @@ class GivingPlan(Struct, frozen=True):
     """Names of the run's tasks."""
     groups: int | None = None
     """Groups with which it has given enough."""
+    patience: float = PATIENCE
+    most_open: float = math.inf
+    """Questions asked at a time."""
 
 
 class GivenRound(Struct, frozen=True):
@@ -64,6 +67,7 @@ class GivenRound(Struct, frozen=True):
     tasks: dict[str, tuple[float, int]] = {}
     problem: str = ""
     """Why none of its questions has a group; empty if one has."""
+    groups: tuple[GradedGroup, ...] = ()
 
 
 class Giver:
@@ -73,7 +77,7 @@ class Giver:
         self,
         plan: GivingPlan,
         me: Member,
-        engine: EndpointEngine,
+        stream: Stream,
         verifier: Verifier,
         exchange: GroupExchange,
         keep: KeepSample = lambda fate, group: None,
@@ -90,7 +94,6 @@ class Giver:
         """Rounds without signal until now."""
         self._plan = plan
         self._me = me
-        self._engine = engine
         self._verifier = verifier
         self._own = OwnGroups(me, exchange, token_ids=False)
         self._keep = keep
@@ -100,9 +103,7 @@ class Giver:
         self._position = plan.first
         self._drawn: deque[tuple[int, Question]] = deque()
         self._asked: dict[int, Question] = {}
-        self._flow = Flow(
-            engine.stream, verifier, self._more, plan.group_size, me.sampling, seed=me.seed, slots=plan.slots
-        )
+        self._flow = Flow(stream, verifier, self._more, plan.group_size, me.sampling, seed=me.seed, slots=plan.slots)
         self._games: Generator[tuple[int, FinishedGroup | Rejection]] | None = None
 
     @property
@@ -154,9 +155,10 @@ class Giver:
             unshared = (num_informative - num_shared) / num_informative
             self._wait(seconds * unshared, "the swarm carries no more groups for now")
         self._barren = 0 if num_informative else self._barren + 1
-        if self._barren > PATIENCE:
+        if self._barren > self._plan.patience:
             self._wait(
-                2.0 ** min(10, self._barren - PATIENCE), f"no group had signal in the last {self._barren} rounds"
+                2.0 ** min(10, self._barren - self._plan.patience),
+                f"no group had signal in the last {self._barren} rounds",
             )
         rewards = [reward for each in graded for reward in each.rewards]
         figures: dict[str, Figure] = joined([rollout_figures(graded)]) if graded else {}
@@ -168,6 +170,7 @@ class Giver:
             values(figures),
             rewards_by_task(graded),
             "" if graded or first_failure is None else without_group(first_failure),
+            tuple(graded),
         )
 
     def stop(self) -> None:
@@ -179,8 +182,14 @@ class Giver:
     def _wait(self, seconds: float, reason: str) -> None:
         self.waits_until, self.wait_reason = self._clock() + min(MAX_WAIT_S, seconds), reason
 
-    def _more(self) -> tuple[int, Question]:
+    def asked(self, number: int) -> Question:
+        """A question that is not over. Raises `KeyError`."""
+        return self._asked[number]
+
+    def _more(self) -> tuple[int, Question] | None:
         """The next question that is asked: those of tasks of less use to receivers are often passed over."""
+        if len(self._asked) >= self._plan.most_open:
+            return None
         while not self._drawn:
             questions = self._verifier.draw(self._me.seed, self._position, self._plan.num_questions)
             self._drawn.extend(

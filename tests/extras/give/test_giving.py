@@ -40,7 +40,7 @@ def test_rounds_without_signal_are_further_and_further_apart() -> None:
     transport.start()
     me = Member(identity.peer_id, PolicyId("endpoint", "", 0), Sampling(), seed=1)
     plan = GivingPlan(num_questions=4, group_size=GROUP_SIZE, slots=8, tasks=("fake",))
-    giver = Giver(plan, me, endpoint, FakeVerifier(), Exchange(transport, identity), clock=lambda: now)
+    giver = Giver(plan, me, endpoint.stream, FakeVerifier(), Exchange(transport, identity), clock=lambda: now)
     pauses = []
     for _ in range(PATIENCE + 12):
         assert giver.run_round().num_informative == 0

@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import ClassVar
 
 from nodes.roles.runtime import EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, EndpointError, PeerUnreachable
 from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
-from swarm.extras.give.giving import Giver, GivingPlan
+from swarm.extras.give.giving import GivenRound, Giver, GivingPlan
 from swarm.extras.give.usage import Given, UsageWatch, write_given
 from swarm.figures import finite
 from swarm.groups.building import Member
+from swarm.groups.episodes import Stream
 from swarm.net.records.identity import Identity
 from swarm.policy.config import prompt_of
 from swarm.protocols import Transport, Verifier
@@ -33,7 +35,7 @@ PATIENCE_S = 2.0
 """With an endpoint that is away, within one step."""
 LOOK_EVERY_S = 0.2
 LONG_S = 12.0
-"""Without a question, before it is said why; shorter waits keep it at the rate of what is used."""
+"""Shorter waits keep a giver at the rate of what is used."""
 QUESTIONS_PER_S = 256
 """A process begins in its stream where no earlier one can be, as a worker's does."""
 SEQUENCES_A_REQUEST = 2
@@ -46,6 +48,14 @@ class GiverNode(RoleNode):
     role = "giver"
     alone = "asking nobody"
     has_policy = False
+    quiet_s: ClassVar[float] = LONG_S
+    """Without a question, before it is said why."""
+    _engine: EndpointEngine | None = None
+
+    @classmethod
+    def model(cls, config: NodeConfig) -> str:
+        """See `RoleNode`."""
+        return config.endpoint.public_model
 
     @classmethod
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
@@ -93,47 +103,57 @@ class GiverNode(RoleNode):
         self._noted: set[str] = set()
         self._idle_since: float | None = None
         self._problem = ""
-        self._engine = EndpointEngine(
-            config.endpoint,
-            system_prompt=prompt_of(config.policy),
-            max_chars=config.network.max_completion_chars,
-            patience_s=PATIENCE_S,
-            cancelled=cancelled,
-            note=lambda text, level: runtime.note(text, level),
-        )
-        generation = config.generation
         # Without a seed every process asks other questions, also after a restart.
         seed, first = stream_seed(identity.peer_id), int(time.time() * QUESTIONS_PER_S)
         if config.seed is not None:
             seed, first = config.seed, 0
-        demand = TaskDemand()
+        self._demand = self._make_demand()
         self._giver = Giver(
-            GivingPlan(
-                num_questions=config.num_questions("cpu"),
-                group_size=generation.group_size,
-                slots=SEQUENCES_A_REQUEST * config.endpoint.requests_at_once * generation.group_size,
-                first=first,
-                tasks=tuple(task.name for task in config.tasks),
-                groups=config.endpoint.groups,
-            ),
-            Member(
-                identity.peer_id,
-                PolicyId(config.endpoint.public_model, "", 0),
-                generation.sampling(),
-                seed,
-            ),
-            self._engine,
+            self._make_plan(first),
+            Member(identity.peer_id, PolicyId(self.model(config), "", 0), config.generation.sampling(), seed),
+            self._make_stream(),
             verifier,
             runtime.exchange,
             runtime.samples.keep,
-            demand,
+            self._demand,
         )
         self._open.callback(self._giver.stop)
-        self._usage = UsageWatch(transport, demand)
+        self._usage = UsageWatch(transport, self._demand)
         self._given: deque[tuple[float, int]] = deque()
         """Times of the last minute's rounds, and the groups shared before each."""
         self._open.callback(self._usage.close)
         runtime.count_also("given", self._usage.counters)
+
+    def _make_demand(self) -> TaskDemand:
+        return TaskDemand()
+
+    def _make_plan(self, first: int) -> GivingPlan:
+        config = self._config
+        return GivingPlan(
+            num_questions=config.num_questions("cpu"),
+            group_size=config.generation.group_size,
+            slots=SEQUENCES_A_REQUEST * config.endpoint.requests_at_once * config.generation.group_size,
+            first=first,
+            tasks=tuple(task.name for task in config.tasks),
+            groups=config.endpoint.groups,
+        )
+
+    def _make_stream(self) -> Stream:
+        self._engine = self._make_engine(PATIENCE_S, self._cancelled, lambda text, level: self.note(text, level))
+        return self._engine.stream
+
+    def _make_engine(
+        self, patience_s: float | None, cancelled: Callable[[], bool], note: Callable[[str, str], None]
+    ) -> EndpointEngine:
+        config = self._config
+        return EndpointEngine(
+            config.endpoint,
+            system_prompt=prompt_of(config.policy),
+            max_chars=config.network.max_completion_chars,
+            patience_s=patience_s,
+            cancelled=cancelled,
+            note=note,
+        )
 
     @property
     def done(self) -> bool:
@@ -152,7 +172,7 @@ class GiverNode(RoleNode):
         self._runtime.exchange.judge()
         if why := self._why_idle():
             self._idle_since = self._idle_since or time.monotonic()
-            if why not in self._noted and time.monotonic() - self._idle_since > LONG_S:
+            if why not in self._noted and time.monotonic() - self._idle_since > self.quiet_s:
                 self._noted.add(why)
                 self.note(f"not asking: {why}")
             time.sleep(LOOK_EVERY_S)
@@ -161,7 +181,7 @@ class GiverNode(RoleNode):
         self._given.append((time.monotonic(), self._num_shared))
         self._runtime.samples.begin(self._rounds + 1)
         try:
-            report = self._giver.run_round()
+            report = self._play()
         except EndpointError as error:
             if not error.busy:
                 raise
@@ -177,8 +197,8 @@ class GiverNode(RoleNode):
                 round=self._rounds,
                 reward=report.reward,
                 groups=self._giver.ledger.snapshot(),
-                tokens_generated=self._engine.num_tokens,
-                figures=finite({**report.figures, "endpoint/requests_at_once": self._engine.requests_at_once}),
+                tokens_generated=self._engine.num_tokens if self._engine else 0,
+                figures=finite({**report.figures, **self._pace()}),
                 tasks=report.tasks,
                 timings={"generate": report.seconds},
                 problem=report.problem,
@@ -200,6 +220,13 @@ class GiverNode(RoleNode):
     def while_paused(self) -> None:
         """Others' groups are of no use here."""
         self._transport.drain()
+
+    def _play(self) -> GivenRound:
+        """One round of questions."""
+        return self._giver.run_round()
+
+    def _pace(self) -> dict[str, float]:
+        return {"endpoint/requests_at_once": self._engine.requests_at_once} if self._engine else {}
 
     def _why_idle(self) -> str:
         roles = {peer.peer_id: peer.role for peer in self._transport.peers()}
