@@ -379,8 +379,8 @@ class PeerTransport(Protocol):
     def is_banned(self, peer_id: str) -> bool:
         """Whether this node has banned a peer."""
 
-    def summarize(self, summary: MemberSummary) -> None:
-        """Tell members how far this node is, with each renewal of its directory entry."""
+    def summarize(self, summary: MemberSummary | None, measured: bytes = b"") -> None:
+        """Tell members at each renewal of its entry how far this node is, and what authors' groups are worth to it."""
 
 
 class Transport(RecordTransport, RequestTransport, PeerTransport, Protocol):

@@ -186,7 +186,8 @@ class PeerNode(RoleNode):
         """Write the list of peers and their usefulness, at a limited rate."""
         if time.monotonic() - self._roster_at >= ROSTER_EVERY_S:
             self._roster_at = time.monotonic()
-            write_roster(self._config.out, build_roster(self._transport, self._runtime.exchange.book, time.time()))
+            book, measured = self._runtime.exchange.book, self._runtime.measured
+            write_roster(self._config.out, build_roster(self._transport, book, time.time(), measured))
 
     def save(self) -> None:
         """Write a checkpoint of the finished rounds, unless it exists."""
@@ -344,4 +345,5 @@ class PeerNode(RoleNode):
                 worth=report.worth,
             ),
             self._node.curriculum.tries(),
+            self._worth.measured() if self._worth is not None else None,
         )

@@ -22,6 +22,7 @@ from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.services.usage import GroupUsage, serve_usage, usage_by
+from swarm.net.trust.credit import statement
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name, public_name
 from swarm.preflight.duties import Duties
@@ -106,6 +107,8 @@ class RoleRuntime:
         serve_usage(transport, self._usage_of)
         self.worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
+        self.measured = b""
+        """What members are told of it."""
         self._success = TaskSuccess()
         self._wants: Mapping[str, float] = {}
         """Learnability by task; replaced as a whole, because the network thread reads it."""
@@ -167,17 +170,21 @@ class RoleRuntime:
         if self._paused_at is not None:
             self._paused_at += seconds
 
-    def record(self, event: RoundEvent, tries: Tries | None = None) -> None:
+    def record(
+        self, event: RoundEvent, tries: Tries | None = None, measured: Mapping[str, Estimate] | None = None
+    ) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures.
 
-        `tries` is part of what members are told if the user wants that.
+        `tries` and what authors' groups are worth, as `measured`, are what members are told if the user wants that.
         """
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
         self._success.note(event.tasks)
         self._wants = self._success.learnability(MAX_TOLD_TASKS)
-        if self.config.share.summary:
-            self._transport.summarize(replace(self._summary(event), tries=tries or {}))
+        share = self.config.share
+        self.measured = statement(measured or {}) if share.worth else b""
+        summary = replace(self._summary(event), tries=tries or {}) if share.summary else None
+        self._transport.summarize(summary, self.measured)
         network = self._transport.status()
         self._write(
             replace(

@@ -336,7 +336,7 @@ class MemoryTransport:
         """Whether this peer has banned another."""
         return peer_id in self._banned
 
-    def summarize(self, summary: MemberSummary) -> None:
+    def summarize(self, summary: MemberSummary | None, measured: bytes = b"") -> None:
         """Does nothing: there is no directory."""
 
     def complaints(self) -> list[tuple[str, Reason]]:

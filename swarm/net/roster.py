@@ -15,9 +15,12 @@ from msgspec import Struct
 from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.net.trust.accounts import PeerBook, PeerStats
+from swarm.net.trust.credit import Credit, Receiver, credits
 from swarm.protocols import Transport
 from swarm.types import MemberSummary, PeerRecord
 
+RECEIVING = "peer"
+"""The role of those that learn from others, and may measure what it is worth."""
 ROSTER_FILE = "peers.json"
 MAX_ROSTER_BYTES = 16 * 2**20
 MAX_ROW_CHARS = 1_024
@@ -54,6 +57,8 @@ class PeerRow(Struct, frozen=True):
     """Chosen by its user."""
     summary: MemberSummary | None = None
     """Self-reported progress."""
+    credit: Credit | None = None
+    """What others measured of its groups."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
@@ -72,18 +77,38 @@ class Roster(Struct, frozen=True):
     peers: tuple[PeerRow, ...] = ()
 
 
-def build_roster(transport: Transport, book: PeerBook, now: float) -> Roster:
-    """All peers that are connected, or known from their own record or from a group."""
+def build_roster(transport: Transport, book: PeerBook, now: float, measured: bytes = b"") -> Roster:
+    """All peers that are connected, or known from their own record or from a group; `measured` is this node's statement
+    about them."""
     status = transport.status()
     records = {record.peer_id: record for record in transport.peers()}
     accounts = book.stats()
     connected = frozenset(status.connected)
     ids = sorted(records.keys() | accounts.keys() | connected)
-    rows = (_row(peer_id, records.get(peer_id), accounts.get(peer_id), peer_id in connected, now) for peer_id in ids)
+    seen = connected | {peer_id for peer_id, stats in accounts.items() if stats.used}
+    receivers = [
+        Receiver(
+            each.peer_id, each.measured, (*transport.observed(each.peer_id), *each.multiaddrs), each.peer_id in seen
+        )
+        for each in records.values()
+        if each.expires_at > now and each.role == RECEIVING
+    ]
+    credit = credits([*receivers, Receiver(transport.peer_id, measured, is_own=True)], ids)
+    rows = (
+        _row(peer_id, records.get(peer_id), accounts.get(peer_id), peer_id in connected, credit.get(peer_id), now)
+        for peer_id in ids
+    )
     return Roster(time=now, run_id=status.run_id, self_id=transport.peer_id, peers=tuple(rows))
 
 
-def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, connected: bool, now: float) -> PeerRow:
+def _row(
+    peer_id: str,
+    record: PeerRecord | None,
+    stats: PeerStats | None,
+    connected: bool,
+    credit: Credit | None,
+    now: float,
+) -> PeerRow:
     stats = stats or PeerStats()
     quarantined = stats.quarantined_until is not None and stats.quarantined_until > now
     return PeerRow(
@@ -102,6 +127,7 @@ def _row(peer_id: str, record: PeerRecord | None, stats: PeerStats | None, conne
         quarantined_until=stats.quarantined_until if quarantined else None,
         name=record.name if record else "",
         summary=record.summary if record else None,
+        credit=credit,
     )
 
 

@@ -60,6 +60,9 @@ class ShareSettings(Settings):
     summary: bool = False
     """Tell members how far this node is: rounds, accuracy, groups given and used. They show it on their leaderboards,
     beside name, model and version, which every directory entry has. Learners and workers obey this field, too."""
+    worth: bool = True
+    """Tell members what the groups of each author are worth to this node, as far as it has measured: the credit in
+    `swarm peers` is made of such statements."""
 
 
 class RoundReport(Struct, frozen=True):

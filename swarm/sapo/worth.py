@@ -59,6 +59,7 @@ MAX_HELP_WIDTH = 2.0
 KNOWN_EVERY = 4
 """Once help is known, one of so many measurements is made: they cost a part of the update."""
 BLOCK_ROUNDS = 4
+MEASURED_EVERY = 16
 NUM_DRAWS = 1_000
 PACE_ROUNDS = 256
 """Rounds whose times are remembered."""
@@ -171,6 +172,10 @@ class WorthEstimator:
         """The measured rounds that count, oldest first."""
         self._past: deque[_Own] = deque()
         """Own groups of earlier rounds."""
+        self._measured: dict[str, Estimate] = {}
+        self._measured_at = 0
+        """Rounds ever added, at the last of them that `measured` looked at."""
+        self._num_added = 0
         self._blocks = np.empty((NUM_DRAWS + 1, 0))
         self._estimated: SwarmWorth | None = None
         """What the rounds say; None until someone asks."""
@@ -197,6 +202,14 @@ class WorthEstimator:
         """
         known = self._known().senders.get(peer_id)
         return None if known is None else min(max(OWN, known.low), known.high)
+
+    def measured(self) -> dict[str, Estimate]:
+        """Worth of authors' groups over all rounds that are remembered, for others: it knows more authors than `worth`,
+        whose shorter window follows the policy. Up to `MEASURED_EVERY` measured rounds old."""
+        if not self._measured_at or self._num_added - self._measured_at >= MEASURED_EVERY:
+            with self._spent("worth"):
+                self._measured_at, self._measured = self._num_added, self._authors()
+        return self._measured
 
     def figures(self) -> dict[str, float]:
         """What is known, and the seconds spent on it since the last call, by conventional name."""
@@ -265,6 +278,7 @@ class WorthEstimator:
             groups, product = per_sender.get(sender, (0, 0.0))
             per_sender[sender] = (groups + 1, product + float(cross))
         self.rounds.append(MeasuredRound(Sums(*parts, *products), per_sender))
+        self._num_added += 1
         if len(own):
             self._past.append(recent[-1])
         while len(self._past) > 1 and sum(each.groups for each in self._past) - self._past[0].groups >= PAST_GROUPS:
@@ -298,6 +312,14 @@ class WorthEstimator:
             found = _known(ratios, MAX_HELP_WIDTH)
             left = None if found else self._until(rounds, compared, compared * _times_longer(products, ratios))
             return SwarmWorth(len(rounds), found, each, self._senders(rounds, own), compared, left)
+
+    def _authors(self) -> dict[str, Estimate]:
+        rounds = list(self.rounds)
+        if sum(each.sums.compared for each in rounds) < NEEDED_ROUNDS:
+            return {}
+        sums = Sums(*self._drawn([each.sums for each in rounds]).T)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._senders(rounds, np.where(sums.own > 0, sums.own / sums.compared, np.nan))
 
     def _until(self, rounds: Sequence[MeasuredRound], compared: int, needed: float) -> int | None:
         """Rounds until so many more are compared as `needed` says, of those with own and others' groups at the rate of

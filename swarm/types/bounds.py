@@ -38,6 +38,8 @@ MAX_TOLD_TASKS = 256
 """Of a peer, in its record: as many as a manifest may have."""
 MAX_MULTIADDRS = 16
 """Of a peer, in its record."""
+MAX_MEASURED, MEASURED_BYTES = 64, 8
+"""Authors whose groups' worth a peer states in its record, and bytes of each: seven name the author, one says it."""
 MAX_TRUSTED = 64
 """Peers whose tools a run believes."""
 ANSWER: Final = "answer"

@@ -8,10 +8,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from swarm.types.bounds import (
+    MAX_MEASURED,
     MAX_MULTIADDRS,
     MAX_TEMPERATURE,
     MAX_TOLD_TASKS,
     MAX_TRUSTED,
+    MEASURED_BYTES,
     Count,
     Fraction,
     Name,
@@ -199,6 +201,8 @@ class PeerRecord(Struct, frozen=True, omit_defaults=True):
     """Whether it fetches groups that are offered to it; false for versions that know no offers."""
     summary: MemberSummary | None = None
     """Only of members that chose to tell."""
+    measured: Annotated[bytes, Meta(max_length=MAX_MEASURED * MEASURED_BYTES)] = b""
+    """What one group of each author is worth to it, as `swarm/net/trust/credit.py` writes it."""
 
 
 class NetworkStatus(Struct, frozen=True):

@@ -127,7 +127,8 @@ class OwnEntry:
         self.profile = profile
         self.addresses: tuple[str, ...] = ()
         self.summary: MemberSummary | None = None
-        """Published with each renewal of the entry."""
+        self.measured = b""
+        """Both are published with each renewal of the entry."""
 
     def locate(self, addresses: tuple[str, ...]) -> bool:
         """Set the node's own addresses; whether they changed."""
@@ -150,12 +151,13 @@ class OwnEntry:
         return tuple(f"{address}/p2p/{self._member.identity.peer_id}" for address in self.addresses)
 
     def sealed(self) -> tuple[bytes, float]:
-        """The signed entry and its expiry. Tasks are omitted if it would be too large. The run must be known."""
+        """The signed entry and its expiry. Tasks, and then what it measured, are omitted if it would be too large.
+        The run must be known."""
         record = self._record()
-        sealed = seal_peer_record(self._member.identity, record)
-        if len(sealed) > MAX_PEER_RECORD_BYTES or len(msgspec.msgpack.encode(record)) > MAX_PEER_CONTENT_BYTES:
-            # Addresses matter more than tasks.
-            sealed = seal_peer_record(self._member.identity, replace(record, tasks=()))
+        for smaller in ({}, {"tasks": ()}, {"tasks": (), "measured": b""}):  # addresses matter more
+            sealed = seal_peer_record(self._member.identity, kept := replace(record, **smaller))
+            if len(sealed) <= MAX_PEER_RECORD_BYTES and len(msgspec.msgpack.encode(kept)) <= MAX_PEER_CONTENT_BYTES:
+                break
         return sealed, record.expires_at
 
     def _record(self) -> PeerRecord:
@@ -174,6 +176,7 @@ class OwnEntry:
             self.profile.name,
             pulls=True,
             summary=self.summary,
+            measured=self.measured,
         )
 
     def _published(self) -> tuple[str, ...]:

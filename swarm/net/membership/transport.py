@@ -149,9 +149,9 @@ class MemberTransport(ABC):
         """Peers' own records; some may have expired."""
         return tuple(record for record, _ in self._member.peers.known.values())
 
-    def summarize(self, summary: MemberSummary) -> None:
-        """Tell members how far this node is, with each renewal of its directory entry."""
-        self._member.own.summary = summary
+    def summarize(self, summary: MemberSummary | None, measured: bytes = b"") -> None:
+        """See `PeerTransport`."""
+        self._member.own.summary, self._member.own.measured = summary, measured
 
     def complaints(self) -> list[tuple[str, Reason]]:
         """(peer id, reason) of complaints about peers since the last call."""
