@@ -22,11 +22,12 @@ from swarm.errors import ConfigError, PeerUnreachable
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import unreachable
 from swarm.net.hivemind.transport import HivemindTransport
-from swarm.net.roster import PeerRow, Roster, encode_roster, read_roster
+from swarm.net.roster import PeerRow, Roster, encode_roster, read_roster, receivers
+from swarm.net.trust.credit import Credit, credits
 from swarm.reasons import sentence
 from swarm.sanitize import clean
 from swarm.telemetry.intervals import accuracy
-from swarm.telemetry.nodes import CLAIMS
+from swarm.telemetry.nodes import CLAIMS, CREDIT
 from swarm.types import MemberSummary, PeerRecord
 
 Row = TypeVar("Row")
@@ -38,6 +39,7 @@ SETTLE_S = 2.0
 """A peer's DHT may answer later than its manifest request, and its neighbours later still."""
 MAX_CELL_CHARS = 40
 GAP = 2
+CREDIT_TITLE = "credit"
 MOSTLY = "mostly"
 """Title of the column with the most frequent drop reason of a peer's groups."""
 
@@ -60,6 +62,8 @@ class Listing(Struct, frozen=True):
     time: float
     run_id: str
     peers: tuple[PeerRecord, ...]
+    credit: dict[str, Credit] = {}
+    """By peer id."""
 
 
 def show_peers(target: str, is_address: bool, as_json: bool, watch: bool, console: Console) -> None:
@@ -108,7 +112,7 @@ def render(seen: Roster | Listing, width: int, now: float) -> RenderableType:
         legend = _legend(seen.peers) if any(c.header == MOSTLY for c in drawn.columns) else ()
         return Group(heading, drawn, *legend, *_said(drawn))
     heading = Text(f"{clean(seen.run_id)}: {_peers(len(seen.peers))} in the directory")
-    drawn = table(_listing_columns(now, seen.peers), seen.peers, width)
+    drawn = table(_listing_columns(now, seen.peers, seen.credit), seen.peers, width)
     return Group(heading, drawn, *_said(drawn))
 
 
@@ -155,6 +159,7 @@ def _roster_columns(now: float, rows: Sequence[PeerRow]) -> list[Column[PeerRow]
         Column("dropped", lambda row: str(sum(row.dropped.values())), 4, number=True),
         Column(MOSTLY, _main_reason, 6),
         Column("sent", lambda row: size(row.bytes), 8, number=True),
+        *_credit(rows, lambda row: row.credit),
         Column("reputation", lambda row: f"{row.reputation:.2f}", 2, number=True),
         Column("seen", _seen(now), 5, number=True),
         *_claims(rows),
@@ -166,6 +171,17 @@ def _roster_columns(now: float, rows: Sequence[PeerRow]) -> list[Column[PeerRow]
 def _name(row: PeerRow | PeerRecord) -> str:
     """What its user calls it, or the end of its id, which also a node without a name shows of itself."""
     return row.name or f"({row.peer_id[-4:]})"
+
+
+def _credit(rows: Sequence[Claimed], credit: Callable[[Claimed], Credit | None]) -> list[Column[Claimed]]:
+    """What others measured, if it is known of anybody."""
+    if not any(map(credit, rows)):
+        return []
+    return [Column(CREDIT_TITLE, lambda row: _measured(credit(row)), 1, number=True)]
+
+
+def _measured(credit: Credit | None) -> str:
+    return "" if credit is None else f"{credit.value:.2f} ({credit.members})"
 
 
 def _claims(rows: Sequence[Claimed]) -> list[Column[Claimed]]:
@@ -192,20 +208,23 @@ def _accuracy(claim: MemberSummary) -> str:
 
 
 def _said(drawn: Table) -> list[Text]:
-    marked = any(str(column.header).endswith("*") for column in drawn.columns)
-    return [Text(f"*: {CLAIMS}", "dim")] if marked else []
+    titles = [str(column.header) for column in drawn.columns]
+    marked = any(title.endswith("*") for title in titles)
+    notes = [CREDIT] * (CREDIT_TITLE in titles) + [f"*: {CLAIMS}"] * marked
+    return [Text(note, "dim") for note in notes]
 
 
 def _seen(now: float) -> Callable[[PeerRow], str]:
     return lambda row: "-" if row.last_seen is None else f"{duration(now - row.last_seen)} ago"
 
 
-def _listing_columns(now: float, rows: Sequence[PeerRecord]) -> list[Column[PeerRecord]]:
+def _listing_columns(now: float, rows: Sequence[PeerRecord], credit: Mapping[str, Credit]) -> list[Column[PeerRecord]]:
     return [
         Column("peer", lambda record: short(record.peer_id)),
         Column("name", _name, 1, squeeze_to=12),
         Column("role", lambda record: record.role, 1),
         Column("model", lambda record: record.model, 2, squeeze_to=16),
+        *_credit(rows, lambda record: credit.get(record.peer_id)),
         *_claims(rows),
         Column("version", lambda record: record.version, 3),
         Column("valid for", lambda record: duration(record.expires_at - now), 5, number=True),
@@ -287,5 +306,6 @@ def _listing(transport: HivemindTransport, address: str) -> Listing:
         status = transport.status()
         raise PeerUnreachable(f"{address} did not name its run: {status.split or status.detail}")
     now = time.time()
-    alive = (record for record in transport.peers() if record.expires_at > now)
-    return Listing(now, manifest.run_id, tuple(sorted(alive, key=lambda record: (record.role, record.peer_id))))
+    alive = [record for record in transport.peers() if record.expires_at > now]
+    credit = credits(receivers(alive, transport), [record.peer_id for record in alive])
+    return Listing(now, manifest.run_id, tuple(sorted(alive, key=lambda record: (record.role, record.peer_id))), credit)

@@ -6,6 +6,7 @@ snapshot is.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from itertools import accumulate
 from pathlib import Path
 
@@ -86,19 +87,30 @@ def build_roster(transport: Transport, book: PeerBook, now: float, measured: byt
     connected = frozenset(status.connected)
     ids = sorted(records.keys() | accounts.keys() | connected)
     seen = connected | {peer_id for peer_id, stats in accounts.items() if stats.used}
-    receivers = [
-        Receiver(
-            each.peer_id, each.measured, (*transport.observed(each.peer_id), *each.multiaddrs), each.peer_id in seen
-        )
-        for each in records.values()
-        if each.expires_at > now and each.role == RECEIVING
-    ]
-    credit = credits([*receivers, Receiver(transport.peer_id, measured, is_own=True)], ids)
+    alive = [each for each in records.values() if each.expires_at > now]
+    own = Receiver(transport.peer_id, measured, is_own=True)
+    credit = credits([*receivers(alive, transport, seen), own], ids)
     rows = (
         _row(peer_id, records.get(peer_id), accounts.get(peer_id), peer_id in connected, credit.get(peer_id), now)
         for peer_id in ids
     )
     return Roster(time=now, run_id=status.run_id, self_id=transport.peer_id, peers=tuple(rows))
+
+
+def receivers(
+    records: Iterable[PeerRecord], transport: Transport, seen: Collection[str] | None = None
+) -> list[Receiver]:
+    """Those of these members that learn from others; `seen` are those that took part here, None: all count as such."""
+    return [
+        Receiver(
+            each.peer_id,
+            each.measured,
+            (*transport.observed(each.peer_id), *each.multiaddrs),  # what is seen counts more than what is said
+            seen is None or each.peer_id in seen,
+        )
+        for each in records
+        if each.role == RECEIVING
+    ]
 
 
 def _row(

@@ -28,6 +28,10 @@ TAIL_CHARS = 8
 MAX_CLAIMS = 100
 MAX_KINDS = 32
 CLAIMS = "What others say of themselves is their own claim: nobody checks it."
+CREDIT = (
+    "Credit is what one group of a member is worth to the others, in own groups of theirs, as so many unlike members "
+    "measured it (in brackets); it weighs nothing in training."
+)
 
 
 class Found(NamedTuple):
@@ -150,6 +154,19 @@ class Leader(Struct, frozen=True):
     """Those that an update used."""
 
 
+class Credited(Struct, frozen=True):
+    """A member and what one of its groups is worth to the others, as these measured it."""
+
+    peer: str
+    name: str
+    role: str
+    model: str
+    worth: float
+    """In own groups of theirs."""
+    members: int
+    """So many unlike ones measured it."""
+
+
 class Kind(Struct, frozen=True):
     """Members that say they run the same."""
 
@@ -173,6 +190,16 @@ def leaders(nodes: Sequence[NodeReader]) -> list[Leader]:
     claims = [_claimed(each, summary) for each in rows.values() if (summary := _summary(each)) is not None]
     # Claims, which cost nothing, crowd out no node that was measured.
     return sorted([*own, *sorted(claims, key=_rank)[:MAX_CLAIMS]], key=_rank)
+
+
+def credited(nodes: Sequence[NodeReader]) -> list[Credited]:
+    """The members whose groups are worth most first; of several nodes' views the one that rests on most members."""
+    known: dict[str, tuple[int, Credited]] = {}
+    for row in _rows(nodes):
+        if row.credit is not None and row.credit.members > known.get(row.peer_id, (0, None))[0]:
+            names = tail(row.peer_id), short(row.name), short(row.role), short(row.model)
+            known[row.peer_id] = row.credit.members, Credited(*names, row.credit.value, row.credit.members)
+    return sorted((each for _, each in known.values()), key=lambda each: -each.worth)[:MAX_CLAIMS]
 
 
 def kinds(nodes: Sequence[NodeReader]) -> list[Kind]:

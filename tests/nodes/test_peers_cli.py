@@ -20,6 +20,7 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
 from swarm.net.roster import PeerRow, Roster, decode_roster, encode_roster, read_roster, write_roster
 from swarm.net.services.diagnosis import serve_diagnosis
+from swarm.net.trust.credit import Credit
 from swarm.reasons import Reason
 from swarm.types import MemberSummary
 from tests.net.records import fast_settings, make_identity, sealed_manifest, until
@@ -64,7 +65,7 @@ def test_a_roster_travels_and_its_schema_is_the_agreed_one(tmp_path: Path) -> No
     assert set(plain) == {"time", "run_id", "self", "peers"}
     assert set(plain["peers"][0]) == {
         *("peer_id", "model", "tasks", "role", "version", "connected", "received", "used", "dropped", "bytes"),
-        *("last_seen", "reputation", "quarantined_until", "name", "summary"),
+        *("last_seen", "reputation", "quarantined_until", "name", "summary", "credit"),
     }
     write_roster(tmp_path, ROSTER)
     assert read_roster(tmp_path) == ROSTER
@@ -115,6 +116,13 @@ def test_what_members_say_of_themselves_is_marked_as_claims() -> None:
     assert "accuracy*" in text and "0.90 (0.83-0.94)" in text
     assert "*: What others say of themselves is their own claim: nobody checks it." in text
     assert "*" not in drawn(40, roster=replace(ROSTER, peers=peers)), "no column, no note"
+
+
+def test_credit_is_shown_as_what_members_measured() -> None:
+    assert "credit" not in drawn(200)
+    peers = (ROSTER.peers[0], replace(ROSTER.peers[1], credit=Credit(0.625, 9)))
+    text = drawn(200, roster=replace(ROSTER, peers=peers))
+    assert "0.62 (9)" in text and "as so many unlike members measured it" in text
 
 
 def test_an_old_roster_is_not_taken_for_a_running_node() -> None:

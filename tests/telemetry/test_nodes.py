@@ -12,8 +12,9 @@ from rich.console import Console
 from nodes.commands.watching import check_named, find_nodes, show_top
 from swarm.errors import ConfigError
 from swarm.net.roster import write_roster
+from swarm.net.trust.credit import Credit
 from swarm.telemetry.history import FIRST_ROUNDS, PeerHistory
-from swarm.telemetry.nodes import MAX_CLAIMS, Leader, NodeReader, kinds, leaders
+from swarm.telemetry.nodes import MAX_CLAIMS, Leader, NodeReader, credited, kinds, leaders
 from swarm.telemetry.records import METRICS_FILE
 from swarm.types import MemberSummary
 from tests.telemetry.folders import crowd, events, hostile, roster, row, swarm
@@ -54,6 +55,15 @@ def test_who_runs_what_is_counted_once_for_each_member(tmp_path: Path) -> None:
         write_roster(tmp_path / f"peer-{index}", roster(index, NOW, [row(3, 1), row(4, 1), worker]))
     found = [(kind.role, kind.version, kind.weights, kind.members) for kind in kinds(_nodes(tmp_path))]
     assert found == [("peer", "0.1.0", None, 2), ("worker", "0.2.0", 12, 1)]
+
+
+def test_credit_is_that_which_most_members_measured(tmp_path: Path) -> None:
+    swarm(tmp_path, NOW, num_nodes=2, control=False)
+    for index, credit in ((1, Credit(0.5, 3)), (2, Credit(0.7, 9))):
+        rows = [replace(row(3, 1, name="far"), credit=credit), replace(row(4, 1), credit=Credit(1.0, 2)), row(5, 1)]
+        write_roster(tmp_path / f"peer-{index}", roster(index, NOW, rows))
+    found = credited(_nodes(tmp_path))
+    assert [(each.worth, each.members) for each in found] == [(1.0, 2), (0.7, 9)] and found[1].name == "far"
 
 
 def test_a_crowd_is_bounded(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from swarm.telemetry.curves import thinned
 from swarm.telemetry.history import PeerHistory, drop_reasons, num_dropped, pause_in_words
 from swarm.telemetry.intervals import accuracy
 from swarm.telemetry.live import VERDICT_EVERY_S, state_text
-from swarm.telemetry.nodes import CLAIMS, Arrivals, Found, NodeReader, kinds, leaders, short, tail
+from swarm.telemetry.nodes import CLAIMS, CREDIT, Arrivals, Found, NodeReader, credited, kinds, leaders, short, tail
 from swarm.telemetry.records import EvaluationEvent
 from swarm.telemetry.samples import SampledCompletion, SampleRecord, folded, read, why
 from swarm.types import Sample
@@ -118,7 +118,13 @@ def overview(nodes: Sequence[NodeReader], answer: Verdict, now: float) -> Json:
         "alarms": [{"name": nodes[index].name, **msgspec.to_builtins(alert)} for index, alert in alarms[:MAX_ALARMS]],
         "nodes": [_row(index, node, now) for index, node in enumerate(nodes)],
         "sharing": sharing(nodes),
-        "swarm": {"claims": CLAIMS, "leaders": leaders(nodes), "kinds": kinds(nodes)},
+        "swarm": {
+            "claims": CLAIMS,
+            "leaders": leaders(nodes),
+            "about_credit": CREDIT,
+            "credit": credited(nodes),
+            "kinds": kinds(nodes),
+        },
     }
 
 

@@ -81,6 +81,8 @@ function overview(state) {
   show(byId("relays"), state.sharing, relays);
   setText(byId("claims"), state.swarm.claims);
   show(byId("leaders"), state.swarm.leaders, leaders);
+  setText(byId("about-credit"), state.swarm.credit.length ? state.swarm.about_credit : "");
+  show(byId("credit"), state.swarm.credit, credit);
   show(byId("kinds"), state.swarm.kinds, kinds);
 }
 
@@ -103,6 +105,16 @@ function leaders(rows) {
     ["used of others", (row) => count(row.used), "number"],
     ["received here", (row) => (row.claimed ? count(row.received_here) : "–"), "number"],
     ["used here", (row) => (row.claimed ? count(row.used_here) : "–"), "number"],
+    ["model", (row) => row.model],
+  ], rows);
+}
+
+function credit(rows) {
+  if (rows.length === 0) return el("p", { class: "note" }, "Nobody's credit is known yet: members have measured too little.");
+  return table([
+    ["member", (row) => row.name || row.peer],
+    ["credit", (row) => `${row.worth.toFixed(2)} (${count(row.members)})`, "number"],
+    ["role", (row) => row.role],
     ["model", (row) => row.model],
   ], rows);
 }
