@@ -108,7 +108,7 @@ class RoleRuntime:
         self.worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
         self.measured = b""
-        """What members are told of it."""
+        """Its statement for members."""
         self._success = TaskSuccess()
         self._wants: Mapping[str, float] = {}
         """Learnability by task; replaced as a whole, because the network thread reads it."""
@@ -175,7 +175,7 @@ class RoleRuntime:
     ) -> None:
         """Write the event of a round, step or batch; adds time, network state and counters to the role's figures.
 
-        `tries` and what authors' groups are worth, as `measured`, are what members are told if the user wants that.
+        Members learn `tries` and what authors' groups are worth, as `measured`, if the user wants that.
         """
         self.note_refusals(event.groups)
         self.worth = event.worth.senders if event.worth else {}
