@@ -12,7 +12,6 @@ from nodes.boot.loop import launch
 from nodes.console import say, warn
 from nodes.roles import ROLES
 from swarm.config import LoadedConfig
-from swarm.endpoint import EndpointSettings
 from swarm.kinds import extra
 from swarm.sanitize import clean
 
@@ -21,8 +20,7 @@ MAX_SHOWN_CHARS = 80
 
 def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool) -> int:
     """Run a giver; returns the exit code. Raises `SwarmError` for errors before the start, the endpoint's included."""
-    _probe(loaded.config.endpoint, console)
-    check_gives(loaded, "give")
+    _probe(loaded, "give", console)
     code = launch(ROLES["give"], loaded, console, live=live, report=False, supervised=supervised)
     _show_given(loaded.config.out, console)
     return code
@@ -30,18 +28,20 @@ def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool
 
 def answer(loaded: LoadedConfig, console: Console) -> int:
     """Let a person answer; returns the exit code. Raises `SwarmError` for errors before the start."""
-    check_gives(loaded, "answer")
-    endpoint = loaded.config.endpoint
-    if endpoint.url or endpoint.model:
-        _probe(endpoint, console)
+    if loaded.config.endpoint.url or loaded.config.endpoint.model:
+        _probe(loaded, "answer", console)
+    else:
+        check_gives(loaded, "answer")
     code = launch(ROLES["answer"], loaded, console, live=False, report=False, supervised=False)
     _show_given(loaded.config.out, console)
     return code
 
 
-def _probe(settings: EndpointSettings, console: Console) -> None:
-    """Before anything is written or joined."""
+def _probe(loaded: LoadedConfig, command: str, console: Console) -> None:
+    """Ask the endpoint before anything is written or joined."""
+    settings = loaded.config.endpoint
     engine = extra("give.engine").EndpointEngine(settings)
+    check_gives(loaded, command)
     say(console, f"asking {settings.model} at {settings.url} for its first word")
     reported = engine.probe()
     if reported != settings.model:

@@ -138,6 +138,8 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
         (["give"], "name the server and its model: --endpoint", 2),
         (["give", "--endpoint", "localhost:1", "--model", "x"], "must begin with http://", 2),
         (["give", "--endpoint", "http://127.0.0.1:9/v1", "--model", "x"], "a giver needs the address of a member", 2),
+        (["answer"], "a giver needs the address of a member", 2),
+        (["answer", "--model", "x"], "name the server and its model: --endpoint", 2),
         (["evaluate"], "name a model or run to evaluate, or a server by --endpoint URL", 2),
         (["evaluate", "tiny", "--endpoint", "http://127.0.0.1:9/v1"], "a model to load or an endpoint to ask", 2),
         (["evaluate", "--endpoint", "http://127.0.0.1:9/v1", "--model", "x"], "connection refused: start the", 1),
