@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from swarm.endpoint import EndpointSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
-from swarm.environments.judge import JudgeSettings
+from swarm.environments.judge import JudgeSettings, Raters, RewardServiceSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.following import FollowSettings, LearnerSettings
@@ -182,6 +182,7 @@ class NodeConfig(Settings):
     follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
+    reward_service: RewardServiceSettings = RewardServiceSettings()
     endpoint: EndpointSettings = EndpointSettings()
     network: NetworkSettings = NetworkSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -192,6 +193,11 @@ class NodeConfig(Settings):
     def called(self, peer_id: str) -> str:
         """The name of the node with this identity in views on this machine."""
         return self.name or f"{self.out.absolute().name} ({peer_id[-ID_CHARS:]})"
+
+    @property
+    def raters(self) -> Raters:
+        """Whom this node asks for rewards."""
+        return self.judge, self.reward_service
 
     def num_questions(self, device: str) -> int:
         """P: questions per round on this type of torch device."""

@@ -19,7 +19,7 @@ from nodes.console import literal_console, policy_progress, say
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
-from swarm.environments.judge import with_judge
+from swarm.environments.judge import with_raters
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
 from swarm.environments.sources.reasoning_gym import CatalogueEntry, catalogue
@@ -139,7 +139,7 @@ def try_tasks(
 def _open_verifier(config: NodeConfig) -> TaskVerifier:
     pool = VerificationPool(config.tasks, config.verification)
     try:
-        return with_judge(with_custom_tools(pool, config.tasks), config.tasks, config.judge)
+        return with_raters(with_custom_tools(pool, config.tasks), config.tasks, config.raters)
     except (ConfigError, TaskError):
         pool.close()
         raise
