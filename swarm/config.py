@@ -48,7 +48,7 @@ from swarm.schedule import ScheduleSettings
 from swarm.settings import Settings, field_paths, in_words, leaves, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.sinks import TelemetrySettings
-from swarm.training.config import UpdateSettings
+from swarm.training.config import DemonstrationSettings, UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
 from swarm.yaml_file import UNREADABLE, YamlFile, check, read
 
@@ -178,6 +178,7 @@ class NodeConfig(Settings):
     corroboration: CorroborationSettings = CorroborationSettings()
     watch: WatchSettings = WatchSettings()
     update: UpdateSettings = UpdateSettings()
+    demonstrations: DemonstrationSettings = DemonstrationSettings()
     learner: LearnerSettings = LearnerSettings()
     follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
@@ -358,6 +359,7 @@ def _preset(model: str) -> tuple[str, Values]:
     values: Values = {
         "generation": {"max_new_tokens": 16, "max_batch_sequences": 1024},
         "update": {"learning_rate": 3e-4},
+        "demonstrations": {"learning_rate": 1e-3},
         "policy": {"threads": 1, "device": "cpu"},  # a GPU is slower for so small a model
     }
     if model == TINY_SEES:
