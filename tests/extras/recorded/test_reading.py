@@ -46,9 +46,8 @@ def test_layouts_of_trl_and_verl_are_read(row: dict[str, object], tmp_path: Path
 
 def test_each_answer_of_a_conversation_is_a_demonstration_after_what_was_said_before_it(tmp_path: Path) -> None:
     rules = {"role": "system", "content": "Be brief."}
-    first, second = found(
-        tmp_path, {"messages": [rules, ASKED, SAID, {**ASKED, "content": "Sure?"}, SAID]}
-    ).demonstrations
+    row = {"messages": [rules, ASKED, SAID, {**ASKED, "content": "Sure?"}, SAID]}
+    first, second = found(tmp_path, row).demonstrations
     before = (Message("system", "Be brief."), Message("user", "2 + 3?"))
     assert first == Demonstration(before, "5")
     assert second == Demonstration((*before, Message("assistant", "5"), Message("user", "Sure?")), "5")
