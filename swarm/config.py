@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from swarm.endpoint import EndpointSettings
 from swarm.engines.config import GenerationSettings
 from swarm.environments.config import TASKS, TaskConfig, VerificationSettings
-from swarm.environments.judge import JudgeSettings
+from swarm.environments.judge import JudgeSettings, Raters, RewardServiceSettings
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.following import FollowSettings, LearnerSettings
@@ -48,7 +48,7 @@ from swarm.schedule import ScheduleSettings
 from swarm.settings import Settings, field_paths, in_words, leaves, nearest
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.sinks import TelemetrySettings
-from swarm.training.config import UpdateSettings
+from swarm.training.config import DemonstrationSettings, UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
 from swarm.yaml_file import UNREADABLE, YamlFile, check, read
 
@@ -178,10 +178,12 @@ class NodeConfig(Settings):
     corroboration: CorroborationSettings = CorroborationSettings()
     watch: WatchSettings = WatchSettings()
     update: UpdateSettings = UpdateSettings()
+    demonstrations: DemonstrationSettings = DemonstrationSettings()
     learner: LearnerSettings = LearnerSettings()
     follow: FollowSettings = FollowSettings()
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
+    reward_service: RewardServiceSettings = RewardServiceSettings()
     endpoint: EndpointSettings = EndpointSettings()
     network: NetworkSettings = NetworkSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -192,6 +194,11 @@ class NodeConfig(Settings):
     def called(self, peer_id: str) -> str:
         """The name of the node with this identity in views on this machine."""
         return self.name or f"{self.out.absolute().name} ({peer_id[-ID_CHARS:]})"
+
+    @property
+    def raters(self) -> Raters:
+        """Whom this node asks for rewards."""
+        return self.judge, self.reward_service
 
     def num_questions(self, device: str) -> int:
         """P: questions per round on this type of torch device."""
@@ -352,6 +359,7 @@ def _preset(model: str) -> tuple[str, Values]:
     values: Values = {
         "generation": {"max_new_tokens": 16, "max_batch_sequences": 1024},
         "update": {"learning_rate": 3e-4},
+        "demonstrations": {"learning_rate": 1e-3},
         "policy": {"threads": 1, "device": "cpu"},  # a GPU is slower for so small a model
     }
     if model == TINY_SEES:

@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers, as judges, givers and evaluations ask them.
+"""OpenAI-compatible servers, as judges, givers and evaluations ask them, and reward services.
 
 Replies are untrusted: bounded in bytes and time, decoded by type. A key goes to one host, and no redirection is
 followed.
@@ -212,10 +212,23 @@ class Endpoint:
 
     def chat(self, body: Mapping[str, Any], deadline: float, max_bytes: int = MAX_RESPONSE_BYTES) -> ChatCompletion:
         """Ask for completions, once, until a time of `time.monotonic`. Raises `EndpointError`."""
-        request = Request(
-            f"{self._base}/chat/completions", msgspec.json.encode(body), dict(self._headers), method="POST"
-        )
-        return self._opened(request, ChatCompletion, "a chat completion", deadline, max_bytes)
+        return self.post("/chat/completions", body, ChatCompletion, "a chat completion", deadline, max_bytes)
+
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        kind: type[T],
+        what: str,
+        deadline: float,
+        max_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> T:
+        """Post a body, once, to the address followed by `path`; an error calls the reply `what`.
+
+        Raises `EndpointError`.
+        """
+        request = Request(f"{self._base}{path}", msgspec.json.encode(body), dict(self._headers), method="POST")
+        return self._opened(request, kind, what, deadline, max_bytes)
 
     def get(self, path: str, kind: type[T], what: str, deadline: float) -> T:
         """What is at a path below the address, which an error calls `what`. Raises `EndpointError`."""

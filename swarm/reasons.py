@@ -168,22 +168,24 @@ class Reason(StrEnum):
     JUDGE_SKIPPED = (
         "judge_skipped",
         Subject.GROUP,
-        "Its task has a judge, and this node asks its judge only about its own groups (`judge.strangers`).",
+        "Its task has a judge or an `http` reward, and this node asks only about its own groups (`judge.strangers`, "
+        "`reward_service.strangers`).",
     )
     JUDGE_BUDGET = (
         "judge_budget",
         Subject.GROUP,
-        "Nothing is left of the judge's hourly budget for the group, received or own, or it needs too many requests.",
+        "Nothing is left of the hourly budget of the judge or reward service for the group, received or own, or it "
+        "needs too many requests.",
     )
     JUDGE_TIMEOUT = (
         "judge_timeout",
         Subject.GROUP,
-        "The judge took longer than `judge.time_limit_s` for the group, received or own.",
+        "The judge or reward service took longer than its `time_limit_s` for the group, received or own.",
     )
     JUDGE_FAILED = (
         "judge_failed",
         Subject.GROUP,
-        "The judge was down, or one of its replies about the group, received or own, did not end with its number.",
+        "The judge or reward service was down, or a reply about the group, received or own, was not as it must be.",
     )
     ZERO_ADVANTAGE = (
         "zero_advantage",

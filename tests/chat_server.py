@@ -57,7 +57,7 @@ class ChatServer:
                     kept._at_once += 1
                     kept.most_at_once = max(kept.most_at_once, kept._at_once)
                 try:
-                    here = self.path.endswith("/v1/chat/completions")
+                    here = self.path.endswith(("/v1/chat/completions", "/rewards"))
                     code, content = kept.respond(asked) if here else (404, b"<html>not here</html>")
                 finally:
                     with kept._lock:

@@ -78,6 +78,9 @@ ALLOWED = {
     "swarm/extras/judging": PURE
     | {"swarm.extras.judging", "swarm.environments"}
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
+    "swarm/extras/recorded": PURE
+    | {"swarm.extras.recorded", "swarm.environments.sources.columns", "swarm.telemetry.samples"}
+    | {"swarm.training.config", "swarm.training.imitation"},
     "swarm/extras/give": {"swarm", "nodes.boot", "nodes.roles"},
     "swarm/extras/give/engine.py": PURE | {"swarm.extras.give"},
     "swarm/extras/give/giving.py": PURE | {"swarm.extras.give", "swarm.groups"} | LEDGER,

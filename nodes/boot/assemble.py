@@ -29,7 +29,7 @@ from nodes.page import page_of
 from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
-from swarm.environments.judge import with_judge
+from swarm.environments.judge import with_raters
 from swarm.environments.sandbox.confinement import in_words
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
@@ -180,7 +180,7 @@ def _assemble(
         warn(console, f"omitting the run's task {name}: {reason}")
     graders = with_custom_tools(pool, config.tasks)
     stack.callback(graders.close)
-    verifier = with_judge(graders, config.tasks, config.judge)
+    verifier = with_raters(graders, config.tasks, config.raters)
     stack.callback(verifier.close)
     unprotected = pool.unprotected()
     line = f"other peers' answers are graded in a sandbox: {in_words(unprotected)}"

@@ -10,7 +10,7 @@ from nodes.boot.directory import RunDirectory, resumed
 from nodes.boot.manifest import manifest_values, other_files, other_options
 from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig, overlay
-from swarm.environments.judge import lacking_judge, other_judges
+from swarm.environments.judge import lacking_raters, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError, SwarmError
 from swarm.net.records.wire import SealedManifest
@@ -155,6 +155,8 @@ def resolve(
     if (resuming := resumed(config, role.role, tasks_of_the_run)) is not None:
         notices.append(Notice(resuming))
     notices += map(Notice, directory.warnings)
+    if config.demonstrations.path is not None and role.role != "peer":
+        notices.append(Notice("demonstrations.path is for `swarm join`, and is not used here"))
     if role.has_policy:
         from swarm.preflight.check import check_start
 
@@ -164,13 +166,14 @@ def resolve(
 
 
 def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice], has_policy: bool = True) -> NodeConfig:
-    """The configuration without the run's tasks for which this node lacks a judge, or a policy that reads their media.
+    """The configuration without the run's tasks for which this node lacks a judge, a reward service, or a policy that
+    reads their media.
 
     Raises `ConfigError` if these tasks are the node's own, or all, and `PolicyError`.
     """
     for difference in other_judges(config.tasks, config.judge):
         notices.append(Notice(f"{difference}: groups may be rated differently here"))
-    config = _without(config, lacking_judge(config.tasks, config.judge), tasks_of_the_run, notices)
+    config = _without(config, lacking_raters(config.tasks, config.raters), tasks_of_the_run, notices)
     return _without(config, _unreadable(config, has_policy), tasks_of_the_run, notices)
 
 

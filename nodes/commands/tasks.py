@@ -19,7 +19,7 @@ from nodes.console import literal_console, policy_progress, say
 from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import choose_engine, open_engine
 from swarm.environments.answering import FindRule, FindSettings
-from swarm.environments.judge import with_judge
+from swarm.environments.judge import with_raters
 from swarm.environments.scoring.finding import finder
 from swarm.environments.scoring.grading import exact
 from swarm.environments.sources.reasoning_gym import CatalogueEntry, catalogue
@@ -36,6 +36,9 @@ from swarm.types.thoughts import CLOSE, OPEN, answer_of
 
 MAX_EXAMPLE_CHARS = 240
 
+NOTHING_TO_LEARN = (
+    "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
+)
 RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")
 """Values of `find` that may suit where the task's own finds nothing."""
 
@@ -90,6 +93,8 @@ class Episode(Struct, frozen=True):
     """The right answer; empty where there is no single one."""
     found: str | None = None
     """What counted as the answer; empty where there was none, None where none is looked for."""
+    is_cut: bool = False
+    """Whether it ended at `generation.max_new_tokens`."""
 
 
 def try_tasks(
@@ -139,7 +144,7 @@ def try_tasks(
 def _open_verifier(config: NodeConfig) -> TaskVerifier:
     pool = VerificationPool(config.tasks, config.verification)
     try:
-        return with_judge(with_custom_tools(pool, config.tasks), config.tasks, config.judge)
+        return with_raters(with_custom_tools(pool, config.tasks), config.tasks, config.raters)
     except (ConfigError, TaskError):
         pool.close()
         raise
@@ -174,6 +179,7 @@ def _episodes(question: Question, played: FinishedGroup | Rejection) -> Iterator
             parts={name: values[index] for name, values in verdict.parts.items()},
             expected=verdict.expected,
             found=verdict.found[index] if verdict.found else None,
+            is_cut=completion.finish_reason == "length",
         )
 
 
@@ -227,13 +233,18 @@ def summary(found: Sequence[Episode]) -> str:
                 f", {endless} of which are thoughts without an end (generation.max_new_tokens, "
                 "generation.max_thinking_tokens)"
             )
-    return line if rewarded else f"{line}{_advice(graded)}"
+    advice = _advice([episode for episode in graded if not episode.reward])
+    if rewarded:
+        return f"{line}{advice}" if unfound else line
+    return f"{line}{advice or NOTHING_TO_LEARN}"
 
 
 def _advice(graded: Sequence[Episode]) -> str:
-    """What would find the expected answers in completions without reward."""
+    """What would find the expected answers in these completions without reward; empty where nothing is known."""
     if not graded:
         return "; no answer was graded: each says why"
+    if cut := sum(episode.is_cut for episode in graded):
+        return f"; {cut} without reward were cut off: raise generation.max_new_tokens, or ask for short answers"
     known = [episode for episode in graded if episode.expected]
     counts = {rule: sum(_finds(rule, episode) for episode in known) for rule in RULES}
     best = max(counts, key=lambda rule: counts[rule])
@@ -245,7 +256,7 @@ def _advice(graded: Sequence[Episode]) -> str:
             f"; the expected answer is in {within} of {len(known)} completions: set `ask` and `find` to a form that "
             "the model keeps to, or look for it with a `scorer` (swarm docs tasks#a-custom-task-and-reward)"
         )
-    return "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
+    return ""
 
 
 def _finds(rule: FindRule, episode: Episode) -> bool:

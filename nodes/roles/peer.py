@@ -13,7 +13,7 @@ from nodes.roles.ranks import NO_CUSTOM_PARTS, CustomParts, PeerRanks
 from nodes.roles.runtime import Checkpoints, EndReason, RoleNode, RoleRuntime
 from swarm.config import NodeConfig
 from swarm.environments.config import custom_tool_tasks
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Interrupted
 from swarm.figures import finite
 from swarm.groups.building import Member
 from swarm.groups.flow import BATCHES_A_CALL
@@ -33,6 +33,7 @@ from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore
+from swarm.training.config import DemonstrationSettings
 from swarm.types import PolicyId
 from swarm.types.questions import stream_seed
 
@@ -104,6 +105,8 @@ class PeerNode(RoleNode):
         self._clock = clock
         self._num_ranks = ranks.size if ranks else 1
         self._tokens = 0
+        self._imitated = 0
+        """Supervised steps taken."""
         self._begun = False
         self._roster_at = -math.inf
         self._speed: float | None = None
@@ -126,6 +129,7 @@ class PeerNode(RoleNode):
         if (state := self._checkpoints.resume(found, self._node.external.pool, self._node.ledger)) is not None:
             self._node.round, self._node.position = state.round, state.position
             self._tokens = state.tokens_generated
+            self._imitated = state.imitated
             self._node.curriculum.restore(state.curriculum)
             if state.mix is not None:
                 self._node.external.mixer.restore(state.mix)
@@ -158,6 +162,8 @@ class PeerNode(RoleNode):
             if self._worth is not None and self._worth.refusal is not None:
                 self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         self._pausing.wait()
+        if self._node.round == 0 and self._config.demonstrations.path is not None:
+            self._imitate(self._config.demonstrations)
         self._runtime.evaluate_at_start(self._ranks, self._node.round)
         self._runtime.start_clock()
 
@@ -201,6 +207,7 @@ class PeerNode(RoleNode):
             curriculum=node.curriculum.dump(),
             mix=node.external.mixer.dump(),
             corroboration=node.external.corroboration.dump(),
+            imitated=self._imitated,
         )
 
     def end(self, reason: EndReason) -> None:
@@ -223,6 +230,19 @@ class PeerNode(RoleNode):
     def while_paused(self) -> None:
         """Keep the list of peers up to date."""
         self.write_roster()
+
+    def _imitate(self, settings: DemonstrationSettings) -> None:
+        """The supervised steps that are left, with a checkpoint now and then. Raises `ConfigError`, `Interrupted`."""
+        course = extra("recorded.course").Course.of(settings, self._config.seed or 0, self.note)
+        while self._imitated < course.num_steps:
+            if self._cancelled():
+                raise Interrupted
+            batch, last = course.batch(self._imitated), self._imitated + 1 == course.num_steps
+            course.taken(self._imitated, self._ranks.imitate(batch, settings.learning_rate, last))
+            self._imitated += 1
+            self._checkpoints.outdate()
+            if last or self._imitated % self._config.checkpoint.every_rounds == 0:
+                self.save()
 
     def _note_unasked(self, count: int) -> None:
         """Say so when this machine begins to do less than the run asks for."""

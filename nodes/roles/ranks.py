@@ -27,6 +27,7 @@ from swarm.policy.ranks import Ranks
 from swarm.protocols import GradientSketcher, RolloutEngine, StreamingEngine, Turns, Updater
 from swarm.training import checkpoint as checkpoints
 from swarm.training.checkpoint import MODEL, CheckpointStore, TrainingState
+from swarm.training.imitation import Demonstration, Imitation
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Answers, Context, GradedGroup, ReadTurn, Sampling, UpdateReport
 
@@ -70,6 +71,14 @@ class Update(Struct, frozen=True):
 
     local: Sequence[GradedGroup]
     external: Sequence[GradedGroup]
+
+
+class Imitate(Struct, frozen=True):
+    """Learn from a share of these demonstrations, as `PolicyUpdater.imitate` does."""
+
+    demonstrations: Sequence[Demonstration]
+    rate: float
+    last: bool
 
 
 class Score(Struct, frozen=True):
@@ -264,6 +273,14 @@ class PeerRanks(RankGroup):
             self._async_engine.swap(self.policy.weights, self.version)
         return report
 
+    def imitate(self, demonstrations: Sequence[Demonstration], rate: float, last: bool) -> Imitation:
+        """One supervised step. See `PolicyUpdater.imitate`."""
+        self._broadcast(Imitate(demonstrations, rate, last))
+        step = self._updater.imitate(demonstrations, rate, last)
+        if last and self._async_engine:
+            self._async_engine.swap(self.policy.weights, self.version)
+        return step
+
     def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
         """Others' completions in the newest policy's tokens, with its log-probabilities."""
         self._broadcast(Score(groups))
@@ -305,6 +322,8 @@ class PeerRanks(RankGroup):
         match order:
             case Update(local, external):
                 self._updater.update(local, external)
+            case Imitate(demonstrations, rate, last):
+                self._updater.imitate(demonstrations, rate, last)
             case Score(groups):
                 self._updater.read(groups)
             case _:

@@ -435,6 +435,7 @@ class Checkpoints:
         mix: MixState | None = None,
         corroboration: CorroborationState | None = None,
         workers: Mapping[str, CorroborationState] = MappingProxyType({}),
+        imitated: int = 0,
     ) -> None:
         """Write a checkpoint of the finished rounds, unless it exists. Those by name: see `TrainingState`."""
         if self._saved_round == round:
@@ -459,11 +460,16 @@ class Checkpoints:
             watch=self._watch.dump(),
             corroboration=corroboration,
             workers=dict(workers),
+            imitated=imitated,
         )
         config = self._runtime.config.model_dump_json(indent=1)
         path = self._ranks.save(self._store, state, config, well=self._watch.well)
         self._saved_round = round
         self._runtime.saved(round, path)
+
+    def outdate(self) -> None:
+        """What is saved is no longer what there is, although the round is the same."""
+        self._saved_round = None
 
     def roll_back(self) -> str:
         """Roll back to the last good checkpoint, and trust the later ones no more; returns what was done.
@@ -478,7 +484,7 @@ class Checkpoints:
             except CheckpointError as error:
                 outcome = f"no rollback: {error}"
         self._store.distrust()
-        self._saved_round = None
+        self.outdate()
         return outcome
 
 

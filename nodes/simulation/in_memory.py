@@ -15,7 +15,6 @@ from nodes.roles.peer import PeerNode
 from nodes.simulation.configs import Member
 from nodes.stop import Stop, StopRequest
 from swarm.config import NodeConfig, load_config
-from swarm.environments.judge import judge_of
 from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError, Interrupted
@@ -119,8 +118,10 @@ class MemoryRun:
         """One for all nodes with the same tasks: setting them up takes time."""
         key = repr(config.tasks)
         if key not in self._verifiers:
-            if any(judge_of(task) for task in config.tasks):
-                raise ConfigError("a swarm in one process has no judge: use tasks without rewards of the kind judge")
+            if any(part.rater for task in config.tasks for part in task.rewards):
+                raise ConfigError(
+                    "a swarm in one process asks nobody: use tasks without rewards of the kinds judge and http"
+                )
             self._verifiers[key] = with_custom_tools(InlineVerifier(config.tasks), config.tasks)
         return self._verifiers[key]
 

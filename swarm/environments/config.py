@@ -112,7 +112,7 @@ class TaskSettings(Settings):
     """Questions of the task in proportion to other tasks' weights."""
     rewards: tuple[RewardPart, ...] = Field((), max_length=MAX_REWARDS)
     """Named rewards, each in [0, 1], whose weighted mean is an episode's reward: of the kinds `answer`, `format`,
-    `overlong` and `judge`. Default: the answer's alone."""
+    `overlong`, `judge` and `http`. Default: the answer's alone."""
 
     @abstractmethod
     def build(self, context: Context) -> Source:

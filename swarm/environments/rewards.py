@@ -1,6 +1,6 @@
 """Named rewards of a task: each is in [0, 1], and the reward of an episode is their weighted mean.
 
-They are pure functions on untrusted text, in linear time, but for the judge's, which needs a network or a model.
+They are pure functions on untrusted text, in linear time, but for those of a judge or a service.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ Parts = dict[str, tuple[float, ...]]
 class NamedReward(Settings):
     """A kind of reward, with its settings."""
 
-    asks_judge: ClassVar[bool] = False
-    """Whether the node asks a judge for it, after the episode was replayed."""
+    rater: ClassVar[str] = ""
+    """The field of the configuration that says whom the node asks for it, after the episode was replayed: `judge` or
+    `reward_service`; empty: nobody."""
 
     kind: str
     name: RewardName
@@ -152,6 +153,7 @@ REWARDS: Kinds[type[NamedReward]] = Kinds(
         "format": "swarm.environments.rewards:FormatReward",
         "overlong": "swarm.environments.rewards:OverlongReward",
         "judge": "swarm.extras.judging.reward:JudgeReward",
+        "http": "swarm.extras.judging.reward:HttpReward",
     },
 )
 RewardPart = Annotated[NamedReward, REWARDS]
@@ -163,8 +165,12 @@ def check_rewards(rewards: Sequence[RewardPart]) -> None:
     doubled = [name for name, count in Counter(part.name for part in rewards).items() if count > 1]
     if doubled:
         raise ValueError(f"rewards must have different names, got {', '.join(doubled)} more than once")
-    if sum(part.asks_judge for part in rewards) > 1:
-        raise ValueError("a task has at most one reward of the kind judge: put all criteria into its rubric")
+    raters = [part.rater for part in rewards if part.rater]
+    if len(raters) > len(set(raters)):
+        raise ValueError(
+            "a task has at most one reward of the kind judge and one of http: put all criteria into the rubric, or "
+            "have the service combine them"
+        )
     if rewards and not any(part.weight for part in rewards):
         raise ValueError("at least one of the rewards must have a weight above 0")
 
@@ -182,7 +188,7 @@ def check_pattern(field: str, pattern: str) -> None:
 
 
 class Combination:
-    """The named rewards of one task, without the judge's, which needs a network or a model."""
+    """The named rewards of one task, without those of a judge or a service."""
 
     def __init__(self, rewards: Sequence[RewardPart]) -> None:
         """Raises `TaskError` for a pattern that is not valid."""
@@ -226,7 +232,7 @@ def weighted_mean(rewards: Sequence[RewardPart], parts: Mapping[str, Sequence[fl
 
 def names_of(rewards: Sequence[RewardPart]) -> frozenset[str]:
     """The names of those that `Combination` computes."""
-    return frozenset(part.name for part in rewards if not part.asks_judge)
+    return frozenset(part.name for part in rewards if not part.rater)
 
 
 def overlong(part: OverlongReward, completion: Actions) -> float:

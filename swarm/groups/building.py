@@ -19,9 +19,10 @@ REMEDIES = MappingProxyType(
     {
         Reason.PROMPT_TOO_LONG: "ask shorter questions, lower generation.max_new_tokens, or choose a model with more "
         "positions",
-        Reason.JUDGE_FAILED: "make sure that the server at judge.endpoint is up and knows judge.model",
-        Reason.JUDGE_TIMEOUT: "raise judge.time_limit_s, or choose a faster judge",
-        Reason.JUDGE_BUDGET: "raise the judge's budget, or ask fewer questions",
+        Reason.JUDGE_FAILED: "make sure that the server at judge.endpoint or reward_service.url is up and knows the "
+        "model",
+        Reason.JUDGE_TIMEOUT: "raise its time_limit_s, or choose a faster judge or service",
+        Reason.JUDGE_BUDGET: "raise its budget per hour, or ask fewer questions",
     }
 )
 """What helps where a node's own questions have no groups."""

@@ -84,6 +84,8 @@ class TrainingState(Struct):
     """A peer's success by kind of question, see `swarm.sapo.curriculum`."""
     workers: dict[str, CorroborationState] = {}
     """What a learner knows of the pushes of its workers' groups, by what they count as."""
+    imitated: int = 0
+    """Supervised steps that a peer took before its first round."""
 
 
 class Earlier(Struct, frozen=True):

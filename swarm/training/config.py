@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -15,6 +16,25 @@ from swarm.settings import Settings
 ScheduleName = Literal["constant", "linear", "cosine"]
 MAX_LEARNING_RATE = 1.0
 OptimizerName = Literal["adamw", "adamw_8bit", "adamw_offloaded"]
+
+
+class DemonstrationSettings(Settings):
+    """Recorded answers that `swarm join` imitates before its first round: supervised steps of cross-entropy on the
+    completions' tokens."""
+
+    path: Path | None = None
+    """JSONL or Parquet with `prompt` and `completion`, `messages`, or `prompt` and `chosen`, as TRL and verl have them;
+    or the directory or `samples.jsonl` of an earlier node, of which right answers are taken. Default: none."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the demonstrations, at most."""
+    max_steps: int = Field(200, ge=1)
+    """Most steps, whatever `epochs` says."""
+    batch: int = Field(32, ge=1)
+    """Demonstrations a step."""
+    learning_rate: float = Field(1e-5, gt=0, le=MAX_LEARNING_RATE)
+    """Constant; 1e-3 for the embedded policies."""
+    min_reward: float = Field(0.99, ge=0, le=1)
+    """Of samples: the least reward of a completion that is imitated."""
 
 
 class UpdateSettings(Settings):

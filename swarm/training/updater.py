@@ -24,6 +24,7 @@ from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.forward import ForwardRunner
 from swarm.training.gradient import GradientAccumulator, Objective, Step, summarise
+from swarm.training.imitation import Demonstration, Imitation, rows_of, supervised
 from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
 from swarm.training.rows import Row, RowReader, Tokens, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher
@@ -68,6 +69,9 @@ class PolicyUpdater:
         self.optimizer = make_optimizer(policy, settings)
         self._gradient = GradientAccumulator(
             policy, self._runner, Objective(settings), self.optimizer, settings.max_grad_norm
+        )
+        self._imitated = GradientAccumulator(
+            policy, self._runner, Objective(supervised(settings)), self.optimizer, settings.max_grad_norm
         )
 
     @property
@@ -130,6 +134,19 @@ class PolicyUpdater:
         self.version += not report.skipped
         return report
 
+    def imitate(self, demonstrations: Sequence[Demonstration], rate: float, last: bool) -> Imitation:
+        """One supervised step at this learning rate, which is no update: the version stays. After the `last` one the
+        optimizer forgets what it knows. Raises `NonFiniteUpdates` as `update` does."""
+        rows = rows_of(self._policy, demonstrations)
+        loss = 0.0
+        if rows:
+            with self._runner.training():
+                self._imitated.add(rows)
+                loss = self._take_step(self._imitated, rate).totals.loss
+        if last:
+            self.optimizer.state.clear()
+        return Imitation(loss, sum(len(row.completion) for row in rows), len(demonstrations) - len(rows))
+
     def _resolved(self, groups: Sequence[list[Row]]) -> list[list[Row]]:
         """The groups with old, receiver and reference log-probabilities from before the first step."""
         rows = [row for group in groups for row in group]
@@ -166,15 +183,19 @@ class PolicyUpdater:
             self._gradient.add(rows)
         return self._take_step()
 
-    def _take_step(self) -> Step:
-        """Take the optimizer step of the accumulated gradient; `ForwardRunner.training` must be active."""
-        rate = learning_rate(self._settings, self.num_updates)
+    def _take_step(self, gradient: GradientAccumulator | None = None, rate: float | None = None) -> Step:
+        """Take the optimizer step of the accumulated gradient; `ForwardRunner.training` must be active.
+
+        By default the gradient and the learning rate are those of updates.
+        """
+        gradient = gradient or self._gradient
+        rate = learning_rate(self._settings, self.num_updates) if rate is None else rate
         set_rate(self.optimizer, rate)
-        step = Step(*self._gradient.close(), rate)
+        step = Step(*gradient.close(), rate)
         if not step.skipped:
             with self._policy.gate.change():
                 self._step_optimizer()
-        self._gradient.clear()
+        gradient.clear()
         self._count(step.skipped)
         return step
 

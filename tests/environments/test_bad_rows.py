@@ -275,7 +275,7 @@ def test_a_node_passes_over_a_bad_row_and_shows_it_once(tmp_path: Path, caplog: 
             drawn += pool.draw(1, start, 1)
         assert len(drawn) == 90 and pool.counters()["malformed_rows"] > 0 and pool.counters()["crashes"] == 0
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["task 'sums': row 3: line 4: it has a byte that is not UTF-8: 0xFC; it is passed over"]
+    assert told == ["task 'sums': row 4: line 4: it has a byte that is not UTF-8: 0xFC; it is passed over"]
 
 
 def test_the_first_error_of_a_reward_function_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

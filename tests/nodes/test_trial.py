@@ -111,6 +111,14 @@ def _answered(completion: str, reward: float, expected: str, found: str | None) 
         ),
         ([_answered("11", 1.0, "11", "11")], "1 of 1 rewarded: there may be little left to learn"),
         (
+            [Episode("sums", "4 + 7?", "First, we", 0.0, expected="11", found="", is_cut=True)],
+            "no answer was found in 1; 1 without reward were cut off: raise generation.max_new_tokens",
+        ),
+        (
+            [_answered("11", 1.0, "11", "11"), _answered("It is 11!", 0.0, "11", "")],
+            "1 of 2 rewarded: no answer was found in 1; `find: last_number` in the task finds the expected answer in 1",
+        ),
+        (
             [_answered("11", 1.0, "11", "11"), _answered("a", 0.0, "11", "")],
             "1 of 2 rewarded: no answer was found in 1",
         ),

@@ -50,6 +50,8 @@ class RowsTask(QuestionSettings):
     prompt: Template = "{question}"
     """Column, or a template with columns in braces. A column may be a path such as `extra_info.question` or
     `messages[0].content`; one with a list of messages, each with `role` and `content`, is asked as a conversation."""
+    row_weight: str | None = None
+    """Column of numbers: rows for training are drawn in proportion to it, those of 0 never. Default: all alike."""
 
     def import_libraries(self) -> None:
         """See `TaskSettings`."""

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import datasets
 from datasets.arrow_reader import ArrowReader
@@ -43,6 +43,7 @@ from swarm.environments.sources.columns import Column, MalformedRow, MediaFiles,
 from swarm.environments.sources.dataset import FORMATS, DatasetTask, RowsTask
 from swarm.environments.sources.items import Item, ItemReader
 from swarm.environments.sources.lru import NUM_WITH_MEDIA, LruCache
+from swarm.environments.sources.row_weights import RowWeights
 from swarm.environments.specs import LOCAL
 from swarm.environments.task import load_reward
 from swarm.errors import Refusal, TaskError
@@ -125,6 +126,7 @@ logger = logging.getLogger(__name__)
 
 Read = TypeVar("Read", bound="Asked", covariant=True)
 
+_RESOLUTION = 2**53
 _MAX_ATTEMPTS = 64
 """Malformed rows skipped for one question before the data set counts as unusable."""
 HELD_OUT_EVERY = 10
@@ -217,6 +219,7 @@ class RowsSource(ABC, Generic[Read]):
         self._is_for_evaluation = splits <= EVALUATION_SPLITS
         self._kept: LruCache[int, Read] | None = LruCache(keep) if keep else None
         self._options_digest = digest(*config.reads_as)
+        self._weights = self._weighted(config.row_weight, rows) if config.row_weight is not None else None
 
     @property
     def num_held_out(self) -> int:
@@ -226,15 +229,37 @@ class RowsSource(ABC, Generic[Read]):
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`. Raises `TaskError` after 64 consecutive malformed rows."""
         for attempt in range(_MAX_ATTEMPTS):
-            row = _row(len(self._rows), seed, self.name, index, attempt, whole=self._is_for_evaluation)
+            row = self._row(seed, index, attempt)
             try:
                 prompt = self._item(row).prompt
             except MalformedRow as error:
-                reason = f"row {row}: {error}"
+                reason = f"row {row + 1}: {error}"
                 self.counts.note("malformed_rows", self.name, f"{reason}; it is passed over", row)
                 continue
             return Question(self._reference(row, prompt), prompt)
         raise TaskError(f"task {self.name!r}: {_MAX_ATTEMPTS} rows drawn from {self._path} were malformed; {reason}")
+
+    def _row(self, seed: int, index: int, attempt: int) -> int:
+        if self._weights is None or seed >= HELD_OUT_STREAMS:
+            return _row(len(self._rows), seed, self.name, index, attempt, whole=self._is_for_evaluation)
+        return self._weights.row(draw(_RESOLUTION, "weighted row", seed, self.name, index, attempt) / _RESOLUTION)
+
+    def _weighted(self, column: str, rows: Any) -> RowWeights:
+        """Raises `TaskError`."""
+        if column not in rows.column_names:
+            raise TaskError(f"task {self.name!r}: no column {column!r} (row_weight); there are {rows.column_names}")
+        reserves = self.num_held_out < len(rows)
+        values = (value for batch in rows.select_columns([column]).iter(1_024) for value in batch[column])
+        if isinstance(rows.features[column], datasets.Json):
+            values = (None if value is None else read_json(str(value)) for value in values)
+        try:
+            return RowWeights(
+                values,
+                lambda row: reserves and row % HELD_OUT_EVERY == HELD_OUT_EVERY - 1,
+                lambda row, why: self.counts.note("malformed_rows", self.name, f"row {row + 1}: {why}", row),
+            )
+        except ValueError as error:
+            raise TaskError(f"task {self.name!r}: {error}") from error
 
     def _item(self, row: int) -> Read:
         """The item of a row. Raises `MalformedRow`."""
@@ -293,7 +318,7 @@ class RowsSource(ABC, Generic[Read]):
         if not isinstance(ref, DatasetRef) or ref.task != self.name:
             raise Refusal(Reason.UNKNOWN_TASK, f"{ref.task!r} as asked is not the data set task {self.name!r}")
         check_options(ref, self._options_digest)
-        here = f"{ref.task} row {ref.row} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
+        here = f"{ref.task} row {ref.row + 1} of {ref.dataset}@{ref.revision}, here {self._dataset}@{self._revision}"
         if not 0 <= ref.row < len(self._rows):
             raise Refusal(Reason.QUESTION_MISMATCH, f"{here} with {len(self._rows)} rows")
         try:

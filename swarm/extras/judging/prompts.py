@@ -7,24 +7,25 @@ the reply only a number in the last line counts. A judge can still be persuaded.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from swarm.environments.digests import digest, draw
-from swarm.extras.judging.reward import JudgeReward
+from swarm.extras.judging.reward import HttpReward, JudgeReward
 from swarm.types import complete
 
 MAX_REPLY_BYTES = 2**22
 MAX_ERROR_CHARS = 300
 
 
-class Query(Struct, frozen=True):
+class Query(Struct, frozen=True, tag="judge"):
     """One question to the judge, and what its reply may say."""
 
     prompt: str
@@ -35,16 +36,38 @@ class Query(Struct, frozen=True):
     max_new_tokens: int
     temperature: float
 
+    def allows(self, number: float) -> bool:
+        """Whether a reply may say this."""
+        return 0 <= number <= self.most
+
+
+class Rated(Struct, frozen=True, tag="http"):
+    """One completion for a reward service."""
+
+    model: str
+    task: str
+    prompt: str
+    completion: str
+
+    def allows(self, number: float) -> bool:
+        """Whether a reply may say this."""
+        return math.isfinite(number)
+
+
+Asked = Query | Rated
+
 
 class Setup(Struct, frozen=True):
     """The first message."""
 
+    rater: str
+    """As in `RaterSettings`."""
     settings: bytes
-    """JSON of `JudgeSettings`."""
+    """JSON of its settings."""
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The judge can be asked."""
+    """The judge, or the service, can be asked."""
 
 
 class Broken(Struct, frozen=True, tag="broken"):
@@ -54,9 +77,9 @@ class Broken(Struct, frozen=True, tag="broken"):
 
 
 class Ratings(Struct, frozen=True, tag="ratings"):
-    """The replies to a list of queries: all that comes back from what the judge has said."""
+    """The replies to a list of queries: all that comes back from what a judge or a service has said."""
 
-    numbers: tuple[int | None, ...]
+    numbers: tuple[float | None, ...]
     """In the order of the queries; None for one without a usable reply."""
     tokens: int = 0
     """Tokens of prompts and replies."""
@@ -70,7 +93,7 @@ Reply = Ready | Broken | Ratings
 
 encode = msgspec.msgpack.Encoder().encode
 decode_setup = msgspec.msgpack.Decoder(Setup).decode
-decode_queries = msgspec.msgpack.Decoder(tuple[Query, ...]).decode
+decode_queries = msgspec.msgpack.Decoder(tuple[Asked, ...]).decode
 decode_reply = msgspec.msgpack.Decoder[Reply](Reply).decode
 
 complete(globals())
@@ -88,7 +111,49 @@ _TEMPLATE_MARK = re.compile(r"<(?=\|[^|<>]{1,64}\|>|/?s>|<?/?SYS>|(?:start|end)_
 _MARK_CHARS = 16
 
 
-class Sheet:
+class Sheet(Protocol):
+    """What is asked about one group."""
+
+    @property
+    def most_queries(self) -> int:
+        """Their number if all completions differ."""
+
+    @property
+    def queries(self) -> Sequence[Asked]:
+        """All distinct queries."""
+
+    def rewards(self, numbers: Mapping[Asked, float]) -> tuple[float, ...]:
+        """[G] rewards in [0, 1] by the number that replies to each query."""
+
+
+class RatedSheet:
+    """The completions of one group for a reward service."""
+
+    def __init__(self, part: HttpReward, task: str, question: str, completions: Sequence[str]) -> None:
+        """`question` is as the policy was asked; `completions` [G]."""
+        self._part = part
+        prompt = shortened(_encodable(question), part.max_chars)
+        self._asked = [
+            Rated(part.model, task, prompt, shortened(_encodable(each), part.max_chars)) for each in completions
+        ]
+
+    @property
+    def most_queries(self) -> int:
+        """See `Sheet`."""
+        return len(self._asked)
+
+    @property
+    def queries(self) -> tuple[Rated, ...]:
+        """See `Sheet`."""
+        return tuple(dict.fromkeys(self._asked))
+
+    def rewards(self, numbers: Mapping[Asked, float]) -> tuple[float, ...]:
+        """See `Sheet`."""
+        worst, best = self._part.worst, self._part.best
+        return tuple(min(1.0, max(0.0, (numbers[each] - worst) / (best - worst))) for each in self._asked)
+
+
+class JudgeSheet:
     """The queries about one group, which are made when they are needed first: waiting groups take little memory."""
 
     def __init__(self, part: JudgeReward, question: str, completions: Sequence[str]) -> None:
@@ -109,27 +174,27 @@ class Sheet:
         """All distinct queries."""
         return tuple(self._asked)
 
-    def rewards(self, numbers: Mapping[Query, int]) -> tuple[float, ...]:
+    def rewards(self, numbers: Mapping[Asked, float]) -> tuple[float, ...]:
         """[G] rewards in [0, 1] by the number that replies to each query."""
         found = self._by_points(numbers) if self._part.mode == "points" else self._by_wins(numbers)
         if found and max(found) - min(found) <= self._part.tolerance:
             return (sum(found) / len(found),) * len(found)
         return tuple(found)
 
-    def _by_points(self, numbers: Mapping[Query, int]) -> list[float]:
+    def _by_points(self, numbers: Mapping[Asked, float]) -> list[float]:
         rewards = [0.0] * len(self._completions)
         for query, pairs in self._asked.items():
             for k, _ in pairs:
                 rewards[k] = numbers[query] / query.most
         return rewards
 
-    def _by_wins(self, numbers: Mapping[Query, int]) -> list[float]:
+    def _by_wins(self, numbers: Mapping[Asked, float]) -> list[float]:
         """The fraction of its comparisons that each completion wins; equal texts draw."""
         size = len(self._completions)
         wins, compared = [0.0] * size, [0] * size
         for query, pairs in self._asked.items():
             for first, second in pairs:
-                won = {FIRST: 1.0, SECOND: 0.0, DRAW: 0.5}[numbers[query]]
+                won = {FIRST: 1.0, SECOND: 0.0, DRAW: 0.5}[int(numbers[query])]
                 wins[first] += won
                 wins[second] += 1.0 - won
                 compared[first] += 1

@@ -1,10 +1,10 @@
-"""The reward of the kind `judge`: its settings. The verifier asks the judge."""
+"""The rewards of the kinds `judge` and `http`: their settings. The verifier asks for them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from swarm.environments.rewards import NamedReward, RewardName, RewardWeight
 
@@ -18,7 +18,7 @@ class JudgeReward(NamedReward):
     Each node that grades a group asks the judge in its settings, `judge`.
     """
 
-    asks_judge = True
+    rater = "judge"
 
     kind: Literal["judge"]
     name: RewardName = "judge"
@@ -45,3 +45,32 @@ class JudgeReward(NamedReward):
     """Length limit of the judge's reply."""
     temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature of the judge."""
+
+
+class HttpReward(NamedReward):
+    """What a reward model or another service says of a completion, or of all that the policy said in an episode.
+
+    Each node that grades a group asks the service in its settings, `reward_service`.
+    """
+
+    rater = "reward_service"
+
+    kind: Literal["http"]
+    name: RewardName = "service"
+    """Name in figures and samples."""
+    weight: RewardWeight = 1.0
+    """Share in the mean; 0 only reports the reward."""
+    model: str = Field(min_length=1, max_length=256)
+    """The reward model that should answer; every request names it, so that a service can have several."""
+    worst: float = Field(0.0, ge=-1e6, le=1e6)
+    """What the service gives for which the reward is 0; linear from there to `best`."""
+    best: float = Field(1.0, ge=-1e6, le=1e6)
+    """What the service gives for which the reward is 1; beyond either end nothing changes."""
+    max_chars: int = Field(32_000, ge=1, le=MAX_JUDGED_CHARS)
+    """Characters of a completion, and of the question, that are sent; of longer ones beginning and end."""
+
+    @model_validator(mode="after")
+    def _the_best_is_not_the_worst(self) -> HttpReward:
+        if self.best == self.worst:
+            raise ValueError(f"best must differ from worst, got {self.best:g} for both")
+        return self

@@ -1,4 +1,4 @@
-"""Asks a judge about groups: queue, budget, time limits and cache, in a separate thread.
+"""Asks a judge or a reward service about groups: queue, budget, time limits and cache, in a separate thread.
 
     ask ──▶ own groups ──────────────────────────▶┐
                                                   ├─▶ thread ─▶ process: endpoint or model ─▶ numbers ─▶ finish
@@ -21,13 +21,13 @@ from typing import Protocol
 import msgspec
 
 from swarm.children import Backoff, Channel, Child, Oversized, Waker, inherited, python_path, wait
-from swarm.environments.judge import JudgeSettings
+from swarm.environments.judge import JudgeSettings, RaterSettings
 from swarm.environments.sources.lru import LruCache
 from swarm.errors import ConfigError, EngineCrashed
 from swarm.extras.judging.prompts import (
     MAX_REPLY_BYTES,
+    Asked,
     Broken,
-    Query,
     Ratings,
     Ready,
     Reply,
@@ -44,13 +44,13 @@ from swarm.types import Rejection
 WORKER = "swarm.extras.judging.worker"
 
 
-class Asked(Protocol):
+class Process(Protocol):
     """A process that a judge is asked through."""
 
     channel: Channel
     """Readable when `receive` has something."""
 
-    def send(self, queries: Sequence[Query]) -> None:
+    def send(self, queries: Sequence[Asked]) -> None:
         """Ask; `receive` detects a dead process."""
 
     def receive(self) -> Reply | None:
@@ -63,18 +63,18 @@ class Asked(Protocol):
 class JudgeProcess:
     """One process; its first reply is `Ready` or `Broken`, then there is one to each list of queries."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
+    def __init__(self, settings: RaterSettings) -> None:
         """Start it. Raises `OSError`."""
         self._child = Child(WORKER, {**_environment(settings), **python_path()})
         self.channel = Channel(self._child.socket, MAX_REPLY_BYTES)
-        self.channel.send(encode(Setup(settings.model_dump_json().encode())))
+        self.channel.send(encode(Setup(settings.rater, settings.model_dump_json().encode())))
 
     @property
     def pid(self) -> int:
         """Process id."""
         return self._child.pid
 
-    def send(self, queries: Sequence[Query]) -> None:
+    def send(self, queries: Sequence[Asked]) -> None:
         """Ask; `receive` detects a dead process."""
         self.channel.send(encode(tuple(queries)))
 
@@ -96,10 +96,11 @@ class JudgeProcess:
         self._child.kill()
 
 
-def _environment(settings: JudgeSettings) -> dict[str, str]:
+def _environment(settings: RaterSettings) -> dict[str, str]:
     """What an endpoint's client needs, with its key alone of all secrets; or what a model needs."""
-    if settings.endpoint is not None:
+    if settings.address is not None:
         return inherited("base", "home", "hub", names=(settings.api_key_env,) if settings.api_key_env else ())
+    assert isinstance(settings, JudgeSettings)
     tokens = ("tokens",) if settings.model and is_on_hub(settings.model) else ()
     return inherited("base", "home", "compute", "hub", *tokens)
 
@@ -113,7 +114,7 @@ MAX_FAILED_STARTS = 3
 """Refused by the system, or ended before the judge was ever ready, before it is said to be impossible to set up."""
 COUNTERS = ("requests", "tokens", "cached", "failures", "timeouts", "restarts")
 
-CLOSED = Rejection(Reason.JUDGE_FAILED, "the judge is closed")
+CLOSED = Rejection(Reason.JUDGE_FAILED, "it is closed")
 
 Finish = Callable[[tuple[float, ...] | Rejection], None]
 HOUR_S = 3_600.0
@@ -209,19 +210,22 @@ class _Job:
 class _Batch:
     """What the process is being asked."""
 
-    def __init__(self, jobs: Sequence[_Job], queries: Sequence[Query], late_at: float) -> None:
+    def __init__(self, jobs: Sequence[_Job], queries: Sequence[Asked], late_at: float) -> None:
         self.jobs = jobs
         self.queries = queries
         self.late_at = late_at
 
 
 class JudgeService:
-    """A judge of this node. Any thread may ask; outcomes come from the service's thread, or from within `ask`."""
+    """A judge or reward service of this node. Any thread may ask.
+
+    Outcomes come from the service's thread, or from within `ask`.
+    """
 
     def __init__(
         self,
-        settings: JudgeSettings,
-        start: Callable[[JudgeSettings], Asked] = JudgeProcess,
+        settings: RaterSettings,
+        start: Callable[[RaterSettings], Process] = JudgeProcess,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start thread and process."""
@@ -231,34 +235,33 @@ class JudgeService:
         self._lock = threading.Lock()
         self._own: deque[_Job] = deque()
         self._others: FairQueue[_Job] = FairQueue(settings.queue_groups)
-        self._cache: LruCache[bytes, int] = LruCache(settings.cache_scores)
-        limits = (settings.requests_per_hour, settings.tokens_per_hour, settings.strangers_share)
-        self._budget = Budget(*limits, clock)
+        self._cache: LruCache[bytes, float] = LruCache(settings.cache_scores)
+        self._budget = Budget(*settings.per_hour, settings.strangers_share, clock)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._waker = Waker()
         self._closing = False
         self._known = threading.Event()
         """Set once the first process has said whether it can judge."""
         self._broken = ""
-        self._process: Asked | None = None
+        self._process: Process | None = None
         self._ready = False
         self._starting_until = math.inf
         self._batch: _Batch | None = None
         self._failures = Backoff(*REST_S)
-        self._thread = threading.Thread(target=self._run, name="judge", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=settings.rater, daemon=True)
         self._thread.start()
 
     def wait_until_ready(self) -> None:
         """Raises `ConfigError` when the judge cannot be set up."""
         problem = self._broken if self._known.wait(START_LIMIT_S) else f"it is not ready after {START_LIMIT_S:g} s"
         if problem:
-            raise ConfigError(f"the judge cannot be set up: {problem}")
+            raise ConfigError(f"{self._settings.called} cannot be set up: {problem}")
 
     def ask(self, sheet: Sheet, finish: Finish, sender: str | None = None) -> None:
         """Get a group's rewards without waiting; `finish` is called once. `sender`: None for an own group."""
         late_at = self._clock() + self._settings.time_limit_s if sender is None else math.inf
         job = _Job(sheet, finish, sender is None, late_at)
-        if sheet.most_queries > self._settings.requests_per_group:
+        if sheet.most_queries > self._settings.queries_per_group:
             job.settle(Rejection(Reason.JUDGE_BUDGET, f"{sheet.most_queries} requests for one group"))
             return
         dropped, closed = None, False
@@ -279,7 +282,7 @@ class JudgeService:
     def counters(self) -> dict[str, int]:
         """Cumulative counts: `requests` and `tokens`, replies from the cache, batches failed and late, restarts."""
         with self._lock:
-            return {f"judge_{name}": count for name, count in self._counters.items()}
+            return {f"{self._settings.rater}_{name}": count for name, count in self._counters.items()}
 
     def close(self) -> None:
         """End thread and process; groups that wait are left out."""
@@ -337,20 +340,20 @@ class JudgeService:
         late = [job for job in (*waiting, *asked) if job.own and job.open and job.late_at <= now]
         self._settle_all(late, Rejection(Reason.JUDGE_TIMEOUT, f"no reply in {self._settings.time_limit_s:g} s"))
         if self._batch is not None and self._batch.late_at <= now:
-            self._lost("timeouts", Reason.JUDGE_TIMEOUT, "the judge is late")
+            self._lost("timeouts", Reason.JUDGE_TIMEOUT, f"{self._settings.called} is late")
         elif self._process is not None and not self._ready and self._starting_until <= now:
-            self._lost("timeouts", Reason.JUDGE_TIMEOUT, "the judge does not start")
+            self._lost("timeouts", Reason.JUDGE_TIMEOUT, f"{self._settings.called} does not start")
 
     def _hand_out(self) -> None:
         if self._clock() < self._failures.until:
-            down = f"the judge is down; it is asked again in {self._failures.until - self._clock():.0f} s"
+            down = f"{self._settings.called} is down; it is asked again in {self._failures.until - self._clock():.0f} s"
             self._settle_all(self._take_waiting(), Rejection(Reason.JUDGE_FAILED, down))
             return
         if self._process is None or not self._ready or self._batch is not None:
             return
         jobs: list[_Job] = []
-        queries: dict[Query, None] = {}
-        while len(queries) < self._settings.requests_at_once and (job := self._next()) is not None:
+        queries: dict[Asked, None] = {}
+        while len(queries) < self._settings.queries_at_once and (job := self._next()) is not None:
             missing = [query for query in job.sheet.queries if self._cache.get(_key(query)) is None]
             new = sum(query not in queries for query in missing)
             if not missing:
@@ -464,18 +467,16 @@ class JudgeService:
             self._counters[what] += by
 
 
-def _key(query: Query) -> bytes:
+def _key(query: Asked) -> bytes:
     """Names a query in the cache, whose texts would take much more memory."""
     return blake2b(encode(query), digest_size=16).digest()
 
 
-def _fits(ratings: Ratings, queries: Sequence[Query]) -> bool:
+def _fits(ratings: Ratings, queries: Sequence[Asked]) -> bool:
     """Whether an intact process could send this."""
     counts = 0 <= ratings.tokens <= 10**12 and 0 <= ratings.unanswered <= len(queries)
     return (
         counts
         and len(ratings.numbers) == len(queries)
-        and all(
-            number is None or 0 <= number <= query.most for number, query in zip(ratings.numbers, queries, strict=True)
-        )
+        and all(number is None or query.allows(number) for number, query in zip(ratings.numbers, queries, strict=True))
     )

@@ -1,4 +1,5 @@
-"""The judge's process: `python -m swarm.extras.judging.worker FD`, for `service.py` only.
+"""The process of a judge or a reward service's client: `python -m swarm.extras.judging.worker FD`, for `service.py`
+only.
 
 It asks an endpoint or loads a model, and sends back nothing but numbers. It ends when its socket closes.
 """
@@ -7,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol
 
 from swarm import torchao
 from swarm.children import serve
-from swarm.environments.judge import JudgeSettings
+from swarm.environments.judge import JudgeSettings, RaterSettings, RewardServiceSettings
 from swarm.errors import SwarmError
 from swarm.extras.judging.prompts import (
     MAX_ERROR_CHARS,
     Broken,
-    Query,
     Ratings,
     Ready,
     decode_queries,
@@ -24,16 +24,23 @@ from swarm.extras.judging.prompts import (
     encode,
 )
 
+RATERS: tuple[type[RaterSettings], ...] = JudgeSettings, RewardServiceSettings
+
 
 class Backend(Protocol):
-    """What a judge is."""
+    """What a judge or a service is."""
 
-    def answer(self, queries: Sequence[Query]) -> Ratings:
+    def answer(self, queries: Sequence[Any]) -> Ratings:
         """The numbers in its replies."""
 
 
-def open_backend(settings: JudgeSettings) -> Backend:
-    """The judge of these settings. Raises `SwarmError`."""
+def open_backend(settings: RaterSettings) -> Backend:
+    """The judge or service of these settings. Raises `SwarmError`."""
+    if isinstance(settings, RewardServiceSettings):
+        from swarm.extras.judging.endpoint import RewardService
+
+        return RewardService(settings)
+    assert isinstance(settings, JudgeSettings)
     if settings.endpoint is not None:
         from swarm.extras.judging.endpoint import EndpointJudge
 
@@ -45,9 +52,10 @@ def open_backend(settings: JudgeSettings) -> Backend:
 
 def work(connection: Connection) -> None:
     """Answer lists of queries until the socket closes."""
-    settings = JudgeSettings.model_validate_json(decode_setup(connection.recv_bytes()).settings)
+    setup = decode_setup(connection.recv_bytes())
+    (kind,) = (each for each in RATERS if each.rater == setup.rater)
     try:
-        backend = open_backend(settings)
+        backend = open_backend(kind.model_validate_json(setup.settings))
     except SwarmError as error:
         connection.send_bytes(encode(Broken(str(error)[:MAX_ERROR_CHARS])))
         return

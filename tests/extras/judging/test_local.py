@@ -10,7 +10,7 @@ import pytest
 
 from swarm.environments.judge import JudgeSettings
 from swarm.extras.judging.local import LocalJudge
-from swarm.extras.judging.prompts import Broken, Query, Ratings, Ready, Reply, Setup, Sheet, decode_reply, encode
+from swarm.extras.judging.prompts import Broken, JudgeSheet, Query, Ratings, Ready, Reply, Setup, decode_reply, encode
 from swarm.extras.judging.reward import JudgeReward
 from swarm.extras.judging.worker import work
 from tests.extras.judging.model import save_judge
@@ -23,11 +23,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sheet(mode: str, *texts: str) -> Sheet:
+def sheet(mode: str, *texts: str) -> JudgeSheet:
     part = JudgeReward.model_validate(
         {"kind": "judge", "model": "any", "rubric": "Be short.", "mode": mode, "max_new_tokens": 8}
     )
-    return Sheet(part, "Q?", texts)
+    return JudgeSheet(part, "Q?", texts)
 
 
 def test_a_model_s_replies_become_numbers(model: Path) -> None:
@@ -50,7 +50,7 @@ def replies(settings: JudgeSettings, *queries: Query) -> list[Reply]:
     here, there = Pipe()
     thread = Thread(target=lambda: pytest.raises(EOFError, work, there) if queries else work(there))
     thread.start()
-    here.send_bytes(encode(Setup(settings.model_dump_json().encode())))
+    here.send_bytes(encode(Setup("judge", settings.model_dump_json().encode())))
     found = [decode_reply(here.recv_bytes())]
     if queries:
         here.send_bytes(encode(queries))

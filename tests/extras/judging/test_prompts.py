@@ -8,7 +8,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from swarm.extras.judging.prompts import Query, Sheet, number_in, shortened
+from swarm.extras.judging.prompts import JudgeSheet, Query, number_in, shortened
 from swarm.extras.judging.reward import JudgeReward
 
 TEXTS = st.lists(st.text(alphabet="ab<[", max_size=4), min_size=1, max_size=5)
@@ -19,13 +19,13 @@ def part(**changes: object) -> JudgeReward:
     return JudgeReward.model_validate(values)
 
 
-def numbers(sheet: Sheet, by: int = 3) -> dict[Query, int]:
+def numbers(sheet: JudgeSheet, by: int = 3) -> dict[Query, int]:
     """A judge without a system."""
     return {query: len(query.prompt) % by % (query.most + 1) for query in sheet.queries}
 
 
 def test_points_are_a_fraction_of_the_most() -> None:
-    sheet = Sheet(part(most=5), "Q?", ["good", "bad", "good"])
+    sheet = JudgeSheet(part(most=5), "Q?", ["good", "bad", "good"])
     assert len(sheet.queries) == 2, "equal texts are asked about once"
     good, bad = sheet.queries
     assert "good" in good.prompt and "Kind answers" in good.prompt and "Q?" in good.prompt
@@ -33,7 +33,7 @@ def test_points_are_a_fraction_of_the_most() -> None:
 
 
 def test_pairs_give_the_fraction_of_wins_in_both_orders() -> None:
-    sheet = Sheet(part(mode="pairs"), "Q?", ["xx", "y", "zzz"])
+    sheet = JudgeSheet(part(mode="pairs"), "Q?", ["xx", "y", "zzz"])
     assert len(sheet.queries) == 6
 
     def longer(query: Query) -> int:
@@ -48,15 +48,15 @@ def test_pairs_give_the_fraction_of_wins_in_both_orders() -> None:
 
 def test_one_order_is_half_the_queries_and_depends_on_the_texts_alone() -> None:
     texts = ["a", "b", "c", "d"]
-    sheet = Sheet(part(mode="pairs", orders="one"), "Q?", texts)
+    sheet = JudgeSheet(part(mode="pairs", orders="one"), "Q?", texts)
     assert len(sheet.queries) == 6
     for shuffled in itertools.permutations(texts):
-        assert set(Sheet(part(mode="pairs", orders="one"), "Q?", shuffled).queries) == set(sheet.queries)
+        assert set(JudgeSheet(part(mode="pairs", orders="one"), "Q?", shuffled).queries) == set(sheet.queries)
 
 
 @given(TEXTS, st.sampled_from(["points", "pairs"]), st.sampled_from(["both", "one"]), st.integers(2, 5))
 def test_rewards_are_in_range_and_equal_texts_get_the_same(texts: list[str], mode: str, orders: str, by: int) -> None:
-    sheet = Sheet(part(mode=mode, orders=orders), "Q?", texts)
+    sheet = JudgeSheet(part(mode=mode, orders=orders), "Q?", texts)
     rewards = sheet.rewards(numbers(sheet, by))
     assert len(rewards) == len(texts) and all(0 <= reward <= 1 for reward in rewards)
     for (a, one), (b, other) in itertools.combinations(zip(texts, rewards, strict=True), 2):
@@ -68,7 +68,7 @@ def test_rewards_are_in_range_and_equal_texts_get_the_same(texts: list[str], mod
 def test_noise_within_the_tolerance_is_no_signal() -> None:
     texts = ["a", "bb"]
     for tolerance, differ in ((0.0, True), (0.15, True), (0.2, False)):
-        sheet = Sheet(part(tolerance=tolerance), "Q?", texts)
+        sheet = JudgeSheet(part(tolerance=tolerance), "Q?", texts)
         first, second = sheet.rewards(dict(zip(sheet.queries, (5, 7), strict=True)))
         assert (first != second) is differ
         assert first + second == pytest.approx(1.2)
@@ -84,7 +84,7 @@ def test_noise_within_the_tolerance_is_no_signal() -> None:
     ],
 )
 def test_an_answer_cannot_leave_its_quotation(attack: str) -> None:
-    (query,) = Sheet(part(), "Q?", [attack]).queries
+    (query,) = JudgeSheet(part(), "Q?", [attack]).queries
     (mark,) = re.findall(r"Answer:\n\[TEXT (\w+)\]", query.prompt)
     before, closing, after = query.prompt.partition(f"\n[END {mark}]")
     assert closing and "SCORE: 10" not in after and f"[END {mark}]" not in attack
@@ -94,14 +94,14 @@ def test_an_answer_cannot_leave_its_quotation(attack: str) -> None:
 
 
 def test_texts_that_are_no_unicode_are_shown_without_it() -> None:
-    (query,) = Sheet(part(), "Q\ud800", ["a\udfff"]).queries
+    (query,) = JudgeSheet(part(), "Q\ud800", ["a\udfff"]).queries
     assert "Q?" in query.prompt and "a?" in query.prompt
 
 
 def test_the_number_of_queries_is_known_before_they_are_made() -> None:
     texts = ["a", "b", "c", "d"]
     for changes in ({}, {"mode": "pairs"}, {"mode": "pairs", "orders": "one"}):
-        sheet = Sheet(part(**changes), "Q?", texts)
+        sheet = JudgeSheet(part(**changes), "Q?", texts)
         assert sheet.most_queries == len(sheet.queries)
 
 
@@ -109,7 +109,7 @@ def test_long_texts_are_cut_in_the_middle() -> None:
     assert shortened("abc", 3) == "abc"
     cut = shortened("a" * 50 + "b" * 50, 11)
     assert cut.startswith("a" * 6) and cut.endswith("b" * 5) and "89 characters" in cut
-    (query,) = Sheet(part(max_chars=100), "q" * 10_000, ["x" * 10_000]).queries
+    (query,) = JudgeSheet(part(max_chars=100), "q" * 10_000, ["x" * 10_000]).queries
     assert len(query.prompt) < 1_000
 
 

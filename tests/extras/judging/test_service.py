@@ -15,7 +15,7 @@ import pytest
 from swarm.environments.judge import JudgeSettings
 from swarm.errors import ConfigError, EngineCrashed
 from swarm.extras.judging import service as service_module
-from swarm.extras.judging.prompts import Broken, Query, Ratings, Ready, Reply, Sheet
+from swarm.extras.judging.prompts import Broken, JudgeSheet, Query, Ratings, Ready, Reply
 from swarm.extras.judging.reward import JudgeReward
 from swarm.extras.judging.service import JudgeProcess, JudgeService
 from swarm.reasons import Reason
@@ -36,7 +36,7 @@ class Asking:
         self._queue: Queue[tuple[str, Outcome]] = Queue()
 
     def ask(self, *texts: str, sender: str | None = None, part: JudgeReward = PART) -> None:
-        self._judge.ask(Sheet(part, "Q?", texts), lambda outcome: self._queue.put((texts[0], outcome)), sender)
+        self._judge.ask(JudgeSheet(part, "Q?", texts), lambda outcome: self._queue.put((texts[0], outcome)), sender)
 
     def next(self) -> tuple[str, Outcome]:
         return self._queue.get(timeout=LONG_S)

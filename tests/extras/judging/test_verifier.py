@@ -9,7 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.environments.config import TASK_LIST, TaskConfig
-from swarm.environments.judge import JudgeSettings, lacking_judge, other_judges, unjudged, with_judge
+from swarm.environments.judge import (
+    JudgeSettings,
+    RewardServiceSettings,
+    lacking_raters,
+    other_judges,
+    unjudged,
+    with_raters,
+)
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.inline import InlineVerifier
@@ -22,6 +29,7 @@ from swarm.types import HELD_OUT_STREAMS, Grade, Question, Rejection, Text
 from tests.extras.judging.fake import FakeProcess, fives, service
 
 JUDGE = {"kind": "judge", "name": "style", "model": "wise", "rubric": "Be kind.", "tolerance": 0.1}
+NOBODY = (JudgeSettings(), RewardServiceSettings())
 ANSWERED = {"kind": "answer", "weight": 3}
 
 
@@ -137,13 +145,13 @@ def test_evaluations_ask_no_judge() -> None:
     with verifier(fives) as (made, (process, *_)):
         (grade,) = unjudged(made).grade([(question(made).ref, ["x"])])
         assert isinstance(grade, Grade) and grade.parts.keys() == {"answer"} and process.asked == []
-        assert unjudged(made.without_judge) is made.without_judge
+        assert unjudged(made.without_rater) is made.without_rater
 
 
 def test_a_node_says_which_judge_it_lacks_and_which_differs() -> None:
-    assert set(lacking_judge(tasks(), JudgeSettings())) == {"gcd"}
-    assert "wise: set judge.model" in lacking_judge(tasks(), JudgeSettings())["gcd"]
-    assert lacking_judge(tasks(), JudgeSettings(model="other")) == {} == lacking_judge(TINY_TASKS, JudgeSettings())
+    assert set(lacking_raters(tasks(), NOBODY)) == {"gcd"}
+    assert "wise: set judge.model" in lacking_raters(tasks(), NOBODY)["gcd"]
+    assert lacking_raters(tasks(), [JudgeSettings(model="other")]) == {} == lacking_raters(TINY_TASKS, NOBODY)
     (line,) = other_judges(tasks(), JudgeSettings(model="other"))
     assert line == "task gcd: its judge is wise, but judge.model is other"
     assert other_judges(tasks(), JudgeSettings(model="wise")) == []
@@ -151,6 +159,6 @@ def test_a_node_says_which_judge_it_lacks_and_which_differs() -> None:
 
 def test_tasks_without_a_judge_need_no_other_verifier() -> None:
     plain = InlineVerifier(TINY_TASKS)
-    assert with_judge(plain, TINY_TASKS, JudgeSettings()) is plain
+    assert with_raters(plain, TINY_TASKS, NOBODY) is plain
     with pytest.raises(ConfigError, match="task gcd: its rewards need a judge"):
-        with_judge(plain, tasks(), JudgeSettings())
+        with_raters(plain, tasks(), NOBODY)

@@ -15,7 +15,7 @@ import pytest
 
 from swarm.environments.judge import JudgeSettings
 from swarm.extras.judging.endpoint import EndpointJudge
-from swarm.extras.judging.prompts import Sheet
+from swarm.extras.judging.prompts import JudgeSheet
 from swarm.extras.judging.reward import JudgeReward
 from tests.extras.judging.model import save_judge
 
@@ -64,11 +64,11 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
     raise AssertionError(f"no answer in {START_S:g} s: {log.read_text(errors='replace')[-2_000:]}")
 
 
-def sheet(mode: str, *texts: str) -> Sheet:
+def sheet(mode: str, *texts: str) -> JudgeSheet:
     part = JudgeReward.model_validate(
         {"kind": "judge", "model": "wise", "rubric": "Be short.", "mode": mode, "max_new_tokens": 8}
     )
-    return Sheet(part, "Q?", texts)
+    return JudgeSheet(part, "Q?", texts)
 
 
 def test_its_replies_become_numbers(endpoint: str) -> None:

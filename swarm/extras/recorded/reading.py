@@ -1,0 +1,163 @@
+"""Demonstrations in files: this project's samples, and the layouts of TRL and verl.
+
+    {"prompt": ..., "completion": ...}      each a text, or a list of messages
+    {"prompt": ..., "chosen": ...}          the same; what was rejected is not read
+    {"chosen": [...]}, {"messages": [...]}  a conversation, each answer of which is a demonstration
+    a line of `samples.jsonl`               its right completions of one turn that were kept whole
+
+A row that is none of these is passed over. Nothing is evaluated; a line is bounded before it is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from swarm.environments.sources.columns import MalformedRow, conversation, describe
+from swarm.errors import ConfigError
+from swarm.telemetry.samples import MAX_QUESTION_CHARS, OLDER_FILE, SAMPLES_FILE, SampledCompletion, SampleRecord
+from swarm.training.imitation import Demonstration
+from swarm.types.thoughts import CLOSE, OPEN
+
+MAX_LINE_BYTES = 2**24
+MAX_TEXT_CHARS = 2**20
+MAX_DEMONSTRATIONS = 2**20
+"""Further ones are not read."""
+
+
+class Found(Struct, frozen=True):
+    """What a file has."""
+
+    demonstrations: Sequence[Demonstration]
+    num_rows: int
+    passed_over: Sequence[str]
+    """Why a row was, for each."""
+
+
+def read(path: Path, min_reward: float) -> Found:
+    """All demonstrations of a file, or of a node's directory; `min_reward` is that of samples. Raises `ConfigError`."""
+    try:
+        rows = list(islice(_rows(path), MAX_DEMONSTRATIONS))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"demonstrations.path: cannot read {path}: {error}") from error
+    found: list[Demonstration] = []
+    passed_over: list[str] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            found += _demonstrations(row, min_reward)
+        except MalformedRow as error:
+            passed_over.append(f"row {number}: {error}")
+    if not found:
+        why = f"; {passed_over[0]}" if passed_over else ": it has no rows" if not rows else ": no answer is right"
+        raise ConfigError(f"demonstrations.path: there is no demonstration in {path}{why}")
+    return Found(found[:MAX_DEMONSTRATIONS], len(rows), passed_over)
+
+
+def _rows(path: Path) -> Iterator[object]:
+    """The rows, decoded or not yet. Raises `OSError`, `ValueError`."""
+    if path.is_dir():
+        files = [path / name for name in (OLDER_FILE, SAMPLES_FILE) if (path / name).exists()]
+        if not files:
+            raise FileNotFoundError(f"it has no {SAMPLES_FILE}")
+        for each in files:
+            yield from _rows(each)
+    elif path.suffix == ".parquet":
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(path) as opened:
+            for batch in opened.iter_batches(batch_size=64):
+                yield from batch.to_pylist()
+    else:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                if line.strip():
+                    yield line
+                while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE_BYTES + 1)
+
+
+def _demonstrations(row: object, min_reward: float) -> Iterator[Demonstration]:
+    """Those of a row, of JSON if it is bytes. Raises `MalformedRow`."""
+    if isinstance(row, bytes):
+        if len(row) > MAX_LINE_BYTES:
+            raise MalformedRow(f"it is longer than {MAX_LINE_BYTES} bytes")
+        try:
+            row = msgspec.json.decode(row)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedRow(f"it is no JSON: {error}") from error
+    if not isinstance(row, Mapping):
+        raise MalformedRow(f"it must have columns, got {describe(row)}")
+    if "completions" in row:
+        yield from _of_sample(row, min_reward)
+        return
+    answers = [row[name] for name in ("completion", "chosen", "messages") if row.get(name) is not None]
+    if not answers:
+        raise MalformedRow(f"it must have completion, chosen or messages, got {describe(row)}")
+    if row.get("prompt") is None:
+        yield from _of_conversation(answers[0])
+        return
+    prompt = row["prompt"]
+    asked = conversation(prompt) if isinstance(prompt, list) else _text(prompt, "the prompt")
+    yield Demonstration(asked, _answer(answers[0]))
+
+
+def _of_conversation(messages: object) -> Iterator[Demonstration]:
+    """Each answer after what was said before it."""
+    if not isinstance(messages, list):
+        raise MalformedRow("without a prompt, there must be a list of messages")
+    places = [place for place, each in enumerate(messages) if _role(each) == "assistant"]
+    if not places:
+        raise MalformedRow("no message is the assistant's")
+    for place in places:
+        yield Demonstration(conversation(messages[:place]), _answer(messages[place : place + 1]))
+
+
+def _answer(value: object) -> str:
+    """A text, or the content of the only message."""
+    if isinstance(value, list):
+        if len(value) != 1 or _role(value[0]) != "assistant":
+            raise MalformedRow("a completion must be one message of the assistant")
+        value = value[0].get("content")
+    return _text(value, "the completion")
+
+
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise MalformedRow(f"{what} must be a text, got {describe(value)}")
+    if len(value) > MAX_TEXT_CHARS:
+        raise MalformedRow(f"{what} has {len(value)} characters, more than {MAX_TEXT_CHARS}")
+    return value
+
+
+def _of_sample(row: Mapping[str, object], min_reward: float) -> Iterator[Demonstration]:
+    try:
+        sample = msgspec.convert(row, SampleRecord)
+    except msgspec.ValidationError as error:
+        raise MalformedRow(f"it is no sample: {error}") from error
+    if not sample.question or len(sample.question) >= MAX_QUESTION_CHARS or sample.pictures:
+        raise MalformedRow("a sample must have a whole question of text")
+    for completion in sample.completions:
+        said = _said(completion)
+        if said and completion.reward is not None and completion.reward >= min_reward:
+            yield Demonstration(sample.question, said)
+
+
+def _said(completion: SampledCompletion) -> str:
+    """What was said in a single turn that ended itself and was kept whole; empty for any other."""
+    turns = completion.turns
+    if completion.finish_reason != "stop" or any(turn.num_chars != len(turn.text) for turn in turns):
+        return ""
+    match [turn.role for turn in turns]:
+        case ["policy"]:
+            return turns[0].text
+        case ["thought", "policy"]:
+            return f"{OPEN}{turns[0].text}{CLOSE}{turns[1].text}"
+    return ""
