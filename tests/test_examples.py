@@ -116,9 +116,10 @@ def _small(file: Path, data: Path, model: Path, out: Path) -> LoadedConfig:
         suite |= {"questions": 2, "k": 1}
         suite["tasks"] = [_here(task, data) if isinstance(task, dict) else task for task in suite.get("tasks", ())]
     sees = any("images" in task for task in values.get("tasks", ()))
-    if "/" in values.get("policy", {}).get("model", "") or values["policy"]["model"] == "smollm2":
-        values["policy"] |= {"model": "tiny-sees" if sees else str(model)}
-    values["policy"].pop("chat_template_kwargs", None)
+    policy = values.setdefault("policy", {"model": "tiny"})
+    if policy["model"] == "smollm2" or "/" in policy["model"]:
+        policy["model"] = "tiny-sees" if sees else str(model)
+    policy.pop("chat_template_kwargs", None)
     values.get("generation", {}).pop("max_thinking_tokens", None)
     values["evaluation"]["num_questions"] = 0
     fields = {
