@@ -21,7 +21,7 @@ from transformers import Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from nodes.cli import app
-from nodes.cli.options import check_known
+from nodes.cli.options import check_known, rewrite
 from nodes.roles import suites
 from nodes.simulation.in_memory import Member, MemoryRun, Turns, take_turns
 from swarm.config import LoadedConfig, load_config
@@ -162,8 +162,10 @@ def test_every_example_is_valid_and_makes_two_rounds(
 
 
 def _is_a_command(words: Sequence[str]) -> None:
-    """Whether `swarm` knows this command and its options. Raises `ConfigError`."""
-    check_known(typer.main.get_command(app), list(words))
+    """Whether `swarm` knows this command, its options and its fields. Raises `ConfigError`."""
+    arguments, fields = rewrite(list(words))
+    load_config(command_line=[(path, text) for path, text in fields if path != "network.bootstrap"])
+    check_known(typer.main.get_command(app), arguments)
 
 
 def test_the_slurm_script_is_bash_and_its_commands_are_commands() -> None:
