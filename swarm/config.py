@@ -95,6 +95,16 @@ NAMES_ELSEWHERE = {
     "train_dataset": "tasks",
     "dataset": "tasks",
     "reward_funcs": "tasks",
+    "reward_weights": "tasks",
+    "report_to": "telemetry.sinks",
+    "bf16": "policy.dtype",
+    "lora_r": "policy.lora.rank",
+    "lora_alpha": "policy.lora.alpha",
+    "load_in_4bit": "policy.lora.frozen_dtype",
+    "per_device_train_batch_size": "update.micro_batch_tokens",
+    "vllm_gpu_memory_utilization": "generation.vllm.gpu_memory_fraction",
+    "importance_sampling_level": "update.objective",
+    "log_completions": "telemetry.samples_per_outcome",
 }
 """TRL's names, and some that are common elsewhere, for fields here; docs/faq.md has the table."""
 

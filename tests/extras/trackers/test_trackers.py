@@ -185,6 +185,16 @@ def test_wandb_online_without_a_login_is_refused_instead_of_asking(tmp_path: Pat
     assert "ConfigError: telemetry.wandb_mode is 'online'" in done.stderr
 
 
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the extra `wandb` is not installed")
+@pytest.mark.parametrize(("has_login", "said"), [(True, "project p, online"), (False, "project p, offline; upload it")])
+def test_wandb_is_online_with_a_login_and_says_so(
+    has_login: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("wandb.login", lambda prompt: has_login)
+    with caplog.at_level("INFO"), MetricsWriter(tmp_path, TelemetrySettings(wandb_project="p")):
+        assert said in caplog.text
+
+
 def test_prometheus_serves_the_last_figures_of_each_suite(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, TelemetrySettings(prometheus_port=0)) as writer:
         for event in (synthetic.suite(0, 0, 0.1), synthetic.suite(0, 5, 0.3), synthetic.suite(0, 0, 0.7, "other")):
