@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -26,8 +27,14 @@ from swarm.kinds import extra
 COMMANDS = {"peer": "join", "learner": "learn", "worker": "work"}
 """The command of each role with a policy."""
 
-GgufType = Literal["F16", "BF16", "Q8_0"]
-"""As in `swarm.extras.export.gguf`, which loads torch."""
+
+class GgufType(StrEnum):
+    """As in `swarm.extras.export.gguf`, which loads torch."""
+
+    F16 = "F16"
+    BF16 = "BF16"
+    Q8_0 = "Q8_0"
+
 
 app = typer.Typer()
 
@@ -115,7 +122,7 @@ def export(
     """Write a checkpoint's policy as a directory that from_pretrained loads, with a model card; adapters are merged."""
     from nodes.commands.export import Wanted, export_checkpoint
 
-    wanted = Wanted(tuple(gguf or ()), push, public, dry_run)
+    wanted = Wanted(tuple(kind.value for kind in gguf or ()), push, public, dry_run)
     export_checkpoint(checkpoint, directory, make_console(), wanted)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
+import yaml
 from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
 from msgspec import Struct
 
@@ -91,7 +92,7 @@ def base_of(model: str, revision: str | None) -> Base:
         if file.stat().st_size > MAX_CARD_BYTES:
             raise ValueError("no card is that long")
         stated = ModelCard.load(file, ignore_metadata_errors=True).data
-    except (OSError, ValueError, httpx.HTTPError):  # without a card nothing is stated
+    except (OSError, ValueError, yaml.YAMLError, httpx.HTTPError):  # without a card nothing is stated
         return Base(model if on_hub else None)
     licence = {name: value for name in LICENCE if isinstance(value := getattr(stated, name, None), str)}
     name = getattr(stated, "base_model", None)
@@ -105,9 +106,11 @@ def model_card(run: Run) -> str:
         base_model=run.base.name,
         library_name="transformers",
         pipeline_tag="text-generation",
-        datasets=sorted({task.path for task in config.tasks if _is_of_hub(task)}) or None,
+        datasets=sorted(_datasets(config)) or None,
         tags=["swarm", "reinforcement-learning", _named(config.update.objective), *(["gguf"] if run.gguf else [])],
-        **run.base.licence,
+        license=run.base.licence.get("license"),
+        license_name=run.base.licence.get("license_name"),
+        license_link=run.base.licence.get("license_link"),
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
@@ -122,8 +125,9 @@ def model_card(run: Run) -> str:
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _is_of_hub(task: object) -> bool:
-    return isinstance(task, RowsTask) and not task.is_on_disk
+def _datasets(config: NodeConfig) -> set[str]:
+    """Data sets of the hub."""
+    return {task.path for task in config.tasks if isinstance(task, RowsTask) and not task.is_on_disk}
 
 
 def _training(run: Run) -> Iterator[str]:

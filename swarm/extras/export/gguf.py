@@ -135,7 +135,8 @@ def _head_size(config: PretrainedConfig) -> int:
 def _rope(config: PretrainedConfig) -> Mapping[str, Any]:
     """How positions rotate, in layers that attend to everything."""
     parameters: Mapping[str, Any] = config.rope_parameters
-    return parameters.get("full_attention", parameters)
+    layers: Mapping[str, Any] = parameters.get("full_attention", parameters)
+    return layers
 
 
 def _describe(writer: GGUFWriter, config: PretrainedConfig) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils._validators import validate_repo_id
 
 from swarm.errors import ConfigError
 
