@@ -90,6 +90,8 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     from swarm.policy.reading import check_hub
 
     policy = loaded.config.policy
+    if policy.model in MADE_HERE:
+        return loaded, []
     check_hub(policy.model, policy.revision)  # before the hub's client asks for files, again and again
     lines = []
     if thinks(policy):
@@ -116,8 +118,6 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 
 def described(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """As `fitted`, to show it: of a model whose files cannot be read a line says so."""
-    if loaded.config.policy.model in MADE_HERE:
-        return loaded, []
     try:
         return fitted(loaded)
     except SwarmError as error:

@@ -21,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nodes import exits
-from nodes.boot.resolve import described
+from nodes.boot.resolve import check_settings, fitted
 from nodes.boot.visits import visiting
 from nodes.commands import probes
 from nodes.roles import ROLES
-from swarm.config import NodeConfig, load_config
+from swarm.config import LoadedConfig, NodeConfig, load_config
 from swarm.distribution import own_version
 from swarm.engines.choice import GET_VLLM, Vllm, choose, look_for_vllm
 from swarm.engines.config import GenerationSettings
@@ -437,10 +437,10 @@ def doctor(
     file: Path | None, overrides: Sequence[tuple[str, str]], command: str, as_json: bool, console: Console
 ) -> int:
     """Run every check for this command's node and print the findings. Returns the exit code: 1 when a check fails."""
-    loaded, lines = described(load_config(file, None, os.environ, overrides))
+    loaded = load_config(file, None, os.environ, overrides)
     Bootstraps(loaded.config.network.bootstrap)  # a wrong address is a usage error, not a finding
     findings = []
-    for finding in diagnose(loaded.config, command, lines):
+    for finding in diagnose(loaded, command):
         findings.append(finding)
         if not as_json:
             console.print(line_of(finding))
@@ -451,9 +451,9 @@ def doctor(
     return exits.FAILED if any(finding.level == "fail" for finding in findings) else exits.DONE
 
 
-def diagnose(config: NodeConfig, command: str = "join", of_model: Sequence[str] = ()) -> Iterator[Finding]:
-    """Run every check on this machine and its network, the quick ones first; `of_model` is what is said of the
-    model."""
+def diagnose(loaded: LoadedConfig, command: str = "join") -> Iterator[Finding]:
+    """Run every check on this machine and its network, the quick ones first."""
+    config = loaded.config
     yield check_python(sys.version.split()[0], probes.required_python())
     yield check_packages(probes.packages())
     torch = probes.torch()
@@ -465,10 +465,7 @@ def diagnose(config: NodeConfig, command: str = "join", of_model: Sequence[str] 
         vllm = look_for_vllm(config.generation.vllm.python)
         device = torch.device(config.policy.device)
         yield check_engine(config.generation, config.policy.model, device, vllm, probes.supported_vllm())
-        for line in of_model:
-            yield Finding("model", "ok", line)
-        if config.policy.model not in EMBEDDED:
-            yield _memory(config, command)
+        yield from _model_and_memory(loaded, command)
     yield check_sandbox(probes.sandbox())
     for disk in probes.disks(config):
         yield check_disk(disk)
@@ -488,6 +485,22 @@ def diagnose(config: NodeConfig, command: str = "join", of_model: Sequence[str] 
         yield from unchecked("there is no working daemon", "fix the daemon first", ("bootstrap", *NETWORK_CHECKS))
     else:
         yield from look_from_outside(config.network, ports)
+
+
+def _model_and_memory(loaded: LoadedConfig, command: str) -> Iterator[Finding]:
+    try:
+        warning = check_settings(loaded.config)
+        loaded, lines = fitted(loaded)
+    except SwarmError as error:
+        yield Finding("model", "fail", str(error), "see policy.model")
+        yield from unchecked("there is no model", "see policy.model", ("memory",))
+        return
+    if warning:
+        yield Finding("update", "warn", warning)
+    for line in lines:
+        yield Finding("model", "ok", line)
+    if loaded.config.policy.model not in EMBEDDED:
+        yield _memory(loaded.config, command)
 
 
 def _memory(config: NodeConfig, command: str) -> Finding:

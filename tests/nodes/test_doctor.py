@@ -24,7 +24,7 @@ from nodes.commands.doctor import (
     dial_back_ports,
 )
 from nodes.commands.probes import DaemonTrial, Disk, Gpu, KeyFile, Package, Port, Sandbox, Torch
-from swarm.config import NodeConfig
+from swarm.config import NodeConfig, load_config
 from swarm.engines.choice import Vllm
 from swarm.engines.config import GenerationSettings, VllmSettings
 from swarm.errors import ConfigError, Refusal
@@ -32,7 +32,6 @@ from swarm.net.hivemind.transport import HivemindTransport
 from swarm.net.membership.member import Profile
 from swarm.net.records.identity import Identity
 from swarm.net.services.diagnosis import ClockReading, DialBackReply, serve_diagnosis
-from swarm.policy.config import PolicySettings
 from swarm.policy.loading import Policy
 from swarm.preflight.check import Memory, Preflight, Verdict
 from swarm.preflight.need import Need, Part
@@ -259,16 +258,16 @@ def test_the_device_of_the_policy_is_known_before_it_is_loaded(wanted: str, torc
 
 def test_the_engine_is_looked_for_as_a_node_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**policy: str) -> Finding:
-        generation = GenerationSettings(engine="vllm", vllm=VllmSettings(python=python_with_vllm(tmp_path)))
-        config = NodeConfig(generation=generation, policy=PolicySettings(**policy))
-        return next(finding for finding in command.diagnose(config) if finding.check == "engine")
+        fields = {"generation.engine": "vllm", "generation.vllm.python": str(python_with_vllm(tmp_path)), **policy}
+        loaded = load_config(command_line=[*fields.items()])
+        return next(finding for finding in command.diagnose(loaded) if finding.check == "engine")
 
     monkeypatch.setattr(probes, "torch", lambda: CPU_BUILD)
     monkeypatch.setattr(probes, "nvidia_driver", lambda: None)
     stand_in = found()
     assert stand_in.seen == f"vllm: asked for; {tmp_path / 'python'} has vLLM 0.0"
     assert stand_in.level == "warn" and f"install vllm{probes.supported_vllm()} there" in stand_in.fix
-    assert found(device="cuda").seen == "not checked: the policy has no device"
+    assert found(**{"policy.device": "cuda"}).seen == "not checked: the policy has no device"
 
 
 def test_memory_is_judged_for_the_model_and_the_role(
@@ -278,13 +277,15 @@ def test_memory_is_judged_for_the_model_and_the_role(
     monkeypatch.setattr(probes, "torch", lambda: CPU_BUILD)
     monkeypatch.setattr(probes, "nvidia_driver", lambda: None)
 
-    def found(model: Path, started_by: str) -> Finding:
-        config = NodeConfig(policy=PolicySettings(model=str(model), device="cpu"))
-        return next(finding for finding in command.diagnose(config, started_by) if finding.check == "memory")
+    def found(model: Path, started_by: str, check: str = "memory") -> Finding:
+        loaded = load_config(command_line=[("policy.model", str(model)), ("policy.device", "cpu")])
+        return next(finding for finding in command.diagnose(loaded, started_by) if finding.check == check)
 
     assert "optimizer" in found(tmp_path / "model", "join").seen
     assert "optimizer" not in found(tmp_path / "model", "work").seen
-    assert found(tmp_path / "nowhere", "join").seen.startswith("not checked: cannot read the configuration")
+    missing = found(tmp_path / "nowhere", "join", "model")
+    assert missing.level == "fail" and missing.seen == f"policy.model: there is no directory {tmp_path / 'nowhere'}"
+    assert found(tmp_path / "nowhere", "join").seen == "not checked: there is no model"
     with pytest.raises(ConfigError, match="--role must be"):
         CliRunner().invoke(app, ["doctor", "--role", "boss"], catch_exceptions=False, standalone_mode=False)
 
@@ -359,7 +360,7 @@ def test_a_bootstrap_tells_time_run_and_reachability(
 
 def test_a_person_reads_lines_that_fit_and_a_count(quick: str, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [OUTCOMES[name][0] for name in ("python", "taken port", "behind nat")]
-    monkeypatch.setattr(command, "diagnose", lambda config, role, of_model: iter(findings))
+    monkeypatch.setattr(command, "diagnose", lambda config, role: iter(findings))
     result = CliRunner().invoke(app, ["doctor", quick], obj=[])
     assert result.exit_code == 1
     assert "to do: end that process" in result.output

@@ -92,8 +92,8 @@ def test_what_fits_a_model_that_thinks_is_shown_before_anything_starts(
     assert "generation.max_new_tokens 512 default for a model that thinks" in shown
     assert "model thinks before it answers: completions have up to 512 tokens" in shown
     loaded = load_config(command_line=[("policy.model", model), ("policy.device", "cpu")])
-    fits, lines = described(loaded)
-    said = [finding for finding in diagnose(fits.config, of_model=lines) if finding.check == "model"]
+    _, lines = described(loaded)
+    said = [finding for finding in diagnose(loaded) if finding.check == "model"]
     assert [finding.seen for finding in said] == lines and lines[0].startswith("model thinks before it answers")
     nowhere, lines = described(load_config(command_line=[("policy.model", str(tmp_path / "nowhere"))]))
     assert lines[0].startswith("defaults that depend on the model are not shown: ")

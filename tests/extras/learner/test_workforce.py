@@ -18,7 +18,7 @@ class Bench:
     ) -> None:
         self.now = 0.0
         self.version = 0
-        chosen = {"rollouts_per_step": 100, "max_staleness": 3, "act_after_s": 30.0, **settings}
+        chosen = {"rollouts_per_step": 100, "max_staleness": 3, "act_after_s": 30.0, "min_workers": 1, **settings}
         self.settings = LearnerSettings(**chosen)
         self.newcomers = newcomers or set()
         self.force = Workforce(self.settings, lambda: self.now, None, lambda: workers.keys() - self.newcomers)
@@ -64,7 +64,7 @@ class LongSteps:
     def __init__(self, prices: dict[str, float], **settings: object) -> None:
         self.now = 0.0
         self.version = 0
-        self.force = Workforce(LearnerSettings(**settings), lambda: self.now)
+        self.force = Workforce(LearnerSettings(**{"min_workers": 1, **settings}), lambda: self.now)
         self.prices = prices
         self.active = dict.fromkeys(prices, True)
         self.sent = dict.fromkeys(prices, 0)
@@ -175,6 +175,22 @@ def test_many_strangers_without_deliveries_hold_no_decision_up() -> None:
     bench = Bench({"worker": (12, 5.0), "spare": (12, 6.0), **boasts}, newcomers=set(boasts))
     bench.run(120)
     assert bench.chosen() == {"worker", *boasts}
+
+
+def test_no_worker_becomes_one_of_few_by_its_price_or_rate() -> None:
+    bench = Bench({"first": (12, 5.0), "second": (12, 5.0), "third": (12, 5.0), "free": (99, 0.0)}, min_workers=3)
+    bench.run(120)
+    assert bench.chosen() == {"first", "second", "free"}
+    bench.away.add("second")
+    bench.run(300)
+    assert bench.chosen() >= {"first", "third", "free"}, "who has left bears nobody out"
+
+
+def test_of_listed_workers_as_few_as_suffice_are_kept() -> None:
+    bench = LongSteps({"a": 1.0, "b": 2.0, "c": 3.0}, rollouts_per_step=60, min_workers=3, workers=("a", "b", "c"))
+    for _ in range(8):
+        bench.step(60)
+    assert bench.chosen() == {"a"}
 
 
 def test_a_learner_that_lists_its_workers_tells_others_so_and_keeps_nothing_of_them() -> None:
