@@ -72,6 +72,9 @@ ALLOWED = {
     "swarm/documents.py": {"swarm.errors"},
     "swarm/telemetry": PURE | {"swarm.telemetry", "swarm.net.roster"},
     "swarm/extras/trackers": PURE | {"swarm.extras.trackers", "swarm.distribution", "swarm.telemetry"},
+    "swarm/extras/export": PURE
+    | {"swarm.extras.export", "swarm.config", "swarm.policy.config", "swarm.telemetry"}
+    | {"swarm.environments.sources.dataset"},
     "swarm/schedule.py": PURE,
     "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/environments": PURE | {"swarm.environments"},

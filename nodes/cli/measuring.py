@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,15 @@ from swarm.kinds import extra
 
 COMMANDS = {"peer": "join", "learner": "learn", "worker": "work"}
 """The command of each role with a policy."""
+
+
+class GgufType(StrEnum):
+    """As in `swarm.extras.export.gguf`, which loads torch."""
+
+    F16 = "F16"
+    BF16 = "BF16"
+    Q8_0 = "Q8_0"
+
 
 app = typer.Typer()
 
@@ -97,11 +107,23 @@ def evaluate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a peer's directory with checkpoints.")],
     directory: Annotated[Path, typer.Argument(help="Directory to write; must not exist yet.")],
+    gguf: Annotated[
+        list[GgufType] | None,
+        typer.Option(help="Also write a file for llama.cpp, Ollama and LM Studio. Takes several."),
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Send it to this repository of the Hugging Face hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Let everybody read it there. Default: private.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written and sent, and keep nothing.")
+    ] = False,
 ) -> None:
-    """Write a checkpoint's policy as a directory that from_pretrained loads."""
-    from nodes.commands.evaluate import export_checkpoint
+    """Write a checkpoint's policy as a directory that from_pretrained loads, with a model card; adapters are merged."""
+    from nodes.commands.export import Wanted, export_checkpoint
 
-    export_checkpoint(checkpoint, directory, make_console())
+    wanted = Wanted(tuple(kind.value for kind in gguf or ()), push, public, dry_run)
+    export_checkpoint(checkpoint, directory, make_console(), wanted)
 
 
 @app.command()

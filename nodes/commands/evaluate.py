@@ -1,11 +1,10 @@
-"""`swarm evaluate` and `swarm export`: measures a policy on held-out questions, and writes one as a whole model."""
+"""`swarm evaluate`: measures a policy on held-out questions."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -43,32 +42,6 @@ PATIENCE_S = 60.0
 """For an endpoint that is gone or busy."""
 FILTERS = ("top_p", "top_k", "min_p")
 SAMPLING = ("temperature", *FILTERS, "max_new_tokens")
-
-
-def export_checkpoint(path: Path, directory: Path, console: Console) -> None:
-    """Write a checkpoint's policy as a complete model, with adapters merged, and its suites with their local data.
-
-    Raises `CheckpointError`, or `ConfigError` when `directory` exists.
-    """
-    from nodes.commands.exported import write_trained
-    from swarm.policy.adapters import is_adapter_directory
-    from swarm.policy.loading import load_policy
-    from swarm.training.checkpoint import CONFIG, MODEL, written
-
-    checkpoint = find_checkpoint(path)
-    if directory.exists():
-        raise ConfigError(f"{directory} already exists; choose a new directory")
-    config = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes())
-    trained = config.policy
-    with written("model", directory, "export elsewhere") as staging:
-        if is_adapter_directory(checkpoint / MODEL):
-            policy = load_policy(trained.model_copy(update={"device": "cpu", "dtype": "float32"}), checkpoint / MODEL)
-            policy.merge()
-            policy.save(staging)
-        else:
-            shutil.copytree(checkpoint / MODEL, staging)
-        lines = write_trained(staging, prompt_of(trained), config)
-    _say(console, f"wrote the policy of {checkpoint} to {directory}", *lines)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -235,6 +235,12 @@ WHEN = """When to use which:
   gspo      several epochs or minibatches per batch, or old rollouts, clipped by whole completions
   gepo      others' groups with the sampler's numbers but no token ids; set group_clip
   tis       an engine that differs from the trainer, without a clip; or any other with importance: token_truncate
+  cispo     large models and long completions: rare tokens keep their gradient where a clip would end it
+With them:
+  rloo      an unbiased baseline; few completions per question
+  maxrl     rewards of 0 and 1 on hard questions: a rare success weighs more, pass@k gains
+  gdpo      several named rewards, none of which shall drown in the sum
+  token_mask, sequence_mask with importance_floor   engines or experts that disagree with the trainer on both sides
 `swarm docs objectives` has the reasons and what was measured.
 """
 

@@ -20,6 +20,7 @@ from swarm.config import NodeConfig
 from swarm.engines.base import SharedEngine
 from swarm.engines.choice import EngineChoice, choose_engine, open_engine
 from swarm.engines.process.engine import ProcessEngine
+from swarm.environments.config import reward_weights
 from swarm.errors import ConfigError, Interrupted, NonFiniteUpdates, SwarmError
 from swarm.policy.cache import Progress
 from swarm.policy.loading import Policy, load_policy, sharing_cores
@@ -224,7 +225,9 @@ class PeerRanks(RankGroup):
         policy = load_on_ranks(PeerRanks, config, checkpoint, ranks, progress)
         self.choice = choose_engine(generation, policy)
         reference = load_reference(config, ranks)
-        updater = PolicyUpdater(policy, config.update, config.mix, generation.temperature, reference)
+        updater = PolicyUpdater(
+            policy, config.update, config.mix, generation.temperature, reference, reward_weights(config.tasks)
+        )
         self._trainer = custom.updater(policy, updater) if custom.updater else updater
         """Computes updates."""
         resumed = checkpoints.restore(checkpoint, updater) if checkpoint else None

@@ -6,7 +6,7 @@ use, is a `ConfigError` that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,9 +52,47 @@ def rloo(rewards: Tensor) -> Tensor:
     return dr_grpo(rewards) * group_size / (group_size - 1)
 
 
+def maxrl(rewards: Tensor) -> Tensor:
+    """(r - mean) / mean, 0 where no reward is above 0: a rare success weighs more than with `grpo`.
+
+    With rewards of 0 and 1 the expected gradient is that of log p, the log-likelihood of a right answer, expanded in
+    1 - p up to order G - 1, instead of that of p.
+
+    Source: arXiv:2602.02710, its estimator with the score's mean as control variate.
+    """
+    return dr_grpo(rewards) / rewards.mean(dim=-1, keepdim=True).clamp(min=EPSILON)
+
+
+def gdpo(rewards: Tensor) -> Tensor:
+    """`grpo` of each named reward of a task by itself, and of these the mean by the rewards' weights.
+
+    With `grpo` alone, different combinations of rewards with the same weighted mean have the same advantage, and a
+    reward that hardly varies adds hardly anything. For tasks without named rewards it is `grpo`. The paper then divides
+    by the batch's standard deviation; here weights that sum to 1 bound the scale, so that a group's advantages do not
+    depend on the batch.
+
+    Source: arXiv:2601.05242, section 3.
+    """
+    return grpo(rewards)
+
+
+BY_REWARD = frozenset({"gdpo"})
+"""Advantages of each named reward, which `weighted_advantages` combines."""
+
 ADVANTAGES: Kinds[Callable[[Tensor], Tensor]] = Kinds(
-    "advantage", "swarm.advantages", "", {name: f"{__name__}:{name}" for name in ("grpo", "dr_grpo", "rloo")}
+    "advantage",
+    "swarm.advantages",
+    "",
+    {name: f"{__name__}:{name}" for name in ("grpo", "dr_grpo", "rloo", "maxrl", "gdpo")},
 )
+
+
+def weighted_advantages(advantages: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+    """[G] the mean of the advantages [N][G] of N rewards by their weights [N], whose sum is above 0."""
+    total = sum(weights)
+    return [
+        sum(w * a for w, a in zip(weights, column, strict=True)) / total for column in zip(*advantages, strict=True)
+    ]
 
 
 def find_advantage(name: str) -> Callable[[Tensor], Tensor]:

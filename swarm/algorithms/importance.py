@@ -6,8 +6,8 @@ These treatments separate the two: the clip is against `proximal`, the trainer's
 and each token's loss is multiplied by a weight computed from r = proximal / behaviour, a constant of the batch without
 gradient. Source: the decoupled objective of arXiv:2110.00641, as used for stale samplers in arXiv:2505.24298.
 
-A weight above the cap is either lowered to the cap (truncation: biased, bounded variance) or set to 0 (masking: the
-trainer ignores tokens that are much more likely under its policy than under the sampler's).
+A weight outside [floor, cap] is either moved to the nearer bound (truncation: biased, bounded variance) or set to 0
+(masking: the trainer ignores tokens on which it and the sampler disagree). A floor of 0 is none.
 """
 
 from __future__ import annotations
@@ -27,51 +27,62 @@ class ImportanceWeights(NamedTuple):
     weights: Tensor
     """[B, T] in [0, cap], without gradient."""
     capped: Tensor
-    """[B, T] whether the ratio exceeded the cap."""
+    """[B, T] whether the ratio was outside [floor, cap]."""
 
 
 class Treatment(Protocol):
     """Computes weights from the ratios between the trainer's and the sampler's policy."""
 
-    def __call__(self, proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-        """`proximal`, `behaviour` [B, T] log-probabilities, `mask` [B, T], `cap` > 0 the largest weight."""
+    def __call__(
+        self, proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float, floor: float = 0.0
+    ) -> ImportanceWeights:
+        """`proximal`, `behaviour` [B, T] log-probabilities, `mask` [B, T], 0 <= `floor` < `cap`."""
 
 
-def none(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
+def none(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float, floor: float = 0.0) -> ImportanceWeights:
     """1: the objective's own ratio, against the behaviour policy, is the only correction."""
     weights = behaviour.new_ones(behaviour.shape)
     return ImportanceWeights(weights, weights < 0)
 
 
-def token_truncate(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-    """min(r_t, cap), r_t = exp(proximal - behaviour) of each token.
+def token_truncate(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float, floor: float = 0.0
+) -> ImportanceWeights:
+    """clip(r_t, floor, cap), r_t = exp(proximal - behaviour) of each token.
 
     Source: Yao et al. 2025, "On the Rollout-Training Mismatch in Modern RL Systems" (TIS); Ionides 2008.
     """
-    return _truncate(_token_log_ratios(proximal, behaviour, mask), cap)
+    return _truncate(_token_log_ratios(proximal, behaviour, mask), cap, floor)
 
 
-def token_mask(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-    """r_t where r_t <= cap, else 0. Source: IcePop, arXiv:2510.18855, without its lower bound."""
-    return _mask(_token_log_ratios(proximal, behaviour, mask), cap)
+def token_mask(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float, floor: float = 0.0) -> ImportanceWeights:
+    """r_t where floor <= r_t <= cap, else 0.
+
+    Source: IcePop, arXiv:2510.18855, which has floor 0.5 and cap 5.
+    """
+    return _mask(_token_log_ratios(proximal, behaviour, mask), cap, floor)
 
 
-def sequence_truncate(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-    """min(r, cap), r = exp(sum over tokens of proximal - behaviour), the same for all tokens of a completion.
+def sequence_truncate(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float, floor: float = 0.0
+) -> ImportanceWeights:
+    """clip(r, floor, cap), r = exp(sum over tokens of proximal - behaviour), the same for all tokens of a completion.
 
-    Unbiased below the cap; the variance grows with the completion's length.
+    Unbiased between the bounds; the variance grows with the completion's length.
 
     Source: Ionides 2008, on whole completions.
     """
-    return _truncate(_sequence_log_ratios(proximal, behaviour, mask), cap)
+    return _truncate(_sequence_log_ratios(proximal, behaviour, mask), cap, floor)
 
 
-def sequence_mask(proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> ImportanceWeights:
-    """r as in `sequence_truncate` where r <= cap, else 0, which removes the completion.
+def sequence_mask(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, cap: float, floor: float = 0.0
+) -> ImportanceWeights:
+    """r as in `sequence_truncate` where floor <= r <= cap, else 0, which removes the completion.
 
     Source: Liu et al. 2025, "When Speed Kills Stability" (MIS).
     """
-    return _mask(_sequence_log_ratios(proximal, behaviour, mask), cap)
+    return _mask(_sequence_log_ratios(proximal, behaviour, mask), cap, floor)
 
 
 TREATMENTS: dict[ImportanceName, Treatment] = {
@@ -92,11 +103,12 @@ def _sequence_log_ratios(proximal: Tensor, behaviour: Tensor, mask: Tensor) -> T
     return total.expand_as(proximal)
 
 
-def _truncate(log_ratios: Tensor, cap: float) -> ImportanceWeights:
+def _truncate(log_ratios: Tensor, cap: float, floor: float) -> ImportanceWeights:
     # Limit before the exponential, which would overflow.
-    return ImportanceWeights(log_ratios.clamp(max=math.log(cap)).exp(), log_ratios > math.log(cap))
+    low, high = math.log(floor) if floor else -math.inf, math.log(cap)
+    return ImportanceWeights(log_ratios.clamp(low, high).exp(), (log_ratios < low) | (log_ratios > high))
 
 
-def _mask(log_ratios: Tensor, cap: float) -> ImportanceWeights:
-    weights, capped = _truncate(log_ratios, cap)
+def _mask(log_ratios: Tensor, cap: float, floor: float) -> ImportanceWeights:
+    weights, capped = _truncate(log_ratios, cap, floor)
     return ImportanceWeights(weights.masked_fill(capped, 0), capped)

@@ -317,10 +317,35 @@ class Tis(Loss):
 
     def __call__(self, batch: LossBatch) -> LossOutput:
         """See `Loss`."""
-        ratio = log_ratio(batch.new, batch.old).exp().detach()
-        weight = ratio.clamp(max=self.ratio_cap)
-        losses = -weight * per_token(batch.advantages) * batch.new
-        return LossOutput(losses, token_shares(batch), {CLIPPED: token_mean(ratio > weight, batch.mask)})
+        return weighted_likelihood(batch, 0.0, self.ratio_cap)
+
+
+class Cispo(Loss):
+    """Sum over all tokens of -clip(rho).detach() A new / number of tokens, rho = exp(new - old).
+
+    Denominator: unmasked tokens, at least 1. Every token keeps a gradient, also those where a clipped surrogate has
+    none. With its default `clip_low` it is `tis` with the cap 1 + `clip_high`.
+
+    Source: arXiv:2506.13585, eq. 4 and 5; the upper bound of 5: arXiv:2510.13786.
+    """
+
+    per_token: ClassVar[bool] = True
+
+    clip_low: float = Field(1.0, gt=0, le=1)
+    """The weight is clipped to [1 - clip_low, 1 + clip_high]; 1, as in the paper's runs, is no lower bound."""
+    clip_high: float = Field(4.0, gt=0)
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """See `Loss`."""
+        return weighted_likelihood(batch, 1 - self.clip_low, 1 + self.clip_high)
+
+
+def weighted_likelihood(batch: LossBatch, low: float, high: float) -> LossOutput:
+    """-w A new per token, with the ratio clipped to [`low`, `high`] as a weight w without gradient."""
+    ratio = log_ratio(batch.new, batch.old).exp().detach()
+    weight = ratio.clamp(low, high)
+    losses = -weight * per_token(batch.advantages) * batch.new
+    return LossOutput(losses, token_shares(batch), {CLIPPED: token_mean(ratio != weight, batch.mask)})
 
 
 __all__ = ["LOSSES", "ClippedLoss", "Loss", "LossBatch", "LossOutput"]
@@ -336,6 +361,7 @@ LOSSES: Kinds[type[Loss]] = Kinds(
         "gspo": f"{__name__}:Gspo",
         "gepo": f"{__name__}:Gepo",
         "tis": f"{__name__}:Tis",
+        "cispo": f"{__name__}:Cispo",
     },
 )
 

@@ -213,6 +213,11 @@ TASK_LIST: TypeAdapter[tuple[TaskConfig, ...]] = TypeAdapter(tuple[TaskConfig, .
 """Reads and writes a list of tasks as JSON."""
 
 
+def reward_weights(configs: Iterable[TaskConfig]) -> dict[str, dict[str, float]]:
+    """The weights of named rewards, by task and name."""
+    return {config.name: {part.name: part.weight for part in config.rewards} for config in configs}
+
+
 def custom_tool_tasks(configs: Iterable[TaskConfig]) -> frozenset[str]:
     """Names of the tasks with custom tools: no other node can replay their episodes."""
     return frozenset(config.name for config in configs if config.custom_tools)

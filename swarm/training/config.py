@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from swarm.algorithms.advantages import find_advantage
+from swarm.algorithms.advantages import BY_REWARD, find_advantage
 from swarm.algorithms.importance import ImportanceName
 from swarm.algorithms.losses import LOSSES, BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
 from swarm.policy.config import BatchingName
@@ -47,8 +47,8 @@ class UpdateSettings(Settings):
     loss: SerializeAsAny[Loss] = Field({}, validate_default=True)
     """Settings of the loss."""
     advantage: str = "grpo"
-    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, or the location of a
-    custom one: `file.py:name`."""
+    """The function from a group's rewards to advantages: `grpo`, `dr_grpo`, `rloo`, `maxrl`, `gdpo`, or the location of
+    a custom one: `file.py:name`."""
     credit: Literal["episode", "turn"] = "episode"
     """Credit of a turn's tokens: the reward of the whole episode, or only what this turn and later
     ones earned, compared with the same turn of the group's other episodes."""
@@ -69,6 +69,8 @@ class UpdateSettings(Settings):
     treatment, the clip is against this node's own log-probabilities when the batch is built."""
     importance_cap: float = Field(3.0, ge=1)
     """Largest importance weight, of a token or of a completion, before it is truncated or masked."""
+    importance_floor: float = Field(0.0, ge=0, lt=1)
+    """Smallest importance weight, likewise; 0: none. IcePop masks tokens outside [0.5, 5]."""
     behaviour_kl: float = Field(0.0, ge=0)
     """Coefficient of a divergence from the behaviour policy, which limits updates on stale groups; arXiv:2508.17850
     uses 0.005 under delay."""
@@ -152,6 +154,12 @@ class UpdateSettings(Settings):
                 f"importance must be none with objective {self.objective}, got {self.importance}: its weights are "
                 "against the sampler already"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _credit_of_each_reward(self) -> UpdateSettings:
+        if self.advantage in BY_REWARD and self.credit == "turn":
+            raise ValueError(f"credit must be episode with advantage {self.advantage}: named rewards have no turns")
         return self
 
     @model_validator(mode="after")

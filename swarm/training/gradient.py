@@ -64,7 +64,8 @@ class Objective:
         old = _bounded(_filled(current, [row.old for row in rows], scores.mask), current, rows)
         behaviour = _bounded(_filled(old, [row.behaviour for row in rows], scores.mask), current, rows)
         reference = _filled(current, [row.reference for row in rows], scores.mask)
-        weights, capped = self._treatment(old, behaviour, mask, self._settings.importance_cap)
+        bounds = self._settings.importance_cap, self._settings.importance_floor
+        weights, capped = self._treatment(old, behaviour, mask, *bounds)
         advantages = _advantages(rows, new) * weights  # [B, T]
         expectation = _column([row.log_expectation for row in rows], new)[:, 0]
         variance = _column([row.variance for row in rows], new)[:, 0]

@@ -8,14 +8,16 @@ other nodes are bounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain, zip_longest
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from swarm.algorithms.advantages import weighted_advantages
 from swarm.groups.credit import Credit, credited_turns
 from swarm.groups.expectation import log_expectation, log_group_expectation, mean_logprob, variance
 from swarm.lru import LruDict
@@ -38,6 +40,8 @@ Encode = Callable[[Sequence[Completion], Tools | None], list[list[int]]]
 """As `Policy.encode_completions`."""
 Tokens = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
 """Prompt, completion, inserts."""
+RewardWeights = Mapping[str, Mapping[str, float]]
+"""Of named rewards, by task and name."""
 MAX_REMEMBERED = 1_024
 """Rewards of groups, with their advantages."""
 MAX_REMEMBERED_TOKENS = 1 << 18
@@ -102,12 +106,15 @@ class RowReader:
         advantages: Callable[[Tensor], Tensor],
         credit: Credit = "episode",
         whole_groups: bool = True,
+        reward_weights: RewardWeights = MappingProxyType({}),
     ) -> None:
         """`advantages` maps rewards [P, G] to advantages [P, G]; `credit` as in the settings of updates.
 
-        `whole_groups`: the objective needs the sampler's expectation over the group.
+        `whole_groups`: the objective needs the sampler's expectation over the group. `reward_weights`: of the tasks
+        whose named rewards have advantages of their own.
         """
         self._credit = credit
+        self._reward_weights = reward_weights
         self._whole_groups = whole_groups
         self._policy = policy
         self._mix = mix
@@ -123,6 +130,14 @@ class RowReader:
             found = self._advantages_of[key] = self._advantages(torch.tensor([key], dtype=torch.float64))[0].tolist()
         return list(found)
 
+    def _of_group(self, group: GradedGroup) -> list[float]:
+        """The advantages of a group's completions, [G]."""
+        weights = self._reward_weights.get(group.group.question.task, {})
+        weights = {name: weight for name, weight in weights.items() if weight and name in group.parts}
+        if not weights:
+            return self.advantages(group.rewards)
+        return weighted_advantages([self.advantages(group.parts[name]) for name in weights], list(weights.values()))
+
     def local(self, group: GradedGroup, version: int, claimed: bool = False) -> list[Row]:
         """Rows of a group that this policy sampled; `version` is its current version.
 
@@ -131,7 +146,7 @@ class RowReader:
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group) if self._whole_groups else math.nan
         rows = []
-        advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
+        advantages, each_turn = self._of_group(group), credited_turns(group, self.advantages, self._credit)
         for index, completion in enumerate(group.group.completions):
             if completion.token_ids:
                 row = sampled_row(self._policy, prompt, group, index)
@@ -152,7 +167,7 @@ class RowReader:
         """Rows of a group that another policy sampled."""
         believed = self._whole_groups and self._believes(group)
         expectation = _log_expectation(group.group) if believed else math.nan
-        advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
+        advantages, each_turn = self._of_group(group), credited_turns(group, self.advantages, self._credit)
         return [
             replace(
                 row,

@@ -12,10 +12,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
+from types import MappingProxyType
 
 import torch
 
-from swarm.algorithms.advantages import find_advantage
+from swarm.algorithms.advantages import BY_REWARD, find_advantage
 from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
 from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy
@@ -26,7 +27,7 @@ from swarm.training.forward import ForwardRunner
 from swarm.training.gradient import GradientAccumulator, Objective, Step, summarise
 from swarm.training.imitation import Demonstration, Imitation, rows_of, supervised
 from swarm.training.optimizers import learning_rate, make_optimizer, set_rate
-from swarm.training.rows import Row, RowReader, Tokens, needs_receiver, resolve_old_logprobs
+from swarm.training.rows import RewardWeights, Row, RowReader, Tokens, needs_receiver, resolve_old_logprobs
 from swarm.training.sketches import Sketcher
 from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
@@ -41,10 +42,12 @@ class PolicyUpdater:
         mix: MixSettings,
         temperature: float,
         reference: Policy | None = None,
+        reward_weights: RewardWeights = MappingProxyType({}),
     ) -> None:
         """Train `policy` with log-probabilities at the sampling `temperature`.
 
-        `reference` is the initial policy for `update.reference_kl`; with adapters it is not needed.
+        `reference` is the initial policy for `update.reference_kl`; with adapters it is not needed. `reward_weights`
+        are for advantages of each named reward.
 
         Raises `PolicyError`.
         """
@@ -56,7 +59,12 @@ class PolicyUpdater:
         self._settings = settings
         self._temperature = temperature
         self._reader = RowReader(
-            policy, mix, find_advantage(settings.advantage), settings.credit, settings.loss.needs_group_expectation
+            policy,
+            mix,
+            find_advantage(settings.advantage),
+            settings.credit,
+            settings.loss.needs_group_expectation,
+            reward_weights if settings.advantage in BY_REWARD else {},
         )
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)

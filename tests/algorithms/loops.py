@@ -133,6 +133,14 @@ def _tis_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
     ]
 
 
+def _cispo_losses(batch: Batch, constants: Constants) -> list[list[Dual]]:
+    low, high = 1 - constants.low, 1 + constants.high
+    return [
+        [n * (-min(max(_token_ratio(n, o).value, low), high) * a) for n, o, a in zip(ns, os, ws, strict=True)]
+        for ns, os, ws in zip(batch.new, batch.old, batch.weights, strict=True)
+    ]
+
+
 LOSSES: dict[str, Callable[[Batch, Constants], list[list[Dual]]]] = {
     "grpo": _token_losses,
     "dapo": _token_losses,
@@ -140,13 +148,14 @@ LOSSES: dict[str, Callable[[Batch, Constants], list[list[Dual]]]] = {
     "gspo": _gspo_losses,
     "gepo": _gepo_losses,
     "tis": _tis_losses,
+    "cispo": _cispo_losses,
 }
 
 
 def average(name: str, values: list[list[Dual]], constants: Constants) -> Dual:
     """One number of one a token, as the objective `name` weighs long and short completions."""
     total = sum((sum(row, Dual(0.0)) for row in values), Dual(0.0))
-    if name in ("dapo", "tis"):
+    if name in ("dapo", "tis", "cispo"):
         return total / sum(len(row) for row in values)
     if name == "dr_grpo":
         return total / (len(values) * constants.longest)
@@ -157,7 +166,9 @@ def loss(name: str, batch: Batch, constants: Constants) -> Dual:
     return average(name, LOSSES[name](batch, constants), constants)
 
 
-def importance(name: str, proximal: list[list[float]], behaviour: list[list[float]], cap: float) -> list[list[float]]:
+def importance(
+    name: str, proximal: list[list[float]], behaviour: list[list[float]], cap: float, floor: float = 0.0
+) -> list[list[float]]:
     """Weights of a treatment, a token."""
     weights = []
     for ps, bs in zip(proximal, behaviour, strict=True):
@@ -165,12 +176,26 @@ def importance(name: str, proximal: list[list[float]], behaviour: list[list[floa
         if name.startswith("sequence"):
             ratios = [math.prod(ratios)] * len(ratios)
         if name.endswith("mask"):
-            weights.append([r if r <= cap else 0.0 for r in ratios])
+            weights.append([r if floor <= r <= cap else 0.0 for r in ratios])
         elif name.endswith("truncate"):
-            weights.append([min(r, cap) for r in ratios])
+            weights.append([max(min(r, cap), floor) for r in ratios])
         else:
             weights.append([1.0] * len(ratios))
     return weights
+
+
+def advantages(name: str, rewards: list[float]) -> list[float]:
+    """[G] of a group's rewards."""
+    mean = math.fsum(rewards) / len(rewards)
+    centred = [r - mean for r in rewards]
+    if name == "maxrl":
+        return [c / mean if mean else 0.0 for c in centred]
+    if name in ("grpo", "gdpo"):
+        deviation = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
+        return [c / (deviation + 1e-6) for c in centred]
+    if name == "rloo":
+        return [r - math.fsum(rewards[:k] + rewards[k + 1 :]) / (len(rewards) - 1) for k, r in enumerate(rewards)]
+    return centred
 
 
 def divergence(name: str, new: Dual, reference: float) -> Dual:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from swarm.algorithms.importance import TREATMENTS, ImportanceName
+from tests.algorithms import loops
 
 # Ratios proximal / behaviour of 2, 1/2 and, outside the mask, e^9; and of 4 and 4.
 RATIOS = torch.tensor([[2.0, 0.5, math.exp(9)], [4.0, 4.0, 1.0]])
@@ -33,6 +34,25 @@ def test_treatments_by_hand(name: ImportanceName, expected: list[list[float]], c
     weights, decided = _weights(name)
     torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float32))
     assert decided.sum() == capped
+
+
+@pytest.mark.parametrize("name", TREATMENTS)
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_two_bounds_agree_with_loops(name: ImportanceName, floor: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    proximal, behaviour = (-torch.rand(6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    mask = torch.ones(6, 5, dtype=torch.float64)
+    weights, outside = TREATMENTS[name](proximal * 2, behaviour * 2, mask, 1.4, floor)
+    expected = loops.importance(name, (proximal * 2).tolist(), (behaviour * 2).tolist(), 1.4, floor)
+    torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=0)
+    assert outside.any() == (name != "none") and not outside.all()
+
+
+def test_icepop_drops_tokens_on_both_sides() -> None:
+    ratios = torch.tensor([[0.4, 0.6, 1.0, 4.9, 5.1]])
+    weights, outside = TREATMENTS["token_mask"](ratios.log(), torch.zeros(1, 5), torch.ones(1, 5), 5.0, 0.5)
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.6, 1.0, 4.9, 0.0]]))
+    assert outside.tolist() == [[True, False, False, False, True]]
 
 
 @pytest.mark.parametrize("name", TREATMENTS)

@@ -36,6 +36,7 @@ SETTINGS = {
     "gspo": CLIP,
     "gepo": {**CLIP, "group_epsilon": 0.3},
     "tis": {"ratio_cap": 1.5},
+    "cispo": CLIP,
 }
 CONSTANTS = loops.Constants(low=0.2, high=0.28, longest=20, cap=1.5, epsilon=0.3)
 CAP = 1.7
@@ -324,6 +325,17 @@ def test_clipping_is_asymmetric_and_stops_the_gradient() -> None:
     assert new.grad[1, 0] == 0
     values = {name: figure.value for name, figure in output.figures.items()}
     assert values == {CLIPPED: 0.5, "clip_ratio/low_mean": 0.5, "clip_ratio/high_mean": 0.0}
+
+
+def test_cispo_keeps_the_gradient_where_a_clip_ends_it_and_is_tis_without_a_lower_bound() -> None:
+    old = torch.zeros(1, 2)
+    new = torch.tensor([[math.log(2.0), math.log(0.5)]], requires_grad=True)
+    batch = LossBatch(new, old, torch.tensor([1.0]), torch.ones(1, 2))
+    LOSSES["cispo"](clip_low=0.2, clip_high=0.5)(batch).loss.backward()
+    assert new.grad.tolist() == [[-0.75, pytest.approx(-0.4)]]
+    free, tis = LOSSES["cispo"](clip_high=0.5)(batch), LOSSES["tis"](ratio_cap=1.5)(batch)
+    assert free.loss.item() == tis.loss.item()
+    assert free.figures[CLIPPED].value == tis.figures[CLIPPED].value == 0.5
 
 
 def test_gepo_at_epsilon_one_is_the_policy_gradient_and_at_zero_the_plain_group_expectation() -> None:

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 import swarm
 from nodes.roles import runtime
+from swarm.algorithms.advantages import ADVANTAGES
+from swarm.algorithms.losses import LOSSES
 from swarm.errors import Interrupted
 from swarm.net.in_memory import MemoryHub
 from swarm.telemetry.ledger import Ledger
@@ -65,6 +68,24 @@ def test_the_page_has_the_node_as_it_is() -> None:
 def test_a_name_that_there_is_not_is_told() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Peer'"):
         swarm.Peer  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("objective", "advantage"), list(zip(LOSSES, cycle(ADVANTAGES), strict=False)))
+def test_every_objective_and_advantage_trains_a_node(tmp_path: Path, objective: str, advantage: str) -> None:
+    importance = "none" if objective == "gepo" else "token_mask"
+    chosen = {"objective": objective, "advantage": advantage, "importance": importance, "importance_floor": 0.5}
+    rewards = [
+        {"kind": "answer"},
+        {"kind": "format", "tags": ["answer"]},
+        {"kind": "overlong", "max_chars": 40, "cache_chars": 40},
+    ]
+    task = {"kind": "reasoning_gym", "name": "gcd", "rewards": rewards}
+    fields = {f"update__{name}": value for name, value in chosen.items()}
+    with _node(tmp_path, tasks=[task], **fields) as node:
+        events = node.run(2)
+        assert node.policy.version == 2
+    assert all(event.figures["grad_norm"] for event in events), "both updates had a gradient"
 
 
 @pytest.mark.network

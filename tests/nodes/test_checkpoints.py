@@ -14,7 +14,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nodes.commands import exported
-from nodes.commands.evaluate import Asked, evaluate, export_checkpoint
+from nodes.commands.evaluate import Asked, evaluate
+from nodes.commands.export import export_checkpoint
 from nodes.commands.exported import exported_values
 from swarm.config import NodeConfig, load_config
 from swarm.errors import CheckpointError, ConfigError, TaskError

@@ -15,7 +15,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from nodes.commands.evaluate import export_checkpoint
+from nodes.commands.export import export_checkpoint
 from swarm.net.roster import read_roster
 from swarm.telemetry.history import PeerHistory
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, gone, summary, swarm, until

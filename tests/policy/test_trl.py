@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo")
+OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo")
 BETAS = (0.0, 0.04)
 CLIP_LOW, CLIP_HIGH, LONGEST = 0.2, 0.28, 24
 TEMPERATURE = 0.8
@@ -63,7 +63,7 @@ def trainers(policy: Policy, tmp_path: Path) -> Trainers:
             loss_type="grpo" if objective == "gspo" else objective,
             importance_sampling_level="sequence" if objective == "gspo" else "token",
             epsilon=CLIP_LOW,
-            epsilon_high=CLIP_HIGH,
+            epsilon_high=1 + CLIP_HIGH if objective == "cispo" else CLIP_HIGH,
             max_completion_length=LONGEST,
             beta=beta,
             use_bias_correction_kl=False,
@@ -141,7 +141,7 @@ class Ragged:
 
 def _constants(objective: str) -> dict[str, float]:
     longest = {"max_completion_tokens": LONGEST} if objective == "dr_grpo" else {}
-    return {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, **longest}
+    return {"clip_low": 1.0 if objective == "cispo" else CLIP_LOW, "clip_high": CLIP_HIGH, **longest}
 
 
 def _backward(policy: Policy, objective: str, beta: float, rows: list[Row]) -> tuple[float, float]:

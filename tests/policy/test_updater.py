@@ -17,6 +17,7 @@ from swarm.training import rows
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Tools
+from tests.algorithms import loops
 from tests.example_groups import rollout_group
 from tests.policy.completions import completion_logprobs
 from tests.policy.exact import exact
@@ -133,6 +134,31 @@ def test_negative_weight_scales_only_external_completions_with_negative_advantag
         "-A of the one rewarded completion, over four rows"
     )
     assert _likelihood(policy, TEXTS[0]) > before[0]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_gdpo_weighs_the_advantages_of_named_rewards(policy: Policy, external: bool) -> None:
+    parts = {"answer": (1.0, 0.0, 0.0, 0.0), "format": (0.0, 0.0, 1.0, 1.0), "silent": (0.0, 1.0, 0.0, 0.0)}
+    group = replace(_group(policy), rewards=(0.75, 0.0, 0.25, 0.25), parts=parts)
+    weights = {group.group.question.task: {"answer": 3.0, "format": 1.0, "silent": 0.0}}
+
+    def advantages(advantage: str, given: GradedGroup) -> list[float]:
+        settings = UpdateSettings(advantage=advantage)
+        updater = PolicyUpdater(policy, settings, MixSettings(external_negative_weight=1.0), 1.0, None, weights)
+        rows = updater._reader.external(given) if external else updater._reader.local(given, 0)
+        return [row.advantage for row in rows]
+
+    answer, form = (loops.advantages("grpo", list(parts[name])) for name in ("answer", "format"))
+    expected = [(3 * a + f) / 4 for a, f in zip(answer, form, strict=True)]
+    assert advantages("gdpo", group) == pytest.approx(expected)
+    assert advantages("grpo", group) == pytest.approx(loops.advantages("grpo", list(group.rewards)))
+    without = replace(group, parts={})
+    assert advantages("gdpo", without) == advantages("grpo", without)
+
+
+def test_gdpo_has_no_credit_by_turn() -> None:
+    with pytest.raises(ValueError, match="credit must be episode with advantage gdpo"):
+        UpdateSettings(advantage="gdpo", credit="turn")
 
 
 @pytest.mark.parametrize("objective", sorted(LOSSES))

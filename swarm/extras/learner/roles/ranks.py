@@ -11,6 +11,7 @@ from nodes.roles.ranks import RankGroup, load_on_ranks, load_reference
 from swarm.config import NodeConfig
 from swarm.engines.base import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
+from swarm.environments.config import reward_weights
 from swarm.extras.learner.updater import StreamedUpdater
 from swarm.policy.loading import Policy
 from swarm.policy.ranks import Ranks
@@ -84,7 +85,8 @@ class _BroadcastingUpdater(StreamedUpdater):
 
     def __init__(self, ranks: Ranks, policy: Policy, config: NodeConfig) -> None:
         sampling, reference = config.generation.sampling(), load_reference(config, ranks)
-        super().__init__(policy, config.update, config.mix, sampling, reference, config.learner.precision)
+        weights = reward_weights(config.tasks)
+        super().__init__(policy, config.update, config.mix, sampling, reference, config.learner.precision, weights)
         self._group = ranks
 
     def _broadcast(self, order: Accumulate | Apply | Abandon | Pack | Rise) -> None:

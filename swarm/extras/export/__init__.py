@@ -1,0 +1,1 @@
+"""What a trained policy becomes for others: a model card, a GGUF file, a repository of the Hugging Face hub."""
