@@ -327,16 +327,6 @@ def test_what_a_task_s_score_becomes_is_explained_with_the_default_of_its_kind(k
     assert f"| `reward.threshold` | `{default}` |" in section.partition("\n## ")[0]
 
 
-def test_the_examples_are_valid() -> None:
-    examples = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))
-    assert examples
-    for file in examples:
-        try:
-            load_config(file)
-        except ConfigError as error:
-            assert "which this installation of swarm lacks" in str(error)
-
-
 @pytest.mark.parametrize(
     ("values", "on_cpu", "on_gpu"),
     [

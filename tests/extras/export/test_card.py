@@ -178,7 +178,6 @@ def test_an_export_is_sent_as_a_private_repository(
         (FakeHub(private=False), "me/model exists and is public; add --public, or choose another name"),
     ],
     ids=["token", "rights", "server", "away", "public"],
-    ids=str,
 )
 def test_what_the_hub_refuses_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeHub, message: str
