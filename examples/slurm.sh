@@ -19,8 +19,9 @@ RUNS=${RUNS:-$PWD/runs/slurm}
 mkdir -p "$RUNS"
 
 if [ -z "${ADDRESS:-}" ]; then
+  rm -f "$RUNS/bootstrap/multiaddrs" # of an earlier node, if the job was requeued
   swarm bootstrap "$CONFIG" --out "$RUNS/bootstrap" --network.listen /ip4/0.0.0.0/tcp/4001 &
-  until [ -s "$RUNS/bootstrap/multiaddrs" ]; do sleep 1; done
+  until [ -s "$RUNS/bootstrap/multiaddrs" ]; do kill -0 $! || exit 1; sleep 1; done
   ADDRESS=$(head -n 1 "$RUNS/bootstrap/multiaddrs")
 fi
 export CONFIG RUNS ADDRESS

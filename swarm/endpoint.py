@@ -204,7 +204,7 @@ class Endpoint:
         self, url: str, api_key_env: str | None, field: str, environment: Mapping[str, str] = os.environ
     ) -> None:
         """Nothing is asked yet. Raises `ConfigError`, which names `field`, when the key's variable is not set."""
-        self._base = url.rstrip("/")
+        self._url, self._base = url, url.rstrip("/")
         direct = [ProxyHandler({})] if is_here(urlsplit(url).hostname or "") else []
         self._ends = _Ends()
         self._opener = build_opener(_NoRedirects, _Http(self._ends), _Https(self._ends), *direct)
@@ -227,7 +227,9 @@ class Endpoint:
 
         Raises `EndpointError`.
         """
-        request = Request(f"{self._base}{path}", msgspec.json.encode(body), dict(self._headers), method="POST")
+        request = Request(
+            f"{self._base}{path}" if path else self._url, msgspec.json.encode(body), dict(self._headers), method="POST"
+        )
         return self._opened(request, kind, what, deadline, max_bytes)
 
     def get(self, path: str, kind: type[T], what: str, deadline: float) -> T:

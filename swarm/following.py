@@ -51,8 +51,8 @@ class LearnerSettings(Settings):
     release_above: float = Field(1.3, ge=1)
     """Workers are released when their rate exceeds this multiple of that target."""
     min_workers: int = Field(3, ge=1)
-    """Workers that are never released, even if fewer would do: what one pushes is compared with the others. Where
-    `workers` are listed, as few as suffice are kept."""
+    """Workers that stay active even if fewer would do, so that what one pushes can be compared with the others. Where
+    `workers` are listed, only as many as needed are kept."""
     act_after_s: float = Field(30.0, ge=0)
     """Seconds for which a rate must be off target before the learner reacts."""
     reached_fraction: float = Field(0.9, gt=0, le=1)

@@ -492,11 +492,11 @@ def _model_and_memory(loaded: LoadedConfig, command: str) -> Iterator[Finding]:
         warning = check_settings(loaded.config)
         loaded, lines = fitted(loaded)
     except SwarmError as error:
-        yield Finding("model", "fail", str(error), "see policy.model")
-        yield from unchecked("there is no model", "see policy.model", ("memory",))
+        yield Finding("settings", "fail", str(error), "change what is named")
+        yield from unchecked("these settings cannot be used", "see settings", ("memory",))
         return
     if warning:
-        yield Finding("update", "warn", warning)
+        yield Finding("settings", "warn", warning)
     for line in lines:
         yield Finding("model", "ok", line)
     if loaded.config.policy.model not in EMBEDDED:

@@ -43,6 +43,7 @@ class _State(Struct, frozen=True):
     ledger: GroupCounts
     num_passed_over: int = 0
     role: str = ""
+    imitated: int = 0
 
 
 def export_checkpoint(path: Path, directory: Path, console: Console, wanted: Wanted | None = None) -> None:
@@ -116,8 +117,9 @@ def _write(checkpoint: Path, config: NodeConfig, staging: Path, name: str, wante
         groups=state.ledger,
         history=_history(checkpoint),
         gguf=gguf,
+        imitated=state.imitated,
     )
-    (staging / cards.CARD).write_text(cards.model_card(run))
+    (staging / cards.CARD).write_text(cards.model_card(run), encoding="utf-8")
     return lines
 
 

@@ -233,7 +233,7 @@ class PeerNode(RoleNode):
 
     def _imitate(self, settings: DemonstrationSettings) -> None:
         """The supervised steps that are left, with a checkpoint now and then. Raises `ConfigError`, `Interrupted`."""
-        course = extra("recorded.course").Course.of(settings, self._config.seed or 0, self.note)
+        course = extra("recorded.course").Course.of(settings, self._config.seed or 0, self.note, self._imitated)
         while self._imitated < course.num_steps:
             if self._cancelled():
                 raise Interrupted

@@ -69,7 +69,7 @@ def gdpo(rewards: Tensor) -> Tensor:
     With `grpo` alone, different combinations of rewards with the same weighted mean have the same advantage, and a
     reward that hardly varies adds hardly anything. For tasks without named rewards it is `grpo`. The paper then divides
     by the batch's standard deviation; here weights that sum to 1 bound the scale, so that a group's advantages do not
-    depend on the batch.
+    depend on the batch. Others' groups have the advantages of `grpo`, by which they are screened.
 
     Source: arXiv:2601.05242, section 3.
     """

@@ -86,7 +86,7 @@ def build_roster(transport: Transport, book: PeerBook, now: float, measured: byt
     accounts = book.stats()
     connected = frozenset(status.connected)
     ids = sorted(records.keys() | accounts.keys() | connected)
-    seen = connected | {peer_id for peer_id, stats in accounts.items() if stats.used}
+    seen = {peer_id for peer_id, stats in accounts.items() if stats.used}
     alive = [each for each in records.values() if each.expires_at > now]
     own = Receiver(transport.peer_id, measured, is_own=True)
     credit = credits([*receivers(alive, transport, seen), own], ids)

@@ -29,8 +29,8 @@ MAX_CLAIMS = 100
 MAX_KINDS = 32
 CLAIMS = "What others say of themselves is their own claim: nobody checks it."
 CREDIT = (
-    "Credit is what one group of a member is worth to the others, in own groups of theirs, as so many unlike members "
-    "measured it (in brackets); it weighs nothing in training."
+    "Credit is what one group of a member is worth to other members, measured in their own groups; in brackets, how "
+    "many independent members measured it. Training does not use it."
 )
 
 

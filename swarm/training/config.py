@@ -160,6 +160,8 @@ class UpdateSettings(Settings):
     def _credit_of_each_reward(self) -> UpdateSettings:
         if self.advantage in BY_REWARD and self.credit == "turn":
             raise ValueError(f"credit must be episode with advantage {self.advantage}: named rewards have no turns")
+        if self.advantage == "maxrl" and self.credit == "turn":
+            raise ValueError("credit must be episode with advantage maxrl: a turn's reward may be negative")
         return self
 
     @model_validator(mode="after")

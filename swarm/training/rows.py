@@ -130,8 +130,9 @@ class RowReader:
             found = self._advantages_of[key] = self._advantages(torch.tensor([key], dtype=torch.float64))[0].tolist()
         return list(found)
 
-    def _of_group(self, group: GradedGroup) -> list[float]:
-        """The advantages of a group's completions, [G]."""
+    def _of_own(self, group: GradedGroup) -> list[float]:
+        """The advantages of an own group's completions, [G]. Others' groups are screened by those of their rewards, and
+        learned from with the same."""
         weights = self._reward_weights.get(group.group.question.task, {})
         weights = {name: weight for name, weight in weights.items() if weight and name in group.parts}
         if not weights:
@@ -146,7 +147,8 @@ class RowReader:
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group) if self._whole_groups else math.nan
         rows = []
-        advantages, each_turn = self._of_group(group), credited_turns(group, self.advantages, self._credit)
+        advantages = self.advantages(group.rewards) if claimed else self._of_own(group)
+        each_turn = credited_turns(group, self.advantages, self._credit)
         for index, completion in enumerate(group.group.completions):
             if completion.token_ids:
                 row = sampled_row(self._policy, prompt, group, index)
@@ -167,7 +169,7 @@ class RowReader:
         """Rows of a group that another policy sampled."""
         believed = self._whole_groups and self._believes(group)
         expectation = _log_expectation(group.group) if believed else math.nan
-        advantages, each_turn = self._of_group(group), credited_turns(group, self.advantages, self._credit)
+        advantages, each_turn = self.advantages(group.rewards), credited_turns(group, self.advantages, self._credit)
         return [
             replace(
                 row,

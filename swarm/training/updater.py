@@ -144,7 +144,7 @@ class PolicyUpdater:
 
     def imitate(self, demonstrations: Sequence[Demonstration], rate: float, last: bool) -> Imitation:
         """One supervised step at this learning rate, which is no update: the version stays. After the `last` one the
-        optimizer forgets what it knows. Raises `NonFiniteUpdates` as `update` does."""
+        optimizer's state is cleared. Raises `NonFiniteUpdates` as `update` does."""
         rows = rows_of(self._policy, demonstrations)
         loss = 0.0
         if rows:

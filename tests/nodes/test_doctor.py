@@ -283,9 +283,9 @@ def test_memory_is_judged_for_the_model_and_the_role(
 
     assert "optimizer" in found(tmp_path / "model", "join").seen
     assert "optimizer" not in found(tmp_path / "model", "work").seen
-    missing = found(tmp_path / "nowhere", "join", "model")
+    missing = found(tmp_path / "nowhere", "join", "settings")
     assert missing.level == "fail" and missing.seen == f"policy.model: there is no directory {tmp_path / 'nowhere'}"
-    assert found(tmp_path / "nowhere", "join").seen == "not checked: there is no model"
+    assert found(tmp_path / "nowhere", "join").seen == "not checked: these settings cannot be used"
     with pytest.raises(ConfigError, match="--role must be"):
         CliRunner().invoke(app, ["doctor", "--role", "boss"], catch_exceptions=False, standalone_mode=False)
 

@@ -136,13 +136,12 @@ def test_negative_weight_scales_only_external_completions_with_negative_advantag
     assert _likelihood(policy, TEXTS[0]) > before[0]
 
 
-@pytest.mark.parametrize("external", [False, True])
-def test_gdpo_weighs_the_advantages_of_named_rewards(policy: Policy, external: bool) -> None:
+def test_gdpo_weighs_the_advantages_of_named_rewards_of_own_groups(policy: Policy) -> None:
     parts = {"answer": (1.0, 0.0, 0.0, 0.0), "format": (0.0, 0.0, 1.0, 1.0), "silent": (0.0, 1.0, 0.0, 0.0)}
     group = replace(_group(policy), rewards=(0.75, 0.0, 0.25, 0.25), parts=parts)
     weights = {group.group.question.task: {"answer": 3.0, "format": 1.0, "silent": 0.0}}
 
-    def advantages(advantage: str, given: GradedGroup) -> list[float]:
+    def advantages(advantage: str, given: GradedGroup, external: bool = False) -> list[float]:
         settings = UpdateSettings(advantage=advantage)
         updater = PolicyUpdater(policy, settings, MixSettings(external_negative_weight=1.0), 1.0, None, weights)
         rows = updater._reader.external(given) if external else updater._reader.local(given, 0)
@@ -154,11 +153,15 @@ def test_gdpo_weighs_the_advantages_of_named_rewards(policy: Policy, external: b
     assert advantages("grpo", group) == pytest.approx(loops.advantages("grpo", list(group.rewards)))
     without = replace(group, parts={})
     assert advantages("gdpo", without) == advantages("grpo", without)
+    screened = advantages("grpo", group, external=True)
+    assert advantages("gdpo", group, external=True) == screened, "no completion is raised that was not screened"
 
 
 def test_gdpo_has_no_credit_by_turn() -> None:
     with pytest.raises(ValueError, match="credit must be episode with advantage gdpo"):
         UpdateSettings(advantage="gdpo", credit="turn")
+    with pytest.raises(ValueError, match="credit must be episode with advantage maxrl"):
+        UpdateSettings(advantage="maxrl", credit="turn")
 
 
 @pytest.mark.parametrize("objective", sorted(LOSSES))

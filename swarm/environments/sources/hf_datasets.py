@@ -14,7 +14,7 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -90,6 +90,13 @@ def _card_problems(hub: HfApi, path: str, info: DatasetInfo) -> Iterator[str]:
         for place in (*_places(options.get("data_files")), *_places(options.get("data_dir"))):
             if not _is_inside(place):
                 yield f"its subset {name!r} has the path {place!r}, which is not in the repository"
+
+
+def _of_json(text: object) -> object:
+    try:
+        return None if text is None else read_json(str(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def _places(value: object) -> Iterator[str]:
@@ -249,9 +256,11 @@ class RowsSource(ABC, Generic[Read]):
         if column not in rows.column_names:
             raise TaskError(f"task {self.name!r}: no column {column!r} (row_weight); there are {rows.column_names}")
         reserves = self.num_held_out < len(rows)
-        values = (value for batch in rows.select_columns([column]).iter(1_024) for value in batch[column])
+        values: Iterable[object] = (
+            value for batch in rows.select_columns([column]).iter(1_024) for value in batch[column]
+        )
         if isinstance(rows.features[column], datasets.Json):
-            values = (None if value is None else read_json(str(value)) for value in values)
+            values = map(_of_json, values)
         try:
             return RowWeights(
                 values,

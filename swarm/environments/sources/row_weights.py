@@ -7,25 +7,22 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 
-MALFORMED = 0.0
-"""The weight of a row whose own cannot be read: it is never drawn."""
-
 
 class RowWeights:
-    """The rows by their weights, of which each node draws alike."""
+    """The rows by their weights; every node draws the same ones. One with an invalid weight is never drawn."""
 
     def __init__(
         self, values: Iterable[object], is_left_out: Callable[[int], bool], note: Callable[[int, str], None]
     ) -> None:
         """`values` are the column's, `is_left_out` says which rows never count, and `note` takes the number of a row
-        with a weight that is none, and what it is. Raises `ValueError` if no row has a weight above 0."""
+        with an invalid weight, and why it is. Raises `ValueError` if no row has a weight above 0."""
         self._sums = array("d")
         total = 0.0
         for row, value in enumerate(values):
             weight = _weight(value)
             if weight is None:
                 note(row, f"its weight must be a number of at least 0, got {value!r:.40}")
-            total += 0.0 if is_left_out(row) else weight or MALFORMED
+            total += 0.0 if is_left_out(row) else weight or 0.0
             self._sums.append(total)
         if not 0 < total < math.inf:
             raise ValueError(f"the rows' weights must have a finite sum above 0, got {total:g}")

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import httpx
 import yaml
-from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import ModelCard, ModelCardData, hf_hub_download, try_to_load_from_cache
 from msgspec import Struct
 
 from swarm.config import NodeConfig
-from swarm.environments.sources.dataset import RowsTask
+from swarm.environments.sources.dataset import RowsTask, is_hub_id
 from swarm.policy.config import MADE_HERE, SMOLLM2, is_on_hub, prompt_of
 from swarm.sanitize import clean
 from swarm.settings import leaves
@@ -24,6 +24,9 @@ from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent, GroupCounts, SuiteEvent
 
 CARD = "README.md"
+CONFIG_NAME = "config.json"
+DATA_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
+"""Of what is a file, though it looks like OWNER/NAME."""
 MAX_CARD_BYTES = 2**20
 LICENCE = ("license", "license_name", "license_link")
 """Fields of a card that a derived model's card repeats."""
@@ -57,7 +60,7 @@ class Base(Struct, frozen=True):
     """The model that was trained, as far as its own card or its name says."""
 
     name: str | None = None
-    """On the hub; None for a model that is not there, whose path is nobody's business."""
+    """On the hub; None for a model that is not there, whose path stays private."""
     licence: dict[str, str] = {}
     note: str = ""
 
@@ -77,6 +80,8 @@ class Run(Struct, frozen=True):
     """Of the run's metrics; empty without any."""
     gguf: Sequence[str] = ()
     """Names of the GGUF files beside the model."""
+    imitated: int = 0
+    """Supervised steps before the first round."""
 
 
 def base_of(model: str, revision: str | None) -> Base:
@@ -86,17 +91,22 @@ def base_of(model: str, revision: str | None) -> Base:
         return Base("HuggingFaceTB/SmolLM2-135M-Instruct", {"license": "apache-2.0"}, note)
     if model in MADE_HERE:
         return Base(note="A toy model that swarm makes itself; it says nothing about large models.")
-    on_hub = is_on_hub(model)
+    on_hub = is_on_hub(model) and (is_hub_id(model) or "/" not in model)
     try:
         file = Path(hf_hub_download(model, CARD, revision=revision, etag_timeout=5) if on_hub else Path(model) / CARD)
         if file.stat().st_size > MAX_CARD_BYTES:
             raise ValueError("no card is that long")
         stated = ModelCard.load(file, ignore_metadata_errors=True).data
     except (OSError, ValueError, yaml.YAMLError, httpx.HTTPError):  # without a card nothing is stated
-        return Base(model if on_hub else None)
+        return Base(model if on_hub and _is_cached(model, revision) else None)
     licence = {name: value for name in LICENCE if isinstance(value := getattr(stated, name, None), str)}
     name = getattr(stated, "base_model", None)
     return Base(model if on_hub else name if isinstance(name, str) else None, licence)
+
+
+def _is_cached(model: str, revision: str | None) -> bool:
+    """Whether the hub has sent this model: otherwise it may be a path, of another directory."""
+    return isinstance(try_to_load_from_cache(model, CONFIG_NAME, revision=revision), str)
 
 
 def model_card(run: Run) -> str:
@@ -115,7 +125,7 @@ def model_card(run: Run) -> str:
     parts = [
         f"---\n{data.to_yaml()}\n---",
         f"# {clean(run.name)}",
-        f"{run.base.name or 'A model'} post-trained by reinforcement learning with verifiable rewards. {run.base.note}",
+        f"{run.base.name or 'A model'} post-trained by reinforcement learning. {run.base.note}",
         "## Training\n\n" + "\n".join(_training(run)),
         "## Evaluation\n\n" + "\n".join(_evaluations(run)),
         "## Settings\n\n" + _table(("setting", "value"), _settings(config)),
@@ -127,12 +137,15 @@ def model_card(run: Run) -> str:
 
 def _datasets(config: NodeConfig) -> set[str]:
     """Data sets of the hub."""
-    return {task.path for task in config.tasks if isinstance(task, RowsTask) and not task.is_on_disk}
+    tasks = [task for task in config.tasks if isinstance(task, RowsTask) and not task.is_on_disk]
+    return {task.path for task in tasks if is_hub_id(task.path) and not task.path.endswith(DATA_SUFFIXES)}
 
 
 def _training(run: Run) -> Iterator[str]:
     groups = run.groups
     yield f"* Tasks: {', '.join(clean(task.name) for task in run.config.tasks)}"
+    if run.imitated:
+        yield f"* Before the first round: {run.imitated:,} supervised steps on recorded answers"
     yield f"* Rounds: {run.rounds:,}, with {run.updates:,} updates of the weights"
     if run.role == "learner":
         yield f"* As the learner of a swarm: on {groups['used_local']:,} groups that workers sampled with its weights"

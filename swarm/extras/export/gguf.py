@@ -76,7 +76,7 @@ def write_gguf(directory: Path, file: Path, kind: GgufType) -> None:
     writer = gguf.GGUFWriter(file, family.arch, use_temp_file=True)
     try:
         writer.add_type("model")
-        writer.add_name(directory.name)
+        writer.add_name(file.stem)
         writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{kind}"))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _describe(writer, config)
@@ -101,7 +101,7 @@ def check_family(config: PretrainedConfig) -> Family:
     name = (config.architectures or ["?"])[0]
     family = FAMILIES.get(name)
     if family is None:
-        raise ConfigError(f"GGUF files are written of {SUPPORTED}, and this is a {name}")
+        raise ConfigError(f"GGUF export supports {SUPPORTED}, not {name}")
     rope = _rope(config).get("rope_type", "default")
     scalar, head = getattr(config, "query_pre_attn_scalar", None), _head_size(config)
     differs = {
@@ -116,7 +116,7 @@ def check_family(config: PretrainedConfig) -> Family:
         and config.layer_types != [_gemma_layer(number) for number in range(config.num_hidden_layers)],
     }
     if wrong := [field for field, is_other in differs.items() if is_other]:
-        raise refused(f"llama.cpp computes a {name} with other {', '.join(wrong)}")
+        raise refused(f"llama.cpp does not support the {', '.join(wrong)} of this {name}")
     return family
 
 

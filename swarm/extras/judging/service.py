@@ -87,9 +87,9 @@ class JudgeProcess:
             message = self.channel.receive()
             return None if message is None else decode_reply(message)
         except (EOFError, OSError) as error:
-            raise EngineCrashed(f"the judge's process {self._child.ending()}") from error
+            raise EngineCrashed(f"its process {self._child.ending()}") from error
         except (Oversized, msgspec.DecodeError) as error:
-            raise EngineCrashed("the judge's process sent what it must not") from error
+            raise EngineCrashed("its process sent what it must not") from error
 
     def kill(self) -> None:
         """End the process."""
@@ -114,7 +114,7 @@ MAX_FAILED_STARTS = 3
 """Refused by the system, or ended before the judge was ever ready, before it is said to be impossible to set up."""
 COUNTERS = ("requests", "tokens", "cached", "failures", "timeouts", "restarts")
 
-CLOSED = Rejection(Reason.JUDGE_FAILED, "it is closed")
+CLOSED = Rejection(Reason.JUDGE_FAILED, "the judge or reward service is closed")
 
 Finish = Callable[[tuple[float, ...] | Rejection], None]
 HOUR_S = 3_600.0
@@ -399,7 +399,7 @@ class JudgeService:
             self._known.set()
             self._lost("failures", Reason.JUDGE_FAILED, reply.error)
         else:
-            self._lost("failures", Reason.JUDGE_FAILED, "the judge's process sent what it must not")
+            self._lost("failures", Reason.JUDGE_FAILED, "its process sent what it must not")
 
     def _accept(self, batch: _Batch, ratings: Ratings) -> None:
         self._count("tokens", ratings.tokens)

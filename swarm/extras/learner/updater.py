@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from types import MappingProxyType
 
 from swarm.errors import PolicyError
 from swarm.extras.learner.packing import Precision, pack_weights
@@ -15,7 +14,7 @@ from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.gradient import summarise
-from swarm.training.rows import RewardWeights, Row
+from swarm.training.rows import Row
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling, UpdateReport
 
@@ -35,13 +34,12 @@ class StreamedUpdater(PolicyUpdater):
         sampling: Sampling,
         reference: Policy | None = None,
         precision: Precision = "native",
-        reward_weights: RewardWeights = MappingProxyType({}),
     ) -> None:
         """See `PolicyUpdater`; `sampling` is that of every worker, `precision` that of `snapshot`.
 
         Raises `PolicyError`.
         """
-        super().__init__(policy, settings, mix, sampling.temperature, reference, reward_weights)
+        super().__init__(policy, settings, mix, sampling.temperature, reference)
         if settings.loss.per_token and settings.behaviour_kl > 0:
             raise PolicyError(
                 f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "

@@ -323,17 +323,17 @@ class Workforce:
         """Activate the cheapest set of proven workers that reaches the target rate, or all workers.
 
         Anybody may name a price, and boast of a rate: both count once a worker's groups have been used for a while. A
-        newcomer works beside the others until then, and replaces no one. Whatever its price, a worker never becomes one
-        of fewer than `min_workers`: those that have been here for longest stay.
+        newcomer works beside the others until then, and replaces no one. At least `min_workers` stay active, whatever
+        their prices: those that have been here longest.
         """
         proven = self._proven()
         candidates = [_candidate(name, state, now) for name, state in proven.items()]
         chosen = cheapest(candidates, aim) if aim < math.inf else None
         spared = set() if chosen is None else proven.keys() - {worker.name for worker in chosen}
         if self._settings.workers is None:
-            here = (name for name in spared if _present(proven[name], now))
-            missing = max(0, self._settings.min_workers - (len(proven) - len(spared)))
-            spared -= set(sorted(here, key=lambda name: (proven[name].since, name))[:missing])
+            here = {name for name, state in proven.items() if _present(state, now)}
+            missing = max(0, self._settings.min_workers - len(here - spared))
+            spared -= set(sorted(here & spared, key=lambda name: (proven[name].since, name))[:missing])
         wanted = self._workers.keys() - spared
         for name, state in self._workers.items():
             if not state.active and name in wanted:

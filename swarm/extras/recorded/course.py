@@ -27,8 +27,10 @@ class Course:
         settings: DemonstrationSettings,
         seed: int,
         note: Callable[[str, str], None],
+        begun: int = 0,
     ) -> None:
-        """`note` takes a line for people and its level."""
+        """`note` takes a line for people and its level; `begun` steps were taken before a restart."""
+        self._begun = begun
         self._demonstrations = demonstrations
         self._settings = settings
         self._seed = seed
@@ -39,14 +41,14 @@ class Course:
         self._first: float | None = None
 
     @classmethod
-    def of(cls, settings: DemonstrationSettings, seed: int, note: Callable[[str, str], None]) -> Self:
+    def of(cls, settings: DemonstrationSettings, seed: int, note: Callable[[str, str], None], begun: int = 0) -> Self:
         """That of the file in the settings. Raises `ConfigError`."""
         assert settings.path is not None
         found = read(at_home(settings.path), settings.min_reward)
         if found.passed_over:
             text = f"{len(found.passed_over)} of {found.num_rows} rows of {settings.path} are passed over; "
             note(text + found.passed_over[0], "warning")
-        course = cls(found.demonstrations, settings, seed, note)
+        course = cls(found.demonstrations, settings, seed, note, begun)
         note(
             f"learning from {len(found.demonstrations)} demonstrations in {settings.path} before the first round: "
             f"{course.num_steps} steps of {settings.batch}",
@@ -67,11 +69,12 @@ class Course:
         if done.num_tokens and self._first is None:
             self._first = done.loss
         last = step + 1 == self.num_steps
-        if last and self._first is None:
+        if last and self._first is None and not self._begun:
             raise ConfigError(f"demonstrations.path: the model has no room for those in {self._settings.path}")
         if last:
             long = f"; {self._num_too_long} were too long for the model" if self._num_too_long else ""
-            text = f"learned from demonstrations in {self.num_steps} steps: loss {self._first:.3f} at first"
-            self._note(f"{text}, {done.loss:.3f} in the last step{long}", "info")
+            first = "" if self._begun else f"{self._first:.3f} in the first step, "
+            text = f"learned from demonstrations in {self.num_steps} steps: loss {first}"
+            self._note(f"{text}{done.loss:.3f} in the last{long}", "info")
         elif step % max(1, self.num_steps // NUM_LINES) == 0:
             self._note(f"demonstrations: step {step + 1} of {self.num_steps}, loss {done.loss:.3f}", "info")

@@ -48,11 +48,17 @@ def read(path: Path, min_reward: float) -> Found:
     passed_over: list[str] = []
     for number, row in enumerate(rows, 1):
         try:
-            found += _demonstrations(row, min_reward)
+            found += list(_demonstrations(row, min_reward))
         except MalformedRow as error:
             passed_over.append(f"row {number}: {error}")
     if not found:
-        why = f"; {passed_over[0]}" if passed_over else ": it has no rows" if not rows else ": no answer is right"
+        why = (
+            f"; {passed_over[0]}"
+            if passed_over
+            else ": it has no rows"
+            if not rows
+            else ": no completion reaches demonstrations.min_reward"
+        )
         raise ConfigError(f"demonstrations.path: there is no demonstration in {path}{why}")
     return Found(found[:MAX_DEMONSTRATIONS], len(rows), passed_over)
 
@@ -97,12 +103,14 @@ def _demonstrations(row: object, min_reward: float) -> Iterator[Demonstration]:
     answers = [row[name] for name in ("completion", "chosen", "messages") if row.get(name) is not None]
     if not answers:
         raise MalformedRow(f"it must have completion, chosen or messages, got {describe(row)}")
-    if row.get("prompt") is None:
-        yield from _of_conversation(answers[0])
+    answer = answers[0]
+    is_whole = isinstance(answer, list) and bool(answer) and _role(answer[0]) != "assistant"
+    if row.get("prompt") is None or is_whole:
+        yield from _of_conversation(answer)
         return
     prompt = row["prompt"]
     asked = conversation(prompt) if isinstance(prompt, list) else _text(prompt, "the prompt")
-    yield Demonstration(asked, _answer(answers[0]))
+    yield Demonstration(asked, _answer(answer))
 
 
 def _of_conversation(messages: object) -> Iterator[Demonstration]:

@@ -116,7 +116,10 @@ def test_what_a_hub_or_a_broken_card_says_of_the_licence(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(card, "hf_hub_download", download)
     assert card.base_of("org/model", None) == card.Base("org/model", {"license": "apache-2.0"})
+    assert card.base_of("org/gone", None) == card.Base(), "it may be a path, seen from another directory"
+    monkeypatch.setattr(card, "try_to_load_from_cache", lambda *_, **__: "/cache/config.json")
     assert card.base_of("org/gone", None) == card.Base("org/gone")
+    assert card.base_of("runs/secret-client/base", None) == card.Base(), "what cannot be on the hub is not asked for"
     (tmp_path / "README.md").write_text("---\n: [\n---\n")
     assert card.base_of(str(tmp_path), None) == card.Base()
     assert card.base_of("smollm2", None).licence == {"license": "apache-2.0"}

@@ -80,6 +80,13 @@ def test_a_request_has_a_batch_of_completions_and_its_rewards_come_back_in_order
     assert {asked.path for asked in server.asked} == {"/rewards"}
 
 
+@pytest.mark.parametrize("path", ["/rewards", "/rewards/"])
+def test_the_address_is_asked_as_it_is_written(path: str) -> None:
+    with chat_server(by_length) as server:
+        service(address(server).removesuffix("/rewards") + path).answer(ASKED)
+    assert {asked.path for asked in server.asked} == {path}
+
+
 def test_a_request_is_about_one_task_and_model() -> None:
     mixed = [*ASKED[:1], Rated("other", "gcd", "Q?", "bb"), *ASKED[2:3], Rated("armo", "lcm", "Q?", "dddd")]
     with chat_server(by_length) as server:

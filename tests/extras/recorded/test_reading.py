@@ -35,6 +35,8 @@ def found(tmp_path: Path, *rows: object) -> Found:
         {"messages": [ASKED, SAID]},
         {"prompt": "2 + 3?", "chosen": "5", "rejected": "6"},
         {"prompt": [ASKED], "chosen": [SAID], "rejected": [{"role": "assistant", "content": "6"}]},
+        {"prompt": "2 + 3?", "messages": [ASKED, SAID]},
+        {"prompt": "2 + 3?", "chosen": [ASKED, SAID], "rejected": [ASKED, {"role": "assistant", "content": "6"}]},
         {"chosen": [ASKED, SAID], "rejected": [ASKED, {"role": "assistant", "content": "6"}]},
     ],
 )
@@ -51,6 +53,12 @@ def test_each_answer_of_a_conversation_is_a_demonstration_after_what_was_said_be
     before = (Message("system", "Be brief."), Message("user", "2 + 3?"))
     assert first == Demonstration(before, "5")
     assert second == Demonstration((*before, Message("assistant", "5"), Message("user", "Sure?")), "5")
+
+
+def test_a_row_is_learned_from_as_a_whole_or_passed_over(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None}
+    both = found(tmp_path, {"messages": [ASKED, SAID, ASKED, call]}, {"messages": [ASKED, SAID]})
+    assert list(both.demonstrations) == [PLAIN] and len(both.passed_over) == 1
 
 
 def said(text: str, reward: float | None, finish_reason: str = "stop", *turns: Turn) -> SampledCompletion:
@@ -120,5 +128,5 @@ def test_a_file_that_is_missing_or_has_none_is_one_clear_error(tmp_path: Path) -
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="cannot read"):
         read(tmp_path / "bad.parquet", 0.99)
-    with pytest.raises(ConfigError, match="there is no demonstration in .*: no answer is right"):
+    with pytest.raises(ConfigError, match="there is no demonstration in .*: no completion reaches demonstrations"):
         found(tmp_path, sample(said("6", 0.0)))

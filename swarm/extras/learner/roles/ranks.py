@@ -8,10 +8,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from nodes.roles.ranks import RankGroup, load_on_ranks, load_reference
+from swarm.algorithms.advantages import BY_REWARD
 from swarm.config import NodeConfig
 from swarm.engines.base import SharedEngine
 from swarm.engines.transformers.engine import TransformersEngine
-from swarm.environments.config import reward_weights
+from swarm.errors import ConfigError
 from swarm.extras.learner.updater import StreamedUpdater
 from swarm.policy.loading import Policy
 from swarm.policy.ranks import Ranks
@@ -56,7 +57,15 @@ class LearnerRanks(RankGroup):
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Load from a checkpoint or start new. Raises `PolicyError`, `CheckpointError`, `SamplingError`."""
+        """Load from a checkpoint or start new.
+
+        Raises `ConfigError`, `PolicyError`, `CheckpointError`, `SamplingError`.
+        """
+        if config.update.advantage in BY_REWARD:
+            raise ConfigError(
+                f"update.advantage {config.update.advantage} is for nodes that train on own groups; choose another for "
+                "a learner"
+            )
         policy = load_on_ranks(LearnerRanks, config, checkpoint, ranks, progress)
         engine = TransformersEngine(policy, config.generation, cancelled)
         engine.check(config.generation.sampling())
@@ -85,8 +94,7 @@ class _BroadcastingUpdater(StreamedUpdater):
 
     def __init__(self, ranks: Ranks, policy: Policy, config: NodeConfig) -> None:
         sampling, reference = config.generation.sampling(), load_reference(config, ranks)
-        weights = reward_weights(config.tasks)
-        super().__init__(policy, config.update, config.mix, sampling, reference, config.learner.precision, weights)
+        super().__init__(policy, config.update, config.mix, sampling, reference, config.learner.precision)
         self._group = ranks
 
     def _broadcast(self, order: Accumulate | Apply | Abandon | Pack | Rise) -> None:
