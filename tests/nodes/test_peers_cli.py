@@ -122,7 +122,7 @@ def test_credit_is_shown_as_what_members_measured() -> None:
     assert "credit" not in drawn(200)
     peers = (ROSTER.peers[0], replace(ROSTER.peers[1], credit=Credit(0.625, 9)))
     text = drawn(200, roster=replace(ROSTER, peers=peers))
-    assert "0.62 (9)" in text and "as so many unlike members measured it" in text
+    assert "0.62 (9)" in text and "how many independent members measured it" in text
 
 
 def test_an_old_roster_is_not_taken_for_a_running_node() -> None:
