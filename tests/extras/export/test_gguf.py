@@ -204,7 +204,10 @@ def test_llama_3s_rope_is_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, r"supports Llama \(SmolLM2\), Qwen2, Qwen3 and Gemma 3 \(text\), not MistralForC"),
+        (
+            {"architectures": ["MistralForCausalLM"]},
+            r"supports Llama \(SmolLM2\), Qwen2, Qwen3 and Gemma 3 \(text\), not MistralForC",
+        ),
         ({"hidden_act": "gelu"}, "support the hidden_act of"),
         ({"attention_bias": True}, "support the attention_bias of"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "support the rope_type yarn of"),
