@@ -92,8 +92,8 @@ def test_a_target_that_is_neither_file_nor_address_says_what_it_lacks(target: st
     ("text", "said"),
     [
         ("model: tiny\n", "did you mean policy.model or judge.model or endpoint.model?"),
-        ("learning_rate: 1e-5\n", "did you mean update.learning_rate?"),
-        ("policy: {learning_rate: 1e-5}\n", "did you mean update.learning_rate?"),
+        ("learning_rate: 1e-5\n", "did you mean update.learning_rate or demonstrations.learning_rate?"),
+        ("policy: {learning_rate: 1e-5}\n", "did you mean update.learning_rate or demonstrations.learning_rate?"),
         ("mix: {locl: 3}\n", "did you mean mix.local?"),
         ("beta: 0.1\n", "did you mean update.reference_kl?"),
         ("mix.local: 3\n", "in a file it is written mix: {local: ...}"),
