@@ -14,6 +14,17 @@ UNREADABLE = (yaml.YAMLError, ValueError, LookupError, RecursionError)
 """What reading YAML raises. Errors of Python come through the library: for February 31, `!!int x`, deep nesting."""
 
 
+MAX_NESTING = 256
+"""Lists and mappings in brackets, one within the other; the library takes time with the square of their number."""
+
+
+class _Loader(yaml.SafeLoader):
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 - the library's name
+        if self.flow_level >= MAX_NESTING:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
+
+
 class YamlFile:
     """The values of a file and where they are."""
 
@@ -57,7 +68,7 @@ class YamlFile:
 
 def read(text: str) -> tuple[yaml.Node | None, JsonValue]:
     """What YAML says, and where; raises one of `UNREADABLE`."""
-    return yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    return yaml.compose(text, _Loader), yaml.load(text, _Loader)
 
 
 def check(root: yaml.Node | None, values: JsonValue, subject: str) -> None:

@@ -15,7 +15,7 @@ from tests.fuzz.targets import Target, targets
 NUM_INPUTS = 150
 MAX_BYTES = 24 * 2**20
 """For one input, with what the reader imports and caches at its first."""
-MAX_S = 4.0
+MAX_S = 2.0
 """For one input; the longest question to make included."""
 TRACED_EVERY = 5
 
