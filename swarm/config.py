@@ -25,7 +25,6 @@ from swarm.environments.judge import JudgeSettings, Raters, RewardServiceSetting
 from swarm.environments.tiny import TINY_TASKS
 from swarm.errors import ConfigError
 from swarm.following import FollowSettings, LearnerSettings
-from swarm.kinds import Kinds
 from swarm.net.config import NetworkSettings
 from swarm.net.records.identity import is_peer_id
 from swarm.policy.config import (
@@ -45,7 +44,8 @@ from swarm.sapo.mixing import MixSettings
 from swarm.sapo.round import ShareSettings
 from swarm.sapo.watch import WatchSettings
 from swarm.schedule import ScheduleSettings
-from swarm.settings import Settings, field_paths, in_words, leaves, nearest
+from swarm.settings import Settings, in_words, leaves
+from swarm.suggestions import did_you_mean, joined
 from swarm.suites.config import SuiteName, SuiteSettings
 from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import DemonstrationSettings, UpdateSettings
@@ -63,51 +63,6 @@ _SERVICE_PORT = re.compile(r"SWARM_(\w+_)?PORT")
 
 ID_CHARS = 4
 """Characters of a peer id in the default name: its end tells nodes apart whose directories have the same name."""
-NUM_NAMED = 3
-"""Most fields that a message suggests."""
-NAMES_ELSEWHERE = {
-    "model_name_or_path": "policy.model",
-    "lr": "update.learning_rate",
-    "num_generations": "generation.group_size",
-    "num_completions": "generation.group_size",
-    "max_completion_length": "generation.max_new_tokens",
-    "max_tokens": "generation.max_new_tokens",
-    "generation_batch_size": "generation.questions_per_round",
-    "beta": "update.reference_kl",
-    "kl_coef": "update.reference_kl",
-    "num_iterations": "update.epochs",
-    "num_train_epochs": "rounds",
-    "max_steps": "rounds",
-    "loss_type": "update.objective",
-    "scale_rewards": "update.advantage",
-    "epsilon": "update.loss.clip_low",
-    "epsilon_high": "update.loss.clip_high",
-    "delta": "update.loss.dual_clip",
-    "lr_scheduler_type": "update.schedule",
-    "warmup_steps": "update.warmup_updates",
-    "optim": "update.optimizer",
-    "use_vllm": "generation.engine",
-    "output_dir": "out",
-    "save_steps": "checkpoint.every_rounds",
-    "save_total_limit": "checkpoint.keep",
-    "logging_steps": "telemetry.log_every_rounds",
-    "eval_steps": "evaluation.every_rounds",
-    "train_dataset": "tasks",
-    "dataset": "tasks",
-    "reward_funcs": "tasks",
-    "reward_weights": "tasks",
-    "report_to": "telemetry.sinks",
-    "bf16": "policy.dtype",
-    "lora_r": "policy.lora.rank",
-    "lora_alpha": "policy.lora.alpha",
-    "load_in_4bit": "policy.lora.frozen_dtype",
-    "per_device_train_batch_size": "update.micro_batch_tokens",
-    "vllm_gpu_memory_utilization": "generation.vllm.gpu_memory_fraction",
-    "importance_sampling_level": "update.objective",
-    "log_completions": "telemetry.samples_per_outcome",
-}
-"""TRL's names, and some that are common elsewhere, for fields here; docs/faq.md has the table."""
-
 Values = dict[str, JsonValue]
 
 
@@ -483,7 +438,9 @@ def _kind_of(path: str, origin: str) -> object:
     for depth, part in enumerate(parts):
         field = model.model_fields.get(part)
         if field is None:
-            raise ConfigError(f"{path} (from {origin}): there is no such field{_did_you_mean(parts[: depth + 1])}")
+            raise ConfigError(
+                f"{path} (from {origin}): there is no such field{did_you_mean(NodeConfig, parts[: depth + 1])}"
+            )
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             if isabstract(annotation):
@@ -566,7 +523,7 @@ def _causes(errors: Sequence[ErrorDetails]) -> Iterable[ErrorDetails]:
 
 def _problem(item: ErrorDetails) -> str:
     if item["type"] == "extra_forbidden":
-        return f"there is no such field{_nested(item) or _did_you_mean(item['loc'])}"
+        return f"there is no such field{_nested(item) or did_you_mean(NodeConfig, item['loc'])}"
     seen = "" if isinstance(item["input"], dict) or item["type"] == "value_error" else f", got {item['input']!r}"
     return f"{in_words(item['msg'])}{seen}"
 
@@ -574,53 +531,7 @@ def _problem(item: ErrorDetails) -> str:
 def _nested(item: ErrorDetails) -> str:
     """How to write a dotted name in a file."""
     above, (*groups, field) = item["loc"][:-1], str(item["loc"][-1]).split(".")
-    if not groups or _did_you_mean((*above, groups[0])) != f"; did you mean {_joined((*above, groups[0]))}?":
+    group = (*above, groups[0]) if groups else ()
+    if not group or did_you_mean(NodeConfig, group) != f"; did you mean {joined(group)}?":
         return ""
     return f"; in a file it is written {': {'.join((*groups, field))}: ...{'}' * len(groups)}"
-
-
-def _did_you_mean(path: Sequence[str | int]) -> str:
-    """The field that is named most like the last part of a path that there is not; empty without one."""
-    models: set[type[BaseModel]] = {NodeConfig}
-    for part in path[:-1]:
-        named = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
-        if of_kind := {model for model in models if len(models) > 1 and part in _kinds(model)}:
-            models = of_kind
-        elif named:  # and otherwise an index or a key
-            models = {model for field in named for model in _models_in(field.annotation)}
-    here = nearest(str(path[-1]), [name for model in models for name in model.model_fields])
-    near = [] if here is None else [_joined((*path[:-1], here))]
-    found = near if here == path[-1] else named_fields(str(path[-1])) or near or similar_fields(str(path[-1]))
-    return f"; did you mean {' or '.join(found)}?" if found else ""
-
-
-def _joined(path: Sequence[str | int]) -> str:
-    """A dotted path; within an item of a list only the field, since nobody writes the number of an item."""
-    return str(path[-1]) if any(isinstance(part, int) for part in path) else ".".join(map(str, path))
-
-
-def named_fields(name: str) -> list[str]:
-    """Dotted paths of the fields that this last name, or another trainer's name for them, stands for."""
-    leaf = name.replace("-", "_")
-    if leaf in NAMES_ELSEWHERE:
-        return [NAMES_ELSEWHERE[leaf]]
-    return [path for path in field_paths(NodeConfig) if path.rpartition(".")[2] == leaf][:NUM_NAMED]
-
-
-def similar_fields(name: str) -> list[str]:
-    """The same for a name that is written nearly like one of theirs."""
-    here = nearest(name.replace("-", "_"), {path.rpartition(".")[2] for path in field_paths(NodeConfig)})
-    return [] if here is None else named_fields(here) or [here]
-
-
-def _models_in(annotation: object) -> set[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {annotation}
-    if isinstance(annotation, Kinds):
-        return set(annotation.values())
-    return {model for part in get_args(annotation) for model in _models_in(part)}
-
-
-def _kinds(model: type[BaseModel]) -> tuple[object, ...]:
-    """What decides for this model where there are several."""
-    return get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()

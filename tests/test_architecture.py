@@ -53,6 +53,7 @@ ALLOWED = {
     "swarm/settings.py": set(),
     "swarm/kinds.py": {"swarm.errors", "swarm.files", "swarm.sanitize", "swarm.settings"},
     "swarm/stopwatch.py": set(),
+    "swarm/suggestions.py": {"swarm.kinds", "swarm.settings"},
     "swarm/children.py": set(),
     "swarm/machine.py": set(),
     "swarm/torchao.py": set(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from swarm.config import NAMES_ELSEWHERE
+from swarm.suggestions import NAMES_ELSEWHERE
 
 PAGE = Path(__file__).parent.parent / "docs" / "faq.md"
 

@@ -210,18 +210,19 @@ def _no_command(words: Sequence[str], commands: Iterable[str]) -> str:
 
 
 def _no_option(command: str, name: str, known: Sequence[str]) -> str:
-    from swarm.config import ENVIRONMENT_PREFIX, named_fields, similar_fields
+    from swarm.config import ENVIRONMENT_PREFIX, NodeConfig
     from swarm.settings import nearest
+    from swarm.suggestions import named_fields, similar_fields
 
     takes_fields = command in FIELD_COMMANDS
-    fields = named_fields(name[2:]) if takes_fields else []
+    fields = named_fields(NodeConfig, name[2:]) if takes_fields else []
     if fields == [name[2:]]:
         where = f"in a file, or as {ENVIRONMENT_PREFIX}{name[2:].upper()}"
         return f"`swarm {command}` has no option {name}: set {name[2:]} {where}; see swarm {command} --help"
     near = [] if fields or (own := nearest(name, known)) is None else [own]
     found = [f"--{path}" for path in fields] or near
     if not found and takes_fields:
-        found = [f"--{path}" for path in similar_fields(name[2:])]
+        found = [f"--{path}" for path in similar_fields(NodeConfig, name[2:])]
     meant = f", did you mean {' or '.join(found)}" if found else ""
     more = "; any field of docs/configuration.md is one, as --mix.local 6" if takes_fields and not found else ""
     whole = f"swarm {command}".strip()

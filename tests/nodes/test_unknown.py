@@ -10,9 +10,10 @@ import typer
 
 from nodes.cli import app
 from nodes.cli.options import OTHER_COMMANDS, check_known, no_target
-from swarm.config import NAMES_ELSEWHERE, NodeConfig, load_config
+from swarm.config import NodeConfig, load_config
 from swarm.errors import ConfigError
 from swarm.settings import field_paths
+from swarm.suggestions import NAMES_ELSEWHERE
 
 PEER = "12D3KooWP9RZLWYuszakU4fyxta4PDyafN8nUVSAH1sgimKUpB9a"
 COMMAND = typer.main.get_command(app)
