@@ -147,8 +147,7 @@ class RowReader:
         prompt = self._policy.encode_prompt(group.prompt)
         expectation = _log_expectation(group.group) if self._whole_groups else math.nan
         rows = []
-        advantages = self.advantages(group.rewards) if claimed else self._of_own(group)
-        each_turn = credited_turns(group, self.advantages, self._credit)
+        advantages, each_turn = self._of_own(group), credited_turns(group, self.advantages, self._credit)
         for index, completion in enumerate(group.group.completions):
             if completion.token_ids:
                 row = sampled_row(self._policy, prompt, group, index)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import httpx
 import yaml
 from huggingface_hub import ModelCard, ModelCardData, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.constants import CONFIG_NAME
 from msgspec import Struct
 
 from swarm.config import NodeConfig
@@ -24,9 +25,6 @@ from swarm.telemetry.intervals import wilson_interval
 from swarm.telemetry.records import EvaluationEvent, GroupCounts, SuiteEvent
 
 CARD = "README.md"
-CONFIG_NAME = "config.json"
-DATA_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
-"""Of what is a file, though it looks like OWNER/NAME."""
 MAX_CARD_BYTES = 2**20
 LICENCE = ("license", "license_name", "license_link")
 """Fields of a card that a derived model's card repeats."""
@@ -98,15 +96,12 @@ def base_of(model: str, revision: str | None) -> Base:
             raise ValueError("no card is that long")
         stated = ModelCard.load(file, ignore_metadata_errors=True).data
     except (OSError, ValueError, yaml.YAMLError, httpx.HTTPError):  # without a card nothing is stated
-        return Base(model if on_hub and _is_cached(model, revision) else None)
+        # What the hub never sent may be a path, seen from another directory.
+        was_sent = on_hub and isinstance(try_to_load_from_cache(model, CONFIG_NAME, revision=revision), str)
+        return Base(model if was_sent else None)
     licence = {name: value for name in LICENCE if isinstance(value := getattr(stated, name, None), str)}
     name = getattr(stated, "base_model", None)
     return Base(model if on_hub else name if isinstance(name, str) else None, licence)
-
-
-def _is_cached(model: str, revision: str | None) -> bool:
-    """Whether the hub has sent this model: otherwise it may be a path, of another directory."""
-    return isinstance(try_to_load_from_cache(model, CONFIG_NAME, revision=revision), str)
 
 
 def model_card(run: Run) -> str:
@@ -138,7 +133,7 @@ def model_card(run: Run) -> str:
 def _datasets(config: NodeConfig) -> set[str]:
     """Data sets of the hub."""
     tasks = [task for task in config.tasks if isinstance(task, RowsTask) and not task.is_on_disk]
-    return {task.path for task in tasks if is_hub_id(task.path) and not task.path.endswith(DATA_SUFFIXES)}
+    return {task.path for task in tasks if is_hub_id(task.path)}
 
 
 def _training(run: Run) -> Iterator[str]:

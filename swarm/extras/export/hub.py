@@ -6,21 +6,17 @@ from pathlib import Path
 
 import httpx
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils._validators import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError
 
+from swarm.environments.sources.dataset import is_hub_id
 from swarm.errors import ConfigError
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def check_push(name: str, is_dry: bool) -> None:
-    """Raises `ConfigError` for what is no OWNER/NAME, and, unless nothing is sent, without a token."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ConfigError(f"--push takes OWNER/NAME, got {name}: {error}") from error
-    if "/" not in name:
+    """Raises `ConfigError` unless the name is OWNER/NAME, and, unless nothing is sent, without a token."""
+    if not is_hub_id(name):
         raise ConfigError(f"--push takes OWNER/NAME, got {name}")
     if not is_dry and get_token() is None:
         raise ConfigError(f"--push needs a token of the Hugging Face hub: {LOGIN}")

@@ -53,7 +53,7 @@ def refused(why: str) -> ConfigError:
 def write_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int, directory: Path) -> None:
     """Write tokens for the `size` rows of the embeddings, special tokens and chat template.
 
-    `directory` has the model's `generation_config.json`. Raises `ConfigError` for a tokenizer that llama.cpp has not.
+    `directory` has the model's `generation_config.json`. Raises `ConfigError` for a tokenizer that llama.cpp lacks.
     """
     if not tokenizer.is_fast:
         raise refused("this model's tokenizer has no tokenizer.json")

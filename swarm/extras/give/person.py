@@ -148,8 +148,8 @@ class PersonEngine:
         """See `RolloutEngine`; answers turns only. Raises `Interrupted` when the person leaves."""
         assert turns is not None and not prompts
         while taken := turns.take(wait=True):
-            own = [turn for turn in taken if turn.episode % self._group_size < self.num_own]
-            others = [turn for turn in taken if turn not in own]
+            own = [turn for turn in taken if self._place(turn) < self.num_own]
+            others = [turn for turn in taken if self._place(turn) >= self.num_own]
             drafts = self._begin(others, sampling, seed)
             answered: list[tuple[int, Answers]]
             try:
@@ -170,6 +170,10 @@ class PersonEngine:
         self._abandoned.set()
         self._pool.shutdown()
 
+    def _place(self, turn: NextTurn) -> int:
+        """In its group."""
+        return turn.episode % self._group_size
+
     def _begin(self, turns: Sequence[NextTurn], sampling: Sampling, seed: int) -> Drafts | None:
         model = self._model
         if model is None or not turns:
@@ -187,7 +191,7 @@ class PersonEngine:
     def _answer(self, turn: NextTurn, may_continue: bool) -> Answers:
         """Raises `_Skipped`, `Interrupted`."""
         asked = self._asked(turn.episode)
-        place = turn.episode % self._group_size
+        place = self._place(turn)
         if turn.number > 1 or place == 0:
             self._show(asked, turn)
         which = f"answer {place + 1} of {self.num_own}" if self.num_own > 1 else "your answer"

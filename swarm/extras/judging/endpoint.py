@@ -111,8 +111,8 @@ class RewardService:
         ]
         numbers: list[float | None] = [None] * len(queries)
         error = ""
-        told = self._threads.map(lambda batch: self._one([queries[k] for k in batch], deadline), batches)
-        for batch, found in zip(batches, told, strict=True):
+        replies = self._threads.map(lambda batch: self._one([queries[k] for k in batch], deadline), batches)
+        for batch, found in zip(batches, replies, strict=True):
             if isinstance(found, EndpointError):
                 error = error or str(found)[:MAX_ERROR_CHARS]
                 continue
