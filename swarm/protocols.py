@@ -406,6 +406,8 @@ KeepSample = Callable[[Fate, GradedGroup | RolloutGroup], None]
 
 NEWCOMERS = ""
 """The account and author that all peers without standing share."""
+RECORDED = "recorded"
+"""The author of groups that a node reads from a file; no peer id can be it."""
 
 
 class GroupExchange(Protocol):

@@ -84,7 +84,7 @@ ALLOWED = {
     | {"swarm.policy.config", "swarm.policy.loading", "swarm.engines.config", "swarm.engines.transformers.engine"},
     "swarm/extras/recorded": PURE
     | {"swarm.extras.recorded", "swarm.environments.sources.columns", "swarm.telemetry.samples"}
-    | {"swarm.training.config", "swarm.training.imitation"},
+    | {"swarm.training.config", "swarm.training.imitation", "swarm.groups.credit"},
     "swarm/extras/give": {"swarm", "nodes.boot", "nodes.roles"},
     "swarm/extras/give/engine.py": PURE | {"swarm.extras.give"},
     "swarm/extras/give/giving.py": PURE | {"swarm.extras.give", "swarm.groups"} | LEDGER,

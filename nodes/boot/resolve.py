@@ -155,8 +155,9 @@ def resolve(
     if (resuming := resumed(config, role.role, tasks_of_the_run)) is not None:
         notices.append(Notice(resuming))
     notices += map(Notice, directory.warnings)
-    if config.demonstrations.path is not None and role.role != "peer":
-        notices.append(Notice("demonstrations.path is for `swarm join`, and is not used here"))
+    for field, path in (("demonstrations.path", config.demonstrations.path), ("pool.recorded", config.pool.recorded)):
+        if path is not None and role.role != "peer":
+            notices.append(Notice(f"{field} is for `swarm join`, and is not used here"))
     if role.has_policy:
         from swarm.preflight.check import check_start
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 from nodes.boot.directory import CHECKPOINTS
@@ -34,13 +34,20 @@ from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore
 from swarm.training.config import DemonstrationSettings
-from swarm.types import PolicyId
+from swarm.types import PolicyId, RolloutGroup
 from swarm.types.questions import stream_seed
 
 ROSTER_EVERY_S = 10.0
 MAX_TOKEN_CHARS = 40
 SPEED_ROUNDS = 10
 """Rounds in the mean of tokens per second."""
+
+
+class Recorded(Protocol):
+    """Groups of a file that join those received."""
+
+    def of_round(self, number: int) -> Sequence[RolloutGroup]:
+        """Those that join in this round, from 0."""
 
 
 class Adoption(Protocol):
@@ -108,6 +115,7 @@ class PeerNode(RoleNode):
         self._imitated = 0
         """Supervised steps taken."""
         self._begun = False
+        self._recorded: Recorded | None = None
         self._roster_at = -math.inf
         self._speed: float | None = None
         self._processor = ProcessorTime()
@@ -159,6 +167,9 @@ class PeerNode(RoleNode):
             self._begun = True
             self._runtime.begin(self.role, self._checkpoints.resumed_from)
             self.note(str(self._ranks.choice), self._ranks.choice.level)
+            if (path := self._config.pool.recorded) is not None:
+                per_round = self._config.pool.recorded_per_round
+                self._recorded = extra("recorded.author").RecordedAuthor.of(path, per_round, self.note)
             if self._worth is not None and self._worth.refusal is not None:
                 self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         self._pausing.wait()
@@ -174,6 +185,8 @@ class PeerNode(RoleNode):
     def _work(self) -> None:
         """One round, due evaluations and checkpoints, and a comparison with the learner that it follows, if any."""
         self._runtime.samples.begin(self._node.round + 1)
+        if self._recorded is not None:
+            self._runtime.exchange.join(self._recorded.of_round(self._node.round))
         before = self._processor.seconds()
         report = self._node.run_round()
         self._processor_s = self._processor.seconds() - before

@@ -26,7 +26,7 @@ from swarm.net.trust.credit import statement
 from swarm.net.trust.exchange import Exchange
 from swarm.policy.config import PolicySettings, local_name, public_name
 from swarm.preflight.duties import Duties
-from swarm.protocols import RolloutEngine, Transport, Verifier
+from swarm.protocols import RECORDED, RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
 from swarm.received.pool import PooledGroup
@@ -182,7 +182,8 @@ class RoleRuntime:
         self._success.note(event.tasks)
         self._wants = self._success.learnability(MAX_TOLD_TASKS)
         share = self.config.share
-        self.measured = statement(measured or {}) if share.worth else b""
+        told = {author: worth for author, worth in (measured or {}).items() if author != RECORDED}
+        self.measured = statement(told) if share.worth else b""
         summary = replace(self._summary(event), tries=tries or {}) if share.summary else None
         self._transport.summarize(summary, self.measured)
         network = self._transport.status()

@@ -22,7 +22,7 @@ from swarm.fair_store import FairStore, Share
 from swarm.groups.building import with_grade
 from swarm.groups.credit import has_signal
 from swarm.groups.episodes import as_told, has_own_calls, is_whole
-from swarm.protocols import GroupExchange, KeepSample, Verifier
+from swarm.protocols import RECORDED, GroupExchange, KeepSample, Verifier
 from swarm.reasons import Outcome, Reason
 from swarm.received.copies import Copies
 from swarm.telemetry.ledger import Ledger
@@ -252,7 +252,10 @@ class Intake:
             return Reason.CANNOT_PERCEIVE
         if len(group.completions) > self._selection.max_completions:
             return Reason.TOO_MANY
-        return self._selection.skip_reason(group) or self._copies.judge(group, self._clock())
+        if reason := self._selection.skip_reason(group):
+            return reason
+        # Who recorded a group did not ask its question, and earns nothing.
+        return None if group.peer_id == RECORDED else self._copies.judge(group, self._clock())
 
     def _note(self, offered: OfferedGroup, held: Container[str]) -> None:
         """An offer waits if it teaches by its author's claim, is not too large, and neither it nor the group is

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import pstdev
 
 from msgspec import Struct
@@ -35,6 +36,11 @@ class PoolSettings(Settings):
     max_share_per_peer: float = Field(0.5, gt=0, le=1)
     """Largest fraction of `max_groups` for one peer's groups; beyond it that peer's oldest group leaves. Also of the
     grading queue; beyond it that peer's new groups are refused. In the pool, all newcomers count as one peer."""
+    recorded: Path | None = None
+    """The `samples.jsonl`, or the directory, of an earlier node: its groups join those received, as the groups of one
+    more author, `recorded`. They are graded and screened like others'. Default: none."""
+    recorded_per_round: int = Field(1, ge=1)
+    """Groups of that file that join in each round, each once, in the order of the file."""
 
 
 class PooledGroup(Struct):

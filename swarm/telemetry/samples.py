@@ -1,6 +1,6 @@
 """Samples of groups with their fates, for people: `samples.jsonl` in a node's directory.
 
-Readers ignore unknown fields. Nothing reads samples back into training.
+Readers ignore unknown fields. Training reads samples only where the user says so (`swarm/extras/recorded`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from msgspec import Struct
 from swarm.files import open_private
 from swarm.reasons import Fate, Reason
 from swarm.telemetry.sinks import TelemetrySettings
-from swarm.types import Completion, GradedGroup, Observation, RolloutGroup, Speaker, as_text, dialogue, media_of
+from swarm.types import (
+    Completion,
+    GradedGroup,
+    Observation,
+    RolloutGroup,
+    Speaker,
+    TaskRef,
+    as_text,
+    dialogue,
+    media_of,
+)
 from swarm.types.media import Media
 from swarm.types.thumbnails import thumbnails
 
@@ -93,6 +103,8 @@ class SampleRecord(Struct, frozen=True):
     """Small PNGs of the first pictures and clips that the question names."""
     expected: str = ""
     """The beginning of the right answer; empty where there is no single one, or it is not known."""
+    ref: TaskRef | None = None
+    """From which every member makes the question again; None in files of earlier versions."""
 
 
 def why(reward: float | None, expected: str, found: str | None) -> str:
@@ -259,6 +271,7 @@ class SampleLog:
             num_completions=len(source.completions),
             pictures=thumbnails(media_of(graded.prompt), MAX_PICTURES) if graded else (),
             expected=graded.expected if graded else "",
+            ref=source.question,
         )
 
 

@@ -1,4 +1,4 @@
-"""Demonstrations in files: this project's samples, and the layouts of TRL and verl.
+"""Demonstrations and groups in files: this project's samples, and for the former the layouts of TRL and verl.
 
     {"prompt": ..., "completion": ...}      each a text, or a list of messages
     {"prompt": ..., "chosen": ...}          the same; what was rejected is not read
@@ -19,14 +19,19 @@ from msgspec import Struct
 
 from swarm.environments.sources.columns import MalformedRow, conversation, describe
 from swarm.errors import ConfigError
+from swarm.groups.credit import has_signal
+from swarm.protocols import RECORDED
 from swarm.telemetry.samples import MAX_QUESTION_CHARS, OLDER_FILE, SAMPLES_FILE, SampledCompletion, SampleRecord
 from swarm.training.imitation import Demonstration
+from swarm.types import Completion, PolicyId, RolloutGroup, Sampling
 from swarm.types.thoughts import CLOSE, OPEN
 
 MAX_LINE_BYTES = 2**24
 MAX_TEXT_CHARS = 2**20
 MAX_DEMONSTRATIONS = 2**20
 """Further ones are not read."""
+MAX_GROUPS = 2**14
+"""Nor are further groups."""
 
 
 class Found(Struct, frozen=True):
@@ -63,6 +68,22 @@ def read(path: Path, min_reward: float) -> Found:
     return Found(found[:MAX_DEMONSTRATIONS], len(rows), passed_over)
 
 
+def read_groups(path: Path) -> tuple[list[RolloutGroup], int, list[str]]:
+    """The groups with signal among the samples of a file or a node's directory, the number of rows, and why other rows
+    are left out. Raises `OSError`, `ValueError`."""
+    found: list[RolloutGroup] = []
+    left_out: list[str] = []
+    number = 0
+    for number, row in enumerate(_rows(path), 1):
+        if len(found) == MAX_GROUPS:
+            break
+        try:
+            found.append(_group(_sample(_columns(row))))
+        except MalformedRow as error:
+            left_out.append(f"row {number}: {error}")
+    return found, number, left_out
+
+
 def _rows(path: Path) -> Iterator[object]:
     """The rows, decoded or not yet. Raises `OSError`, `ValueError`."""
     if path.is_dir():
@@ -86,8 +107,8 @@ def _rows(path: Path) -> Iterator[object]:
                     line = file.readline(MAX_LINE_BYTES + 1)
 
 
-def _demonstrations(row: object, min_reward: float) -> Iterator[Demonstration]:
-    """Those of a row, of JSON if it is bytes. Raises `MalformedRow`."""
+def _columns(row: object) -> Mapping[str, object]:
+    """A row, of JSON if it is bytes. Raises `MalformedRow`."""
     if isinstance(row, bytes):
         if len(row) > MAX_LINE_BYTES:
             raise MalformedRow(f"it is longer than {MAX_LINE_BYTES} bytes")
@@ -97,6 +118,12 @@ def _demonstrations(row: object, min_reward: float) -> Iterator[Demonstration]:
             raise MalformedRow(f"it is no JSON: {error}") from error
     if not isinstance(row, Mapping):
         raise MalformedRow(f"it must have columns, got {describe(row)}")
+    return row
+
+
+def _demonstrations(row: object, min_reward: float) -> Iterator[Demonstration]:
+    """Those of a row. Raises `MalformedRow`."""
+    row = _columns(row)
     if "completions" in row:
         yield from _of_sample(row, min_reward)
         return
@@ -145,27 +172,54 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-def _of_sample(row: Mapping[str, object], min_reward: float) -> Iterator[Demonstration]:
+def _sample(row: Mapping[str, object]) -> SampleRecord:
     try:
-        sample = msgspec.convert(row, SampleRecord)
+        return msgspec.convert(row, SampleRecord)
     except msgspec.ValidationError as error:
         raise MalformedRow(f"it is no sample: {error}") from error
+
+
+def _of_sample(row: Mapping[str, object], min_reward: float) -> Iterator[Demonstration]:
+    sample = _sample(row)
     if not sample.question or len(sample.question) >= MAX_QUESTION_CHARS or sample.pictures:
         raise MalformedRow("a sample must have a whole question of text")
     for completion in sample.completions:
-        said = _said(completion)
-        if said and completion.reward is not None and completion.reward >= min_reward:
+        said = _said(completion) if completion.finish_reason == "stop" else None
+        is_answer = bool(said) and completion.turns[-1].role == "policy"
+        if said and is_answer and completion.reward is not None and completion.reward >= min_reward:
             yield Demonstration(sample.question, said)
 
 
-def _said(completion: SampledCompletion) -> str:
-    """What was said in a single turn that ended itself and was kept whole; empty for any other."""
+def _said(completion: SampledCompletion) -> str | None:
+    """What was said in a single turn that was kept whole; None for any other."""
     turns = completion.turns
-    if completion.finish_reason != "stop" or any(turn.num_chars != len(turn.text) for turn in turns):
-        return ""
+    if any(turn.num_chars != len(turn.text) for turn in turns):
+        return None
     match [turn.role for turn in turns]:
         case ["policy"]:
             return turns[0].text
         case ["thought", "policy"]:
             return f"{OPEN}{turns[0].text}{CLOSE}{turns[1].text}"
-    return ""
+        case ["thought"]:
+            return f"{OPEN}{turns[0].text}"
+    return None
+
+
+def _group(sample: SampleRecord) -> RolloutGroup:
+    """The group of a sample. Raises `MalformedRow`."""
+    if sample.ref is None:
+        raise MalformedRow("it does not say which question it is, as samples of earlier versions do not")
+    texts = [_said(each) for each in sample.completions]
+    rewards = [each.claimed if each.reward is None else each.reward for each in sample.completions]
+    completions = tuple(
+        Completion(text, each.finish_reason)  # type: ignore[arg-type]  # as all of it, it is checked when it joins
+        for text, each in zip(texts, sample.completions, strict=True)
+        if text is not None
+    )
+    known = tuple(reward for reward in rewards if reward is not None)
+    if len(completions) < len(texts) or len(known) < len(texts):
+        raise MalformedRow("its completions must be graded, of one turn, and kept whole")
+    if not has_signal(known):
+        raise MalformedRow("all its completions have the same reward")
+    policy = PolicyId(sample.policy, "", sample.version)
+    return RolloutGroup("", RECORDED, 0, sample.time, policy, Sampling(), sample.ref, completions, known)

@@ -195,7 +195,18 @@ def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:
         _check_group(group, body, limits)
     except Refusal as refusal:
         raise Refusal(refusal.reason, refusal.detail, body.peer_id) from refusal
-    return VerifiedGroup(blake3(content).hexdigest(length=16), group, signed.record)
+    return VerifiedGroup(_content_id(content), group, signed.record)
+
+
+def unsigned_group(group: RolloutGroup, limits: Limits) -> VerifiedGroup:
+    """A group that came by no network, checked like one that did. Raises `Refusal`."""
+    content = msgspec.msgpack.encode(group)
+    _check_limits(decode(content, RolloutGroup), limits)
+    return VerifiedGroup(_content_id(content), group, b"")
+
+
+def _content_id(content: bytes) -> str:
+    return blake3(content).hexdigest(length=16)
 
 
 def _check_group(group: RolloutGroup, body: Body, limits: Limits) -> None:
@@ -203,6 +214,10 @@ def _check_group(group: RolloutGroup, body: Body, limits: Limits) -> None:
         raise Refusal(Reason.WRONG_RUN, f"the envelope names run {body.run_id!r}, the group {group.run_id!r}")
     if group.peer_id != body.peer_id:
         raise Refusal(Reason.WRONG_PEER, f"signed by {body.peer_id}, but says it is from {group.peer_id!r}")
+    _check_limits(group, limits)
+
+
+def _check_limits(group: RolloutGroup, limits: Limits) -> None:
     for problem in group_problems(group, limits):
         raise Refusal(Reason.LIMITS, problem)
 

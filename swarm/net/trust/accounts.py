@@ -185,15 +185,17 @@ class PeerBook:
             self._note(stats, num_bytes, now)
             raise
 
-    def admit(self, peer_id: str, sequence: int, num_bytes: int, created_at: float | None = None) -> None:
-        """Book a signed record; `created_at` is the creation time of its group, by default now.
+    def admit(self, peer_id: str, sequence: int | None, num_bytes: int, created_at: float | None = None) -> None:
+        """Book a signed record; `created_at` is the creation time of its group, by default now. One without a
+        `sequence` may come again.
 
         Raises `Refusal`: `quarantined`, `clock`, `replayed`, `rate` or `verify_budget`.
         """
         stats, now = self._of(peer_id), self._clock()
         self._note(stats, num_bytes, now)
         self._check_quarantine(stats, now)
-        self._check_sequence(stats, sequence, now if created_at is None else created_at, now)
+        if sequence is not None:
+            self._check_sequence(stats, sequence, now if created_at is None else created_at, now)
         self._check_allowances(stats, num_bytes, now)
         groups, bytes_, _ = stats.allowances
         groups.spend(1, now)

@@ -15,10 +15,10 @@ from swarm.lru import LruDict
 from swarm.net.records.envelope import read_record
 from swarm.net.records.identity import Identity
 from swarm.net.records.offers import in_records, seal_offers
-from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal
+from swarm.net.records.wire import Limits, check_age, check_seal, open_group, seal, unsigned_group
 from swarm.net.trust.accounts import PeerBook, SafetySettings
 from swarm.net.trust.sharing import Demand, Sharing, Usefulness
-from swarm.protocols import NEWCOMERS, RecordTransport
+from swarm.protocols import NEWCOMERS, RECORDED, RecordTransport
 from swarm.reasons import Outcome, Reason
 from swarm.types import (
     Arrival,
@@ -75,6 +75,7 @@ class Exchange:
         self._sharing = Sharing(self._demand, offer_life_s, identity.peer_id, clock)
         self._pulled = LruDict[str, str](SEEN_GROUPS)
         """Author by content id of groups that are being fetched: they were heard of when they were offered."""
+        self._recorded: Sequence[RolloutGroup] = ()
         self._offers: list[OfferedGroup] = []
         self._commitments: list[Commitment] = []
         self._banned: frozenset[str] = frozenset()
@@ -139,6 +140,10 @@ class Exchange:
         """Block until records have arrived or the timeout expires; whether records have arrived."""
         return self._transport.wait(timeout_s)
 
+    def join(self, recorded: Sequence[RolloutGroup]) -> None:
+        """The next `receive` returns these groups of `RECORDED`, too, which come by no network."""
+        self._recorded = recorded
+
     def receive(self) -> tuple[list[ReceivedGroup], dict[Reason, int]]:
         """The accepted arrivals, and refusals by reason, since the last call."""
         # As many as the transport's inbox has room for: a limit for each would let a flood displace others'.
@@ -158,6 +163,12 @@ class Exchange:
                 continue
             if admitted is not None:
                 arrivals.append(admitted)
+        recorded, self._recorded = self._recorded, ()
+        for group in recorded:
+            try:
+                arrivals.append(self._checked(group))
+            except Refusal as refusal:
+                refused[refusal.reason] += 1
         self.judge()
         self._demand.heard(sum(self._pulled.pop(each.content_id, None) is None for each in arrivals))
         return [self._received(each) for each in arrivals], dict(refused)
@@ -252,6 +263,11 @@ class Exchange:
             group.peer_id, lambda author: self.book.admit(author, group.sequence, num_bytes, group.created_at)
         )
         return arrival
+
+    def _checked(self, recorded: RolloutGroup) -> VerifiedGroup:
+        """A recorded group within the limits of all. Raises `Refusal`."""
+        self.book.admit(RECORDED, None, recorded.memory_bytes)
+        return unsigned_group(recorded, self._limits)
 
     def _note(self, arrival: OfferedGroups) -> None:
         """Keep offers for the caller. Raises `Refusal` for those of a peer that is quarantined or over its rate."""

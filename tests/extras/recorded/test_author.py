@@ -1,0 +1,156 @@
+"""Recorded groups: read from samples as they were, and one more author of the mix that is graded and screened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from nodes.boot.manifest import found_run
+from nodes.roles.peer import PeerNode
+from swarm.config import load_config
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.errors import ConfigError
+from swarm.extras.recorded.author import RecordedAuthor
+from swarm.extras.recorded.reading import read_groups
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.net.trust.exchange import Exchange
+from swarm.protocols import RECORDED
+from swarm.reasons import Reason
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.records import METRICS_FILE
+from swarm.telemetry.samples import SAMPLES_FILE, SampleLog, SampleRecord, encode, read
+from swarm.telemetry.sinks import TelemetrySettings
+from swarm.types import Completion, GradedGroup
+from tests.example_groups import graded
+
+
+def recorded(folder: Path, *groups: GradedGroup) -> Path:
+    log = SampleLog(folder, TelemetrySettings(samples_per_outcome=1_000), "me", lambda: 1_000.0)
+    for group in groups:
+        log.keep("used_local", group)
+    log.close()
+    return folder
+
+
+def with_texts(*texts: str, rewards: tuple[float, ...] = (1.0, 0.0, 0.0)) -> GradedGroup:
+    group = graded("me")
+    completions = tuple(Completion(text, "stop") for text in texts)
+    return replace(group, group=replace(group.group, completions=completions), rewards=rewards)
+
+
+def test_a_recorded_group_is_what_was_sampled(tmp_path: Path) -> None:
+    group = with_texts("<think>easy</think><answer>7</answer>", "<think>endless", "so <tool>1 + 1</tool>, 8")
+    ((found,), num_rows, left_out) = read_groups(recorded(tmp_path, group))
+    assert (num_rows, left_out) == (1, [])
+    assert [each.text for each in found.completions] == [each.text for each in group.group.completions]
+    assert found.question == group.group.question and found.rewards == (1.0, 0.0, 0.0)
+    assert (found.peer_id, found.policy.model) == (RECORDED, group.group.policy.model)
+
+
+def test_what_cannot_teach_is_left_out_and_said(tmp_path: Path) -> None:
+    recorded(
+        tmp_path,
+        with_texts("7", "8", "9"),
+        with_texts("7", "7", "7", rewards=(1.0, 1.0, 1.0)),
+        with_texts("7", "x" * 40_000, "9"),
+    )
+    whole, *_ = read(tmp_path)
+    several = replace(whole.completions[0], turns=whole.completions[0].turns * 2)
+    earlier = msgspec.to_builtins(whole)
+    del earlier["ref"]
+    with (tmp_path / SAMPLES_FILE).open("ab") as file:
+        file.write(msgspec.json.encode(earlier) + b"\n")
+        file.write(encode(replace(whole, completions=(several, *whole.completions[1:]))))
+        file.write(b'{"completions": 7}\n[[[[\n')
+    groups, num_rows, left_out = read_groups(tmp_path)
+    assert len(groups) == 1 and num_rows == 7
+    for row, words in enumerate(("same reward", "whole", "which question", "of one turn", "no sample", "no JSON"), 2):
+        assert left_out[row - 2].startswith(f"row {row}: ") and words in left_out[row - 2]
+    assert msgspec.convert(earlier, SampleRecord).ref is None, "older files are still read"
+
+
+def test_a_file_without_groups_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    recorded(tmp_path, with_texts("7", "7", "7", rewards=(1.0, 1.0, 1.0)))
+    for path, words in ((tmp_path, "no group to learn from"), (tmp_path / "nowhere", "cannot read")):
+        with pytest.raises(ConfigError, match=f"pool.recorded: .*{words}"):
+            RecordedAuthor.of(path, 1, lambda text, level: None)
+
+
+def test_each_group_joins_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    groups = [replace(graded("me").group, sequence=number) for number in range(5)]
+    author = RecordedAuthor(groups, 2)
+    assert [[each.sequence for each in author.of_round(number)] for number in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_recorded_groups_are_held_to_the_limits_and_charged_to_their_author() -> None:
+    identity = Identity.generate()
+    config = load_config(None, {}).config
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport.start()
+    exchange = Exchange(transport, identity, clock=lambda: 1_000.0)
+    good = replace(graded(RECORDED).group, peer_id=RECORDED)
+    many = replace(good, rewards=(0.5,) * 300, completions=good.completions[:1] * 300)
+    endless = replace(good, rewards=tuple(1e300 for _ in good.rewards))
+    exchange.join([good, many, endless, good])
+    arrived, refused = exchange.receive()
+    assert [each.group for each in arrived] == [good, good] and arrived[0].content_id == arrived[1].content_id
+    assert sum(refused.values()) == 2 and refused.keys() <= {Reason.LIMITS, Reason.MALFORMED}
+    assert exchange.receive() == ([], {})
+    assert exchange.book.stats()[RECORDED].received == 4
+    for _ in range(20):
+        exchange.report(RECORDED, Reason.VERIFIER_CRASH)
+    exchange.join([good])
+    assert exchange.receive() == ([], {Reason.QUARANTINED: 1})
+
+
+def node(folder: Path, **values: object) -> PeerNode:
+    layers = {
+        "evaluation": {"num_questions": 0},
+        "generation": {"questions_per_round": 8, "group_size": 8},
+        "telemetry": {"samples_per_outcome": 1_000},
+        "mix": {"local": 2, "external": 2},
+        **values,
+    }
+    config = load_config(None, layers).config.model_copy(update={"out": folder, "seed": 3})
+    identity = Identity.generate()
+    transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
+    transport.start()
+    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
+
+
+def test_a_lone_node_learns_from_what_an_earlier_one_recorded(tmp_path: Path) -> None:
+    """Its claims decide nothing: groups whose rewards the file forges are graded anew, and are dropped."""
+    first = node(tmp_path / "first")
+    first.begin()
+    for _ in range(3):
+        first.step()
+    first.end("done")
+    samples = [each for each in read(tmp_path / "first") if each.outcome == "used_local"]
+    forged = next(each for each in read(tmp_path / "first") if each.outcome == "no_signal")
+    claims = tuple(replace(each, reward=float(k)) for k, each in enumerate(forged.completions))
+    for sample in (*samples, replace(forged, completions=claims)):
+        with (tmp_path / "groups.jsonl").open("ab") as file:
+            file.write(encode(sample))
+
+    settings = {"recorded": str(tmp_path / "groups.jsonl"), "recorded_per_round": 2}
+    second = node(tmp_path / "second", pool=settings)
+    second.begin()
+    for _ in range(1 + len(samples)):
+        second.step()
+    counts = second._node.ledger.snapshot()
+    assert counts["received"] == len(samples) + 1 and second._node.unaccounted() == 0
+    assert counts["used_external"] == len(samples) and counts["dropped"] == {Reason.ZERO_ADVANTAGE: 1}
+    stats = second._runtime.exchange.book.stats()
+    assert list(stats) == [RECORDED] and stats[RECORDED].used == len(samples)
+    used = [each for each in read(tmp_path / "second") if each.outcome == "used_external"]
+    assert {each.sender for each in used} == {RECORDED}
+    assert sorted(c.reward for each in used for c in each.completions) == sorted(
+        c.reward for each in samples for c in each.completions
+    ), "by its own verifier"
+    second.end("done")
+    texts = [moment.text for moment in PeerHistory.read(tmp_path / "second" / METRICS_FILE).moments]
+    assert any(f"{len(samples) + 1} recorded groups of" in text for text in texts)
