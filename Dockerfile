@@ -42,6 +42,7 @@ RUN mkdir swarm nodes && touch README.md swarm/__init__.py nodes/__init__.py && 
 COPY nodes nodes
 COPY swarm swarm
 COPY docs docs
+COPY examples examples
 RUN /opt/venv/bin/python -m compileall -q nodes swarm \
     && XDG_CACHE_HOME=/opt/cache /opt/venv/bin/python -c "from swarm.policy.tiny import ensure_tiny; ensure_tiny()"
 

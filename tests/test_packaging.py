@@ -24,7 +24,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for part in ("swarm", "nodes", "tests"):
+    for part in ("swarm", "nodes", "tests", "examples"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     built = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -34,9 +34,10 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _needed() -> set[str]:
     assets = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "extras" / "page" / "assets").iterdir()}
     documents = {str(path.relative_to(ROOT)) for path in (ROOT / "swarm" / "docs").glob("**/*.md")}
-    assert documents
+    recipes = {f"swarm/examples/{path.name}" for path in (ROOT / "examples").glob("*.yaml")}
+    assert documents and recipes
     modules = {str(path.relative_to(ROOT)) for part in ("swarm", "nodes") for path in (ROOT / part).rglob("*.py")}
-    return {*modules, *assets, *documents, *DATA}
+    return {*modules, *assets, *documents, *recipes, *DATA}
 
 
 def test_the_wheel_has_every_module_the_types_and_the_command(dist: Path) -> None:

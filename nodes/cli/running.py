@@ -321,11 +321,12 @@ def init(
     model: ModelOption = None,
     name: Annotated[str | None, typer.Option(help="Name that the run's members see.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port for others to connect to; 0: any free one.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Begin with an example, such as gsm8k.")] = None,
 ) -> None:
-    """Write a configuration that fits this machine, and say what it will cost. Asks four questions, or takes flags."""
+    """Write a configuration that fits this machine, and say what it will cost. Asks five questions, or takes flags."""
     from nodes.commands.init import Given, init as run
 
-    given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port)
+    given = Given(tuple(bootstrap) if bootstrap else None, run_name, model, name, port, recipe)
     run(file, given, make_console())
 
 

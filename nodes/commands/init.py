@@ -1,14 +1,16 @@
 """`swarm init`: asks, looks at the machine, writes a configuration that fits it, and says what it will cost.
 
 Each question is a flag, and asked on a terminal when the flag is not given. `costs.py` says what fits, and what
-it takes.
+it takes. A recipe is a configuration of examples/: its whole text, in which the answers replace its own values.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,11 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.config import CONFIG_VERSION, NodeConfig, load_config
+from swarm.config import CONFIG_VERSION, NodeConfig, Values, load_config, overlay
+from swarm.documents import DOCS
 from swarm.errors import ConfigError
 from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.policy.config import MADE_HERE, TINY, check_model_path
-from swarm.sanitize import NAME_CHARS, is_name
+from swarm.sanitize import NAME_CHARS, clean, is_name
+from swarm.settings import nearest
 from swarm.types import MAX_NAME_CHARS
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ WHOSE_RUN = "Address of a member whose run to join (empty: start your own)"
 
 T = TypeVar("T")
 
+EXAMPLES = DOCS.with_name("examples")
 INDENT = "  "
 TO_FIT = "Set so that the node fits into this machine's memory."
 
@@ -48,6 +53,39 @@ class Given(Struct, frozen=True):
     model: str | None = None
     name: str | None = None
     port: int | None = None
+    recipe: str | None = None
+
+
+class Recipe(Struct, frozen=True):
+    """A configuration that comes with the package."""
+
+    file: Path
+    text: str
+
+    @property
+    def values(self) -> Values:
+        """The fields that it sets."""
+        found: Values = yaml.safe_load(self.text)
+        return found
+
+    @property
+    def model(self) -> str:
+        """Its model."""
+        policy = self.values.get("policy")
+        return str(policy["model"]) if isinstance(policy, dict) and "model" in policy else SUGGESTED
+
+    @property
+    def title(self) -> str:
+        """The beginning of what it says of itself."""
+        said = re.match(r"(?:# .*\n)+", self.text)
+        return re.split(r"[.:](?:\s|$)", said[0].replace("\n# ", " ")[2:])[0] if said else ""
+
+
+def recipes() -> dict[str, Recipe]:
+    """All recipes by name: the configurations that need no other file of their folder."""
+    read = {path.stem: Recipe(path, path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))}
+    needs_more = re.compile(r"^[^#\n]*examples/", re.MULTILINE)
+    return {name: each for name, each in read.items() if "run_name:" in each.text and not needs_more.search(each.text)}
 
 
 class Answers(Struct, frozen=True):
@@ -61,6 +99,8 @@ class Answers(Struct, frozen=True):
     """Empty: none."""
     port: int
     """0: any free one."""
+    recipe: str = ""
+    """Empty: none."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -78,19 +118,28 @@ def ask(given: Given, console: Console) -> Answers:
     if given.bootstrap is not None and given.run_name is not None:
         raise ConfigError("--run-name is for a run of your own: leave it out with --bootstrap")
     chosen_run = given.bootstrap is not None or given.run_name is not None
-    if not sys.stdin.isatty() and not (given.model and chosen_run):
+    has_terminal = sys.stdin.isatty()
+    if not has_terminal and not (given.recipe or (given.model and chosen_run)):
         raise ConfigError(
-            "there is no terminal to ask on: give --model MODEL, and --bootstrap ADDRESS or --run-name NAME"
+            "there is no terminal to ask on: give --model MODEL, and --bootstrap ADDRESS or --run-name NAME; or give "
+            "--recipe NAME, which has a model and the name of a run"
         )
-    asking = _Asking(console, sys.stdin.isatty())
-    addresses = given.bootstrap or ()
+    asking = _Asking(console, has_terminal)
+    joined = _addresses(" ".join(given.bootstrap or ()))
+    if not chosen_run:
+        joined = asking(WHOSE_RUN, None, "", _addresses)
+    recipe = given.recipe or ""
+    if given.recipe is None and has_terminal and not joined:
+        console.print(_listed(recipes()))
+        recipe = asking("Recipe (empty: none)", None, "", lambda text: text and _recipe(text) and text)
     return Answers(
-        bootstrap=_addresses(" ".join(addresses)) if chosen_run else asking(WHOSE_RUN, None, "", _addresses),
+        bootstrap=joined,
+        recipe=recipe,
         run_name=None if given.run_name is None else _run_name(given.run_name),
         model=asking(
             "Model: a hub id such as Qwen/Qwen2.5-0.5B-Instruct, a directory, smollm2 or tiny",
             given.model,
-            SUGGESTED,
+            _recipe(recipe).model if recipe else SUGGESTED,
             _model,
         ),
         name=asking("Name that the run's members see (empty: none)", given.name, "", _name),
@@ -132,6 +181,23 @@ def _addresses(text: str) -> tuple[str, ...]:
     addresses = tuple(text.split())
     Bootstraps(addresses)
     return addresses
+
+
+def _listed(known: dict[str, Recipe]) -> Table:
+    rows = Table.grid(padding=(0, 2))
+    for name, recipe in known.items():
+        rows.add_row(Text(name, "bold"), Text(recipe.title))
+    return rows
+
+
+def _recipe(name: str) -> Recipe:
+    """The recipe of this name. Raises `ConfigError`."""
+    known = recipes()
+    if name not in known:
+        hint = nearest(name, known)
+        near = f"; did you mean {hint}?" if hint else ""
+        raise ConfigError(f"--recipe must be one of {', '.join(known)}, got {clean(name)!r}{near}")
+    return known[name]
 
 
 def _run_name(text: str) -> str:
@@ -187,8 +253,8 @@ def fields_of(answers: Answers, changes: Changes) -> list[Field]:
     return [*fields, *sorted([*network, *model, *rest], key=lambda field: field.path.split(".")[:-1])]
 
 
-def in_yaml(fields: Sequence[Field], machine: str, date: str, file: Path) -> str:
-    """The whole file."""
+def in_yaml(fields: Sequence[Field], machine: str, date: str, file: Path, recipe: Recipe | None = None) -> str:
+    """The whole file: these fields, in or above those of a recipe."""
     head = [
         f"# Written by `swarm init` on {date} for {machine}.",
         f"# Start the node:            swarm join {file}",
@@ -197,7 +263,23 @@ def in_yaml(fields: Sequence[Field], machine: str, date: str, file: Path) -> str
         "# Tasks, group size and mix are the run's, unless you set them here.",
         "",
     ]
-    return "\n".join([*head, *_lines(fields), ""])
+    return "\n".join([*head, *(_lines(fields) if recipe is None else _with_recipe(fields, recipe, file)), ""])
+
+
+def _with_recipe(fields: Sequence[Field], recipe: Recipe, file: Path) -> Iterator[str]:
+    """A recipe's groups are as written where no field changes them."""
+    values = recipe.values
+    nested = (reduce(lambda inner, part: {part: inner}, reversed(each.path.split(".")), each.value) for each in fields)
+    merged = overlay(values, *nested)
+    yield from _lines([each for each in fields if each.path.split(".")[0] not in values])
+    text = recipe.text.replace(f"examples/{recipe.file.name}", str(file))
+    for block in re.split(r"^(?=\w+:)", f"\n{text}", flags=re.MULTILINE):
+        group = block.partition(":")[0]
+        if group not in values or merged[group] == values[group]:
+            yield block.removesuffix("\n")
+            continue
+        yield from (f"# {each.path}: {each.comment}" for each in fields if each.path.split(".")[0] == group)
+        yield yaml.safe_dump({group: merged[group]}, sort_keys=False, allow_unicode=True, width=116).rstrip()
 
 
 def _lines(fields: Sequence[Field]) -> Iterator[str]:
@@ -223,14 +305,16 @@ def init(file: Path, given: Given, console: Console) -> None:
     if file.exists():
         raise ConfigError(f"{file} exists already; name another file, or remove it")
     answers = ask(given, console)
-    config = load_config(command_line=answers.pairs).config
+    recipe = _recipe(answers.recipe) if answers.recipe else None
+    config = load_config(recipe.file if recipe else None, command_line=answers.pairs).config
     console.print(_looking_at(config), highlight=False, soft_wrap=True)
     from nodes.commands.costs import bandwidth, fitting, machine_in_words, memory_in_words, power  # these import torch
     from swarm.policy.loading import find_device
     from swarm.preflight.check import with_settings
 
     found, changes, unknown = fitting(config)
-    text = in_yaml(fields_of(answers, changes), machine_in_words(find_device("auto")), time.strftime("%Y-%m-%d"), file)
+    machine, today = machine_in_words(find_device("auto")), time.strftime("%Y-%m-%d")
+    text = in_yaml(fields_of(answers, changes), machine, today, file, recipe)
     try:
         file.write_text(text)
     except OSError as error:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 from nodes.cli import app
 from nodes.commands import costs, costs as fit, init as command
-from nodes.commands.init import Answers, Given, ask, ask_address, fields_of, in_yaml
-from swarm.config import load_config
+from nodes.commands.init import Answers, Given, ask, ask_address, fields_of, in_yaml, recipes
+from swarm.config import load_config, overlay
 from swarm.errors import ConfigError
 from swarm.net.records.identity import Identity
 from swarm.preflight import check
@@ -115,6 +116,53 @@ def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
     assert file.read_text() == "name: kept\n"
 
 
+def test_a_recipe_alone_is_enough_and_stays_as_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    found = CliRunner().invoke(app, ["init", str(file), "--recipe", "gsm8k"])
+    assert found.exit_code == 0, found.output
+    written, recipe = file.read_text(), recipes()["gsm8k"]
+    assert load_config(file).config == load_config(recipe.file).config, "and nothing else is set"
+    assert written.endswith(recipe.text.partition("run_name:")[2]), "with its comments"
+    assert f"#   swarm bootstrap {file}  " in written and "examples/" not in written
+
+
+def test_answers_stand_in_the_place_of_a_recipes_values(tmp_path: Path) -> None:
+    answers = Answers((ADDRESS,), None, "tiny", "Ada", 4001, "gsm8k")
+    changes = (("update.optimizer", "adamw_offloaded"), ("policy.lora.rank", 16))
+    file = tmp_path / "mine.yaml"
+    recipe = recipes()["gsm8k"]
+    file.write_text(in_yaml(fields_of(answers, changes), "a machine", "2026-01-01", file, recipe))
+    plain = load_config(recipe.file, command_line=[*answers.pairs, ("network.bootstrap", ADDRESS)]).config
+    plain = plain.model_copy(update={"network": load_config(file).config.network})
+    assert load_config(file).config == with_settings(plain, changes)
+    assert load_config(file).config.network.listen == ("/ip4/0.0.0.0/tcp/4001",)
+    assert "# update.optimizer: Set so that" in file.read_text() and "# 1,319 questions" in file.read_text()
+
+
+def test_every_recipe_says_what_it_is_and_is_written_whole(tmp_path: Path) -> None:
+    assert {"gsm8k", "math", "aime", "mbpp", "textarena", "kuhn-poker", "geometry"} <= recipes().keys()
+    assert not {"kubernetes", "own-task", "code"} & recipes().keys(), "these need more than themselves"
+    for name, recipe in recipes().items():
+        assert 5 < len(recipe.title) <= 120, name
+        answers = Answers((), None, recipe.model, "", 0, name)
+        text = in_yaml(fields_of(answers, ()), "a machine", "2026-01-01", Path("mine.yaml"), recipe)
+        kept = {"version": 1, "out": "runs/peer", "policy": {"model": recipe.model}}
+        assert yaml.safe_load(text) == overlay(kept, recipe.values) and text.endswith("\n"), name
+
+
+def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"--recipe must be one of aime, .*, got 'gsm8'; did you mean gsm8k\?"):
+        ask(Given(recipe="gsm8"), _console()[0])
+
+
+def test_on_a_terminal_a_run_of_ones_own_may_begin_with_a_recipe(answered: list[str]) -> None:
+    answered += ["", "mth", "math", "", "", ""]
+    console, printed = _console()
+    assert ask(Given(), console) == Answers((), None, "Qwen/Qwen3-1.7B", "", 0, "math")
+    assert "did you mean math?" in printed.getvalue()
+    assert "MATH, levels 3 to 5, with Qwen3-1.7B" in printed.getvalue() and answered == []
+
+
 def test_on_a_terminal_it_asks_four_questions_and_asks_again_after_a_mistake(answered: list[str]) -> None:
     answered += ["not an address", ADDRESS, "/no/where", "", "<b>Ada", "Ada", "port", "4001"]
     console, printed = _console()
@@ -134,7 +182,7 @@ def test_a_peer_without_an_address_is_asked_for_one_until_it_is_one(answered: li
 
 def test_what_a_flag_says_is_not_asked(answered: list[str]) -> None:
     answered += ["", ""]
-    found = ask(Given(run_name="home", model="tiny"), _console()[0])
+    found = ask(Given(run_name="home", model="tiny", recipe=""), _console()[0])
     assert found == Answers((), "home", "tiny", "", 0)
 
 
