@@ -147,6 +147,39 @@ PLAIN_JSON = (
     "{{- '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
+QWEN3_CODER = (
+    HERMES_TOOLS + "{%- for m in messages %}{%- if m.role == 'assistant' %}{{- '<|im_start|>assistant' }}"
+    "{%- if m.content or not m.tool_calls %}{{- '\n' + m.content }}{%- endif %}"
+    "{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>\n<function=' + call.function.name + '>\n' }}"
+    "{%- for name, value in call.function.arguments | items %}{{- '<parameter=' + name + '>\n' }}"
+    "{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
+    "{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}"
+    + HERMES_RESULTS
+    + "{%- elif not (tools and loop.first and m.role == 'system') %}"
+    "{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+GLM = (
+    "<bos>{%- if tools %}{{- '<|system|>\n# Tools\n<tools>\n' }}{%- for tool in tools %}"
+    "{{- tool | tojson(ensure_ascii=False) + '\n' }}{%- endfor %}{{- '</tools>' }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'assistant' %}{{- '<|assistant|>\n<think></think>' }}"
+    "{%- if m.content %}{{- '\n' + m.content }}{%- endif %}"
+    "{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>' + call.function.name + '\n' }}"
+    "{%- for name, value in call.function.arguments | items %}{{- '<arg_key>' + name + '</arg_key>\n<arg_value>' }}"
+    "{{- value if value is string else value | tojson(ensure_ascii=False) }}{{- '</arg_value>\n' }}{%- endfor %}"
+    "{{- '</tool_call>' }}{%- endfor %}"
+    "{%- elif m.role == 'tool' %}{%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|observation|>' }}{%- endif %}"
+    "{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{%- else %}{{- '<|' + m.role + '|>\n' + m.content }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>\n<think></think>' }}{%- endif %}"
+)
+GLM_COMPACT = (
+    GLM.replace("'\n<tool_call>' + call.function.name + '\n'", "'<tool_call>' + call.function.name")
+    .replace("</arg_key>\n<arg_value>", "</arg_key><arg_value>")
+    .replace("</arg_value>\n", "</arg_value>")
+    .replace("<|assistant|>\n<think></think>", "<|assistant|></think>")
+    .replace("'\n' + m.content", "m.content")
+)
 GEMMA2 = (
     "<bos>{%- if messages[0].role == 'system' %}{{- raise_exception('System role not supported') }}{%- endif %}"
     "{%- for m in messages %}{{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
@@ -211,6 +244,9 @@ CALLING = {
     "gemma": "gemma4",
     "gemma off": "gemma4 off",
     "function gemma": Family(FUNCTION_GEMMA, "<turn|>"),
+    "qwen3 coder": Family(QWEN3_CODER, "<|im_end|>"),
+    "glm": Family(GLM, "<|user|>"),
+    "glm compact": Family(GLM_COMPACT, "<|user|>"),
     "json": Family(PLAIN_JSON, "<|im_end|>"),
 }
 CALLING = {name: FAMILIES[family] if isinstance(family, str) else family for name, family in CALLING.items()}
@@ -222,9 +258,11 @@ SPECIAL = [
     *("<|python_tag|>", "<|eom_id|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[AVAILABLE_TOOLS]"),
     *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
     *("<|tool_response>", "<tool_response|>", '<|"|>', "<start_function_call>", "<end_function_call>", "<escape>"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
 ]
 SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Tokens that a decoded text shows, as Qwen3's and DeepSeek-R1's do."""
+SHOWN += ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+"""Tokens that a decoded text shows, as those of Qwen3, DeepSeek-R1 and GLM-4.5 do."""
 
 
 def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:

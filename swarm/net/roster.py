@@ -17,7 +17,7 @@ from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.net.trust.accounts import PeerBook, PeerStats
 from swarm.net.trust.credit import Credit, Receiver, credits
-from swarm.protocols import Transport
+from swarm.protocols import RECORDED, Transport
 from swarm.types import MemberSummary, PeerRecord
 
 RECEIVING = "peer"
@@ -137,7 +137,7 @@ def _row(
         last_seen=now if connected else stats.last_seen,
         reputation=stats.reputation,
         quarantined_until=stats.quarantined_until if quarantined else None,
-        name=record.name if record else "",
+        name=record.name if record else RECORDED if peer_id == RECORDED else "",
         summary=record.summary if record else None,
         credit=credit,
     )

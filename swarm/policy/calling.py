@@ -46,7 +46,9 @@ from swarm.types.calls import (
     spoken,
 )
 
-CallFormat = Literal["auto", "tags", "hermes", "llama", "mistral", "gemma", "function_gemma", "json"]
+CallFormat = Literal[
+    "auto", "tags", "hermes", "llama", "mistral", "gemma", "function_gemma", "qwen3_coder", "glm", "json"
+]
 PROBE_NAME, PROBE_ARGUMENT = "probe_tool", "probe_argument"
 """They stand for a call while a template is read."""
 
@@ -88,6 +90,10 @@ class Form(ABC):
     def arguments(self, call: Call) -> Iterator[Written]:
         """Arguments as the family writes them."""
         yield call.arguments, False
+
+    def takes(self, call: Call) -> bool:
+        """Whether it can write the call."""
+        return re.fullmatch(r"[\w.-]+", call.name) is not None
 
     def bad(self, call: BadCall) -> tuple[str, str]:
         """The marks before and behind what is no call."""
@@ -251,7 +257,99 @@ class FunctionGemma(Gemma):
     )
 
 
-FORMS: tuple[Form, ...] = (Mistral(), Gemma(), FunctionGemma(), Hermes(), Llama(), Bare())
+class Elements(Form):
+    """Forms that write each argument as an element. A text is written bare, so that one which is JSON is read as that:
+    a tool that takes a text gets it as a text again."""
+
+    _call: ClassVar[re.Pattern[str]]
+    _argument: ClassVar[re.Pattern[str]]
+    _around: ClassVar[tuple[str, str, str]]
+    """Before an argument's name, between name and value, and behind the value."""
+
+    def read(self, text: str) -> list[Spoken]:
+        """See `Form`."""
+        return marked(text, OPEN, CLOSE, self._read)
+
+    def _read(self, said: str) -> Call | BadCall:
+        if len(said) > MAX_CALL_CHARS:
+            return BadCall(TOO_LONG, said)
+        found = self._call.fullmatch(said)
+        if found is None:
+            return read_call(said)  # some models write JSON, too
+        members, at = list[str](), 0
+        while argument := self._argument.match(found[2], at):
+            members.append(f"{json.dumps(argument[1], ensure_ascii=False)}: {_as_json(argument[2])}")
+            at = argument.end()
+        if found[2][at:].strip():
+            return BadCall(SHAPE, said)
+        return _checked(found[1], "{" + ", ".join(members) + "}", said)
+
+    def place(self, text: str, at: int) -> tuple[int, int] | None:
+        """See `Form`."""
+        return _between(text, at, OPEN, CLOSE)
+
+    def arguments(self, call: Call) -> Iterator[Written]:
+        """See `Form`."""
+        before, between, behind = self._around
+        for name, value in read_object(call.arguments).items():
+            yield before, True
+            yield name, False
+            yield between, True
+            yield value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), False
+            yield behind, True
+
+    def takes(self, call: Call) -> bool:
+        """See `Form`: a text within must end neither a value nor the call."""
+        end = self._around[2].strip()
+        given = read_object(call.arguments)
+        values = (value if isinstance(value, str) else json.dumps(value) for value in given.values())
+        is_whole = not any(mark in value for value in values for mark in (end, CLOSE))
+        return super().takes(call) and is_whole and all(re.fullmatch(r"[^<>\n]+", name) for name in given)
+
+    def bad(self, call: BadCall) -> tuple[str, str]:
+        """See `Form`."""
+        return OPEN, CLOSE if call.closed else ""
+
+
+class Qwen3Coder(Elements):
+    """Qwen3-Coder, Qwen3.5: elements named after function and parameter."""
+
+    name = "qwen3_coder"
+    marks = (OPEN, CLOSE)
+    style = Style(
+        f"{OPEN}\n<function=",
+        ">\n",
+        f"</function>\n{CLOSE}",
+        f"</function>\n{CLOSE}\n{OPEN}\n<function=",
+    )
+    _call = re.compile(r"\s*<function=([\w.-]{1,64})>(.*)</function>\s*", re.DOTALL)
+    _argument = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+    _around = ("<parameter=", ">\n", "\n</parameter>\n")
+
+
+class Glm(Elements):
+    """GLM-4.5: pairs of elements, a name and a value."""
+
+    name = "glm"
+    marks = (OPEN, CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    style = Style(OPEN, "\n", CLOSE, f"{CLOSE}\n{OPEN}")
+    _call = re.compile(r"\s*([\w.-]{1,64})\s*((?:<arg_key>.*)?)", re.DOTALL)
+    _argument = re.compile(r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+    _around = ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+
+
+class CompactGlm(Glm):
+    """GLM-4.7: the same without line breaks."""
+
+    style = Style(OPEN, "", CLOSE, f"{CLOSE}{OPEN}")
+    _around = ("<arg_key>", "</arg_key><arg_value>", "</arg_value>")
+
+
+FORMS: tuple[Form, ...] = (
+    *(Mistral(), Gemma(), FunctionGemma()),
+    *(Qwen3Coder(), Glm(), CompactGlm()),
+    *(Hermes(), Llama(), Bare()),
+)
 """In the order in which a template is compared with them."""
 
 
@@ -261,7 +359,9 @@ def form_of(segment: str, form: Form) -> bool:
     if isinstance(form, Llama) and '"parameters"' not in segment:
         return False
     call = calls[0] if len(calls) == 1 else None
-    return isinstance(call, Call) and call.name == PROBE_NAME and PROBE_ARGUMENT in read_object(call.arguments)
+    if not isinstance(call, Call) or call.name != PROBE_NAME or PROBE_ARGUMENT not in read_object(call.arguments):
+        return False
+    return not isinstance(form, Elements) or "".join(text for text, _ in form.arguments(call)) in segment
 
 
 class Calling:
@@ -325,7 +425,7 @@ class Calling:
 
     def _written(self, call: Call | BadCall, follows: bool, precedes: bool) -> Iterator[Written]:
         """A call by the template's style, which `follows` or `precedes` another one."""
-        if isinstance(call, BadCall) or not re.fullmatch(r"[\w.-]+", call.name):
+        if isinstance(call, BadCall) or not self.form.takes(call):
             yield call.said if isinstance(call, BadCall) else as_call(call.name, call.arguments), False
             return
         if not follows:
@@ -400,6 +500,17 @@ def _listed(items: Iterable[Iterable[Written]]) -> Iterator[Written]:
         if number:
             yield ",", False
         yield from item
+
+
+def _as_json(text: str) -> str:
+    """What a bare value is as JSON: itself, if it is that as templates write it, or a word of Python; else a text."""
+    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    try:
+        (value,) = read_object(f'{{"value": {text}}}').values()
+    except ValueError:
+        value = text
+    is_json = not isinstance(value, str) and json.dumps(value, ensure_ascii=False) == text
+    return text if is_json else json.dumps(text, ensure_ascii=False)
 
 
 def _checked(name: str, arguments: str, said: str) -> Call | BadCall:

@@ -120,9 +120,9 @@ class PolicySettings(Settings):
     thinking_marks: tuple[ThinkingMark, ...] = Field((), max_length=2)
     """Opening and closing mark of a thought, such as `["<think>", "</think>"]`. Default: those in the chat template."""
     tool_calls: CallFormat = "auto"
-    """How the model calls tools: `hermes` (Qwen, Hermes), `llama`, `mistral`, `gemma`, `function_gemma`, `json` (bare
-    objects), or `tags`, the `<tool>` tags that the question then explains. `auto`: as the chat template renders a call;
-    `tags` where it takes no tools."""
+    """How the model calls tools: `hermes` (Qwen, Hermes), `llama`, `mistral`, `gemma`, `function_gemma`, `qwen3_coder`
+    and `glm` (XML elements), `json` (bare objects), or `tags`, the `<tool>` tags that the question then explains.
+    `auto`: as the chat template renders a call; `tags` where it takes no tools."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
     threads: int | None = Field(None, ge=1)

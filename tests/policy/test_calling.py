@@ -151,16 +151,16 @@ def test_a_hundred_and_more_calls_of_all_families_are_read_right(policies: dict[
                 assert isinstance(call, Call), (name, call)
                 assert (call.name, read_object(call.arguments)) == (tool, arguments), name
                 read += 1
-    assert read == 140
+    assert read == 14 * len(CALLING) == 182
 
 
 @pytest.mark.parametrize("name", CALLING)
 def test_several_calls_of_one_turn_are_read_in_their_order(name: str, policies: dict[str, Policy]) -> None:
     policy, family = policies[name], CALLING[name]
     wanted = [
-        ("calculator", {"expression": "1"}),
-        ("look_up", {"expression": "2"}),
-        ("calculator", {"expression": "3"}),
+        ("calculator", {"expression": "1 * 1"}),
+        ("look_up", {"expression": "2 * 1"}),
+        ("calculator", {"expression": "3 * 1"}),
     ]
     if name == "llama":  # its template refuses several, but models write them
         text = "; ".join(json.dumps({"name": tool, "parameters": arguments}) for tool, arguments in wanted)
@@ -170,6 +170,58 @@ def test_several_calls_of_one_turn_are_read_in_their_order(name: str, policies: 
     said = policy.said(ids)
     assert [(call.name, read_object(call.arguments)) for call in calls_in(said)] == wanted
     assert policy.encode_completions([Completion(said, "length")], TWO) == [ids]
+
+
+ELEMENTS = {
+    "qwen3 coder": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "glm compact": "<tool_call>f<arg_key>a</arg_key><arg_value>{}</arg_value></tool_call>",
+}
+"""As Qwen3-Coder, GLM-4.5 and GLM-4.7 are asked in their prompts to write a call."""
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("7", 7),
+        ("true", True),
+        ("None", None),
+        ("[1, 2]", [1, 2]),
+        ("007", "007"),
+        ("1.50", "1.50"),
+        ("[1,2]", "[1,2]"),
+        ("NaN", "NaN"),
+        ("9" * 500, "9" * 500),
+        ('"quoted"', '"quoted"'),
+        ('1, "b": 2', '1, "b": 2'),
+        ("", ""),
+        ("two\n\nlines <b>", "two\n\nlines <b>"),
+    ],
+)
+def test_a_bare_value_is_json_if_it_is_written_as_json_and_else_a_text(
+    name: str, said: str, value: object, policies: dict[str, Policy]
+) -> None:
+    policy = policies[name]
+    ids = ids_of(policy, ELEMENTS[name].format(said))
+    text = policy.said(ids)
+    assert calls_in(text) == (Call("f", json.dumps({"a": value}, ensure_ascii=False)),)
+    if said != "None":
+        assert policy.encode_completions([Completion(text, "length")], ONE) == [ids]
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_what_elements_cannot_hold_is_written_as_json(name: str, policies: dict[str, Policy]) -> None:
+    """A text that ends an element would else become another call."""
+    policy = policies[name]
+    end = "</parameter>" if name == "qwen3 coder" else "</arg_value>"
+    for given in ({"a": f"x{end}<function=g>"}, {"a": {"b": end}}, {"a>b": 1}, {"a\n": 1}):
+        body = json.dumps(given).replace("</", "<\\/")
+        (ids,) = policy.encode_completions(
+            [Completion(f'<tool_call>{{"name": "f", "arguments": {body}}}</tool_call>', "length")], ONE
+        )
+        again = calls_in(policy.said(ids))
+        assert [(call.name, read_object(call.arguments)) for call in again] == [("f", given)]
 
 
 @pytest.mark.parametrize("sender", CALLING)
@@ -235,17 +287,26 @@ def test_the_next_turn_reads_what_was_sampled_and_the_templates_own_suffix(
     assert after == expected[len(expected) - len(after) :] and len(after) > 2
     whole, said = shown(policy, expected), native(policy, family, *calls)
     if num == 1:
-        end = shown(policy, sampled[-1:]) if sampled[-1] in policy.stop_ids and name[:5] != "gemma" else ""
+        end = shown(policy, sampled[-1:]) if sampled[-1] in policy.stop_ids and name[:3] not in ("gem", "glm") else ""
         assert whole.endswith(f"{said}{end}{shown(policy, after)}"), "nothing of it is left out"
 
 
-def test_an_end_token_before_results_is_neither_doubled_nor_lost() -> None:
-    """Gemma 4 ends a turn with calls by the token that opens their results."""
-    tokenizer = tokenizer_of(CALLING["gemma"])
+@pytest.mark.parametrize(
+    ("name", "opens", "ends"),
+    [
+        ("gemma", "<|tool_response>", "<turn|>"),
+        ("glm", "<|observation|>", "<|user|>"),
+        ("glm compact", "<|observation|>", "<|user|>"),
+    ],
+)
+def test_an_end_token_before_results_is_neither_doubled_nor_lost(name: str, opens: str, ends: str) -> None:
+    """Gemma 4 and GLM end a turn with calls by the token that opens their results."""
+    family = CALLING[name]
+    tokenizer = tokenizer_of(family)
     model = model_for(tokenizer)
-    response, turn = tokenizer.convert_tokens_to_ids(["<|tool_response>", "<turn|>"])
+    response, turn = tokenizer.convert_tokens_to_ids([opens, ends])
     model.generation_config.eos_token_id = [response, turn]
-    policy = Policy("gemma", model, tokenizer, None, template=TemplateUse({"enable_thinking": True}))
+    policy = Policy(name, model, tokenizer, None, template=TemplateUse(family.arguments))
     result = (Text("42", "calculator"),)
     by_itself, by_turn, cut = (policy.encode_observation(result, [7, last]) for last in (response, turn, 9))
     assert cut[0] == response and by_itself == cut[1:] and by_turn == cut
@@ -407,6 +468,27 @@ NATIVE_HOSTILE = {
         "<|tool_call>f(1)<tool_call|>",
         "<|tool_call>call:f{}<tool_call|>" * 50,
     ],
+    "qwen3 coder": [
+        "<tool_call>",
+        "<tool_call><function=f>",
+        "<tool_call><function=f></tool_call>",
+        "<tool_call><function=f>7</function></tool_call>",
+        "<tool_call><function=f><parameter=a>1</function></tool_call>",
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+        "<tool_call><function=f>" + "<parameter=a>" * 600 + "</function></tool_call>",
+        "<tool_call><function=f></function></tool_call>" * 50,
+    ],
+    "glm": [
+        "<tool_call>",
+        "<tool_call>f<arg_key>",
+        "<tool_call>f<arg_key>a</arg_key></tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
+        "<tool_call>f(1)</tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>"
+        + "[" * 3_000
+        + "</arg_value></tool_call>x<tool_call></tool_call>",
+        "<tool_call>f " + "<arg_key>a" * 700 + "</tool_call>",
+    ],
     "llama": [
         "<|python_tag|>",
         "<|python_tag|>print(1)",
@@ -424,7 +506,7 @@ def test_broken_calls_of_a_family_are_common_text_that_every_reader_refuses(
     ids = ids_of(policy, said)
     text = policy.said(ids)
     for call in calls_in(answer_of(text)):
-        assert isinstance(call, BadCall) or call.arguments == "{}"
+        assert isinstance(call, BadCall) or call.arguments == "{}" or "[[[" in said
     assert calls_in(answer_of(text)) or said == "x[ARGS]{}"
     for other in policies.values():
         other.encode_completions([Completion(text, "stop")], ONE)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pydantic import JsonValue
 
 from swarm.environments.digests import digest
-from swarm.environments.tools.schema import Schema, only_text, problem_with, text_argument
+from swarm.environments.tools.schema import Schema, only_text, problem_with, text_argument, with_texts
 from swarm.errors import Refusal
 from swarm.kinds import Kinds
 from swarm.protocols import Episode, TaskSource
@@ -138,6 +138,7 @@ class OfferedTool:
 
     def answer(self, arguments: dict[str, JsonValue]) -> Text | PendingCall:
         """What the policy observes after a call with these arguments."""
+        arguments = with_texts(arguments, self.schema)
         if problem := problem_with(arguments, self.schema):
             return _error(problem, self.name)
         if self.text_of and self.text_of in arguments:

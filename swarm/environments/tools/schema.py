@@ -96,6 +96,18 @@ def _check(schema: JsonValue | Schema, where: str, depth: int) -> None:
         _check(schema["items"], f"{where}[]"[:200], depth - 1)
 
 
+def with_texts(arguments: dict[str, JsonValue], schema: Schema) -> dict[str, JsonValue]:
+    """Arguments with the JSON of a value where a text is wanted: some models write both alike."""
+    properties = schema.get("properties")
+    parts = properties if isinstance(properties, dict) else {}
+    return {
+        name: json.dumps(value, ensure_ascii=False)
+        if not isinstance(value, str) and isinstance(part := parts.get(name), dict) and part.get("type") == "string"
+        else value
+        for name, value in arguments.items()
+    }
+
+
 def problem_with(arguments: JsonValue, schema: Schema) -> str | None:
     """What is wrong with arguments, in words and briefly; None if nothing is."""
     found = list(islice(_problems(arguments, schema, ""), MAX_PROBLEMS))

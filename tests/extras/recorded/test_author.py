@@ -146,6 +146,9 @@ def test_a_lone_node_learns_from_what_an_earlier_one_recorded(tmp_path: Path) ->
     assert counts["used_external"] == len(samples) and counts["dropped"] == {Reason.ZERO_ADVANTAGE: 1}
     stats = second._runtime.exchange.book.stats()
     assert list(stats) == [RECORDED] and stats[RECORDED].used == len(samples)
+    second.write_roster()
+    (row,) = read_roster(tmp_path / "second").peers
+    assert (row.name, row.received, row.used) == (RECORDED, len(samples) + 1, len(samples))
     used = [each for each in read(tmp_path / "second") if each.outcome == "used_external"]
     assert {each.sender for each in used} == {RECORDED}
     assert sorted(c.reward for each in used for c in each.completions) == sorted(
