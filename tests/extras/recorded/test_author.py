@@ -17,6 +17,7 @@ from swarm.extras.recorded.author import RecordedAuthor
 from swarm.extras.recorded.reading import read_groups
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
+from swarm.net.roster import read_roster
 from swarm.net.trust.exchange import Exchange
 from swarm.protocols import RECORDED
 from swarm.reasons import Reason
@@ -146,14 +147,13 @@ def test_a_lone_node_learns_from_what_an_earlier_one_recorded(tmp_path: Path) ->
     assert counts["used_external"] == len(samples) and counts["dropped"] == {Reason.ZERO_ADVANTAGE: 1}
     stats = second._runtime.exchange.book.stats()
     assert list(stats) == [RECORDED] and stats[RECORDED].used == len(samples)
-    second.write_roster()
-    (row,) = read_roster(tmp_path / "second").peers
-    assert (row.name, row.received, row.used) == (RECORDED, len(samples) + 1, len(samples))
     used = [each for each in read(tmp_path / "second") if each.outcome == "used_external"]
     assert {each.sender for each in used} == {RECORDED}
     assert sorted(c.reward for each in used for c in each.completions) == sorted(
         c.reward for each in samples for c in each.completions
     ), "by its own verifier"
     second.end("done")
+    (row,) = read_roster(tmp_path / "second").peers
+    assert (row.name, row.received, row.used) == (RECORDED, len(samples) + 1, len(samples))
     texts = [moment.text for moment in PeerHistory.read(tmp_path / "second" / METRICS_FILE).moments]
     assert any(f"{len(samples) + 1} recorded groups of" in text for text in texts)
