@@ -172,7 +172,7 @@ def test_what_it_shows_from_a_file_and_below_a_path(chromium: Chrome, width: int
             assert text.count(f"swarm join {AT}") == 2 and f"swarm join words-4567@{AT}" in text
             assert "1.25 (3)" in text and "measured here" in text
             shown = "return [...document.querySelectorAll('figure')].map((each) => each.firstChild.textContent)"
-            assert chromium.execute_script(shown) == ["Reward", "Members", "Accuracy, as members say", "Mean credit"]
+            assert chromium.execute_script(shown) == ["Reward", "Members", "Mean accuracy of members", "Mean credit"]
             assert chromium.execute_script(SIDEWAYS) <= 0 and chromium.execute_script(CLIPPED) == []
             assert chromium.execute_script(CONTRAST) == []
             selected = (
