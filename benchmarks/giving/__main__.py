@@ -102,11 +102,13 @@ def read(metrics: Path) -> dict[str, list[float]]:
     return found
 
 
-def measure_useless(out: Path, model: str, seeds: int, rounds: int, right: float, kinds: Sequence[str]) -> None:
+def measure_useless(
+    out: Path, model: str, seeds: Sequence[int], rounds: int, right: float, kinds: Sequence[str]
+) -> None:
     """Print, for each kind, what `_effect` says, and the mean reward of the second half of the rounds over that of the
     same trainer without it."""
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    for seed in range(seeds):
+    for seed in seeds:
         rewards: dict[str, float] = {}
         for kind in ("", *kinds):
             folder = out / f"useless-{kind or 'none'}-{seed}"
@@ -148,18 +150,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="tiny-sparse")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--right", type=float, default=0.5)
     parser.add_argument("--out", type=Path, default=Path("runs/giving"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--useless", nargs="*", choices=KINDS, help="measure these givers; without any, all")
     given = parser.parse_args()
-    rounds, seeds = (EVERY, 1) if given.quick else (given.rounds, given.seeds)
+    rounds, seeds = (EVERY, given.seeds[:1]) if given.quick else (given.rounds, given.seeds)
     if given.useless is not None:
         measure_useless(given.out, given.model, seeds, rounds, given.right, given.useless or KINDS)
         return
     curves: dict[str, list[dict[str, list[float]]]] = {name: [] for name in MIXES}
-    for seed in range(seeds):
+    for seed in seeds:
         for name in MIXES:
             print(f"{name}, seed {seed}", flush=True)
             endpoint = solver(given.right, WAIT_S, seed=seed)

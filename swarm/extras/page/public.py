@@ -1,7 +1,8 @@
 """A swarm's page for everybody, as files for any web host: its runs, how to join them, and their members.
 
 It has what members tell everybody, and figures of those nodes whose directories it is made of; none of their files,
-alerts, samples or settings. Texts of strangers are cut and cleaned, and become text, never markup or part of a command.
+alerts, samples or settings. Texts of untrusted peers are cut and cleaned, and become text, never markup or part of a
+command.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _shown(run: OpenRun) -> Json:
 
 
 def command(words: Sequence[str]) -> str:
-    """A line for a shell; empty if any word is more than a word, since strangers choose names and addresses."""
+    """A line for a shell; empty if any word is more than a word, since untrusted peers choose names and addresses."""
     return " ".join(words) if all(map(WORD.fullmatch, words)) else ""
 
 
