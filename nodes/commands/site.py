@@ -21,7 +21,7 @@ from nodes.commands.runs import Listed, look, own_bootstraps, terms
 from nodes.commands.watching import check_named, find_nodes
 from nodes.console import say, warn
 from nodes.page import NICENESS
-from nodes.stop import StopRequest
+from nodes.stop import Stop, StopRequest
 from swarm.errors import ConfigError, PeerUnreachable, SwarmError
 from swarm.files import replace_file
 from swarm.kinds import extra
@@ -74,7 +74,7 @@ def write_site(options: SiteOptions, console: Console) -> int:
         options = replace(options, addresses=Bootstraps(own_bootstraps()).multiaddrs())
     _prepare(options.out, page.MARK)
     Bootstraps(options.addresses)
-    stop = StopRequest(options.supervised) if options.every_s is not None else lambda: False
+    stop: Stop = StopRequest(options.supervised) if options.every_s is not None else lambda: False
     if options.supervised:
         os.nice(NICENESS)
     here = _Here(options.runs)
