@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -131,7 +130,7 @@ def ask(given: Given, console: Console) -> Answers:
     recipe = given.recipe or ""
     if given.recipe is None and has_terminal and not joined:
         console.print(_listed(recipes()))
-        recipe = asking("Recipe (empty: none)", None, "", lambda text: text and _recipe(text) and text)
+        recipe = asking("Recipe (empty: none)", None, "", _recipe_name)
     return Answers(
         bootstrap=joined,
         recipe=recipe,
@@ -188,6 +187,13 @@ def _listed(known: dict[str, Recipe]) -> Table:
     for name, recipe in known.items():
         rows.add_row(Text(name, "bold"), Text(recipe.title))
     return rows
+
+
+def _recipe_name(text: str) -> str:
+    """A recipe's name, or empty. Raises `ConfigError`."""
+    if text:
+        _recipe(text)
+    return text
 
 
 def _recipe(name: str) -> Recipe:
@@ -269,8 +275,7 @@ def in_yaml(fields: Sequence[Field], machine: str, date: str, file: Path, recipe
 def _with_recipe(fields: Sequence[Field], recipe: Recipe, file: Path) -> Iterator[str]:
     """A recipe's groups are as written where no field changes them."""
     values = recipe.values
-    nested = (reduce(lambda inner, part: {part: inner}, reversed(each.path.split(".")), each.value) for each in fields)
-    merged = overlay(values, *nested)
+    merged = overlay(values, *map(_nested, fields))
     yield from _lines([each for each in fields if each.path.split(".")[0] not in values])
     text = recipe.text.replace(f"examples/{recipe.file.name}", str(file))
     for block in re.split(r"^(?=\w+:)", f"\n{text}", flags=re.MULTILINE):
@@ -280,6 +285,14 @@ def _with_recipe(fields: Sequence[Field], recipe: Recipe, file: Path) -> Iterato
             continue
         yield from (f"# {each.path}: {each.comment}" for each in fields if each.path.split(".")[0] == group)
         yield yaml.safe_dump({group: merged[group]}, sort_keys=False, allow_unicode=True, width=116).rstrip()
+
+
+def _nested(field: Field) -> Values:
+    *groups, leaf = field.path.split(".")
+    nested: Values = {leaf: field.value}
+    for group in reversed(groups):
+        nested = {group: nested}
+    return nested
 
 
 def _lines(fields: Sequence[Field]) -> Iterator[str]:
