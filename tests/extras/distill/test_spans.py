@@ -7,8 +7,6 @@ import random
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from swarm.algorithms.importance import TREATMENTS
 from swarm.extras.distill.spans import Spans, advantages, cuts, differences, spans
@@ -17,22 +15,9 @@ from swarm.policy.tiny import tiny_tokenizer
 from swarm.training.config import UpdateSettings
 from swarm.training.gradient import Objective
 from swarm.training.rows import Row
+from tests.extras.distill.tokenizers import TEXTS, merging_tokenizer
 
-TEXTS = ("<answer>12</answer>", "na\u00efve caf\u00e9 \u20ac5 \U0001f600\U0001f600", " 12  +7\n\n=19", "")
-
-
-def _merging() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with merges, also of parts of characters."""
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=["<pad>", "<eos>"])
-    inner.train_from_iterator([text * 3 for text in TEXTS], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
-
-
-TOKENIZERS = {"tiny": tiny_tokenizer(), "merging": _merging()}
+TOKENIZERS = {"tiny": tiny_tokenizer(), "merging": merging_tokenizer()}
 
 
 def _read(name: str, text: str, ended: bool) -> tuple[list[int], list[int | None]]:
