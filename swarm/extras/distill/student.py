@@ -249,8 +249,8 @@ class Learning:
         found = []
         for completion, said in zip(answered.group.group.completions, answered.opinion.said, strict=True):
             cut = cuts(self._decode, completion.token_ids, completion.text, completion.finish_reason == "stop")
-            whole = differences(cut, completion.logprobs, spans_of(said)) if cut else [None] * len(completion.token_ids)
-            found.append(whole)
+            nothing: list[float | None] = [None] * len(completion.token_ids)
+            found.append(differences(cut, completion.logprobs, spans_of(said)) if cut else nothing)
         return found
 
     def _judge(self, answered: _Answered, found: Sequence[Sequence[float | None]]) -> None:
