@@ -1,8 +1,8 @@
 """Distillation over text: a small student with a stronger teacher, against rewards alone and against lying teachers.
 
 The embedded policy learns in turns with a teacher that does not change: a checkpoint of the same policy that trained
-longer, whose answers travel as over a network, without one. A liar says random numbers, or prefers what its model finds
-unlikely. Accuracy on held-out questions by rounds and by sampled tokens; what the teacher computes is counted apart.
+longer, whose answers travel as over a network, without one. A liar says random numbers, the same whenever it is
+asked about a text, or prefers what its model finds unlikely. Accuracy on held-out questions by rounds and by sampled tokens; what the teacher computes is counted apart.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Liar(PolicyUpdater):
 
     def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
         """See `Updater`."""
-        return [
-            [[ReadTurn(turn.ids, [self._said(each) for each in turn.logprobs]) for turn in turns] for turns in texts]
-            for texts in super().read(groups)
-        ]
+        return [[[self._said(turn) for turn in turns] for turns in texts] for texts in super().read(groups)]
 
-    def _said(self, logprob: float) -> float:
+    def _said(self, turn: ReadTurn) -> ReadTurn:
+        chance = random.Random(str(turn.ids))  # whoever asks twice hears the same
         if self.lie == "random":
-            return -random.expovariate(1.0)
-        return min(0.0, -6.0 - logprob) if self.lie == "inverted" else logprob
+            return ReadTurn(turn.ids, [-chance.expovariate(1.0) for _ in turn.ids])
+        if self.lie == "inverted":
+            return ReadTurn(turn.ids, [min(0.0, -6.0 - each) for each in turn.logprobs])
+        return turn
 
 
 class Teacher:
@@ -141,7 +141,7 @@ def main() -> None:
     (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
     for kind in arguments.kinds.split(","):
         curves = [each["curve"] for each in results if each["kind"] == kind]
-        for rows in zip(*curves, strict=True):  # type: ignore[arg-type]
+        for rows in zip(*curves, strict=True):
             means = [fmean(column) for column in zip(*rows, strict=True)]
             print(f"{kind:10} round {means[0]:4.0f} {means[1]:9.0f} tokens {means[2]:7.1f} s accuracy {means[3]:.3f}")
 

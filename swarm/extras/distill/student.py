@@ -45,7 +45,7 @@ from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT = 4
+IN_FLIGHT = 8
 """Questions that one teacher is asked at a time."""
 MOST_TEXT_BYTES = MAX_REQUEST_BYTES - 2**16
 LONGEST_REST_S = 300.0

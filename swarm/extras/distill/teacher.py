@@ -30,7 +30,7 @@ from swarm.types import Completion, Grade, GradedGroup, PolicyId, RolloutGroup, 
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING, MAX_WAITING_PER_STUDENT = 32, 4
+MAX_WAITING, MAX_WAITING_PER_STUDENT = 32, 8
 MAX_WAIT_S = 300.0
 """After this a student has given up anyway."""
 MAX_QUESTION_S = 10.0
