@@ -32,6 +32,58 @@ from tests.attacks.poisoned_swarm import TOLD_EVERY, Listening, Outcome, Plan, c
 from tests.extras.learner.marking import mark
 
 ROLLOUTS = 64
+AHEAD = 1
+"""Turns of a worker beyond the learner's steps: what comes of more is dropped as more than its share."""
+WAIT_S = 5.0
+"""Longest wait for a step: a learner may need more groups to make it."""
+
+
+class Turns:
+    """Which worker works: one at a time, each as often, and not far ahead of the learner.
+
+    Threads that all want the interpreter take fifty times as long.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        """No step has been made."""
+        self._steps = 0
+        self._taken = [0] * num_workers
+        self._is_taken = self._ended = False
+        self._changed = threading.Condition()
+
+    def stepped(self) -> None:
+        """The learner has made a step."""
+        with self._changed:
+            self._steps += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nobody waits or works any more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended
+
+    @contextmanager
+    def turn(self, worker: int) -> Iterator[None]:
+        """The turn of the worker of this number, from 0."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._taken[worker] < self._steps + AHEAD, WAIT_S)
+            self._changed.wait_for(lambda: self._ended or not self._is_taken and self._is_next(worker))
+            self._is_taken = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken[worker] += 1
+                self._is_taken = False
+                self._changed.notify_all()
+
+    def _is_next(self, worker: int) -> bool:
+        return self._taken[worker] == min(self._taken)
 
 
 class AttackedLearner(LearnerNode):
@@ -79,12 +131,12 @@ class Run:
         finally:
             node.close()
 
-    def worker(self, number: int, stop: threading.Event) -> tuple[WorkerNode, Listening]:
+    def worker(self, number: int, turns: Turns) -> tuple[WorkerNode, Listening]:
         """The worker of this number, with its verifier, which hears what it writes."""
         config = self._config(f"worker-{number}", number)
         heard, identity = Listening(config.tasks), Identity.load_or_create(config.out / IDENTITY_FILE)
         self.peer_ids.append(identity.peer_id)
-        return WorkerNode(config, identity, self._transport(identity.peer_id), heard, stop.is_set), heard
+        return WorkerNode(config, identity, self._transport(identity.peer_id), heard, turns.ended), heard
 
     def _config(self, name: str, number: int) -> NodeConfig:
         config = self._plan.config(self._plan.model, ("learner.rollouts_per_step", str(ROLLOUTS)))
@@ -100,22 +152,23 @@ class Run:
 
 def simulate(plan: Plan, attack: WorkerAttack | None, seed: int, console: Console) -> Outcome:
     """A learner from its first step to its last; the last of its workers is the hostile one, if there is an attack."""
-    outcome, stop = Outcome(), threading.Event()
+    outcome, turns = Outcome(), Turns(plan.nodes + 1)
     with ExitStack() as stack:
         run = Run(plan, seed, Path(stack.enter_context(scratch())))
         learner = stack.enter_context(run.learner())
-        workers = [run.worker(number, stop) for number in range(1, plan.nodes + 2)]
+        workers = [run.worker(number, turns) for number in range(1, plan.nodes + 2)]
         attacks = [None] * plan.nodes + [attack]
         threads = [
-            threading.Thread(target=_work, args=(node, each, seed, stop))
-            for (node, _), each in zip(workers, attacks, strict=True)
+            threading.Thread(target=_work, args=(number, node, each, seed, turns))
+            for number, ((node, _), each) in enumerate(zip(workers, attacks, strict=True))
         ]
-        stack.callback(_end, threads, stop)
+        stack.callback(_end, threads, turns)
         learner.begin()
         for thread in threads:
             thread.start()
         for number in range(1, plan.rounds + 1):
             learner.step()
+            turns.stepped()
             heard = [listening for _, listening in workers[: plan.nodes]]
             rewards = [reward for each in heard for reward in each.take_rewards()]
             # Where no worker has finished a question since, the one before.
@@ -134,17 +187,18 @@ def simulate(plan: Plan, attack: WorkerAttack | None, seed: int, console: Consol
     return outcome
 
 
-def _work(node: WorkerNode, attack: WorkerAttack | None, seed: int, stop: threading.Event) -> None:
+def _work(number: int, node: WorkerNode, attack: WorkerAttack | None, seed: int, turns: Turns) -> None:
     with suppress(Interrupted):
         node.begin()
         if attack is not None:
             mark(node, attack.marker, attack.part, attack.chosen, seed)
-        while not stop.is_set():
-            node.step()
+        while not turns.ended():
+            with turns.turn(number):
+                node.step()
     node.end("interrupted")
 
 
-def _end(threads: list[threading.Thread], stop: threading.Event) -> None:
-    stop.set()
+def _end(threads: list[threading.Thread], turns: Turns) -> None:
+    turns.end()
     for thread in threads:
         thread.join()
