@@ -28,8 +28,11 @@ class DistillSettings(Settings):
     """Nats beyond which a difference counts as this much: the most that a false claim can do to a token."""
     half_life: float | None = Field(None, gt=0)
     """Updates after which `weight` is half; default: it stays."""
-    groups: int = Field(4, ge=1)
-    """Own groups a round that teachers are asked about, with signal or without, chosen at random."""
+    untested: float = Field(0.0, ge=0, le=1)
+    """Part of the weight that a teacher has before it is judged, which takes six groups with signal. Until then such
+    groups alone are asked about. 1 for a teacher of your own, where rewards are rare at first."""
+    groups: int = Field(8, ge=1)
+    """Own groups a round that teachers are asked about, chosen at random."""
     max_staleness: int = Field(8, ge=0)
     """Updates since a group was sampled beyond which a teacher's answer comes too late."""
     timeout_s: float = Field(60.0, gt=0)

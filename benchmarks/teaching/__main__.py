@@ -1,8 +1,9 @@
 """Distillation over text: a small student with a stronger teacher, against rewards alone and against lying teachers.
 
-The embedded policy learns in turns with a teacher that does not change: a checkpoint of the same policy that trained
-longer, whose answers travel as over a network, without one. A liar says random numbers, the same whenever it is
-asked about a text, or prefers what its model finds unlikely. Accuracy on held-out questions by rounds and by sampled tokens; what the teacher computes is counted apart.
+The embedded policy learns in turns with a teacher that does not change: a checkpoint of the same policy, or of another,
+that trained longer, whose answers travel as over a network, without one. A liar says random numbers, the same whenever
+it is asked about a text, or prefers what its model finds unlikely. Accuracy on held-out questions by rounds, sampled
+tokens and the student's processor seconds.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> d
         "evaluation": {"num_questions": arguments.questions, "every_rounds": arguments.every},
         "checkpoint": {"every_rounds": 100_000},
         "learn_from": [teacher.identity.peer_id] if teacher else [],
-        "distill": {"weight": arguments.weight, "groups": arguments.groups},
+        "distill": {"weight": arguments.weight, "groups": arguments.groups, "untested": arguments.untested},
     }
     stop, turns = StopRequest(), Turns()
     config = load_config(None, values).config
@@ -129,7 +130,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--weight", type=float, default=1.0)
-    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--untested", type=float, default=0.0)
     parser.add_argument("--out", type=Path, default=Path("runs/teaching"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -50,13 +50,11 @@ IN_FLIGHT = 8
 MOST_TEXT_BYTES = MAX_REQUEST_BYTES - 2**16
 LONGEST_REST_S = 300.0
 """Before a teacher that did not answer is asked again."""
-UNTESTED = 0.5
-"""Weight of a teacher of whom nothing is known yet, of the whole."""
-MIN_GROUPS = 8
-"""Groups with signal before a teacher is judged by them; the more there are without a result, the less it counts."""
+MIN_GROUPS = 6
+"""Groups with signal before a teacher is judged by them."""
 MAX_GROUPS = 256
 PROBE = 0.125
-"""Fraction of the questions of a round that a dropped teacher may still be asked, so that it can prove itself."""
+"""Fraction of the questions that a teacher is still asked which prefers what is not rewarded: it may improve."""
 SAME_NATS, OTHER_VERSION_NATS = 0.5, 3.0
 """Mean difference of a span in two answers about one text above which one is false: of one version of the teacher's
 policy, which differs by kernels and rounding, and of two."""
@@ -72,20 +70,25 @@ class _Teacher:
     is_dropped: bool = False
     """It contradicts itself, or what it says lowers the reward."""
     agreement: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GROUPS))
-    _trust: float = UNTESTED
-
-    @property
-    def trust(self) -> float:
-        """Weight of what it says, in [0, 1]."""
-        return 0.0 if self.is_dropped else self._trust
+    interval: tuple[float, float] | None = None
+    """95% interval of its mean; None before `MIN_GROUPS`."""
 
     def note(self, agreement: float) -> None:
         """Add that of one group, in [-1, 1]."""
         self.agreement.append(agreement)
-        interval = bootstrap_mean(self.agreement) if len(self.agreement) >= MIN_GROUPS else None
-        if interval is not None:
-            low, high = interval
-            self._trust = 1.0 if low > 0 else 0.0 if high <= 0 else UNTESTED * MIN_GROUPS / len(self.agreement)
+        if len(self.agreement) >= MIN_GROUPS:
+            self.interval = bootstrap_mean(self.agreement)
+
+    def trust(self, untested: float) -> float:
+        """Weight of what it says, in [0, 1]; `untested` before it is judged."""
+        if self.is_dropped:
+            return 0.0
+        return untested if self.interval is None else float(self.interval[0] > 0)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it prefers what is not rewarded."""
+        return self.interval is not None and self.interval[1] <= 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +148,8 @@ class Learning:
         """Ask about some groups of this round, and forget the others."""
         groups, self._round = self._round, []
         self._chance.shuffle(groups)
+        if not any(self._trust(each) for each in self.teachers.values()):
+            groups = [graded for graded in groups if has_signal(graded.rewards)]  # the others judge nobody
         for graded in groups[: self._settings.groups]:
             teacher = self._free()
             if teacher is None:
@@ -166,14 +171,14 @@ class Learning:
             known = [value for tokens in each for value in tokens if value is not None]
             missed += sum(map(len, each)) - len(known)
             found += known
-            if known and answered.teacher.trust > 0:
-                weight = self._settings.weight * decay * answered.teacher.trust
+            if known and (trust := self._trust(answered.teacher)) > 0:
+                weight = self._settings.weight * decay * trust
                 added = [advantages(tokens, weight, self._settings.bound) for tokens in each]
                 groups.append(_without_rewards(answered.group, added))
                 teachers.append(answered.teacher.peer_id)
         figures = {
             "distill/groups": float(len(groups)),
-            "distill/trust": fmean(t.trust for t in self.teachers.values()),
+            "distill/trust": fmean(map(self._trust, self.teachers.values())),
         }
         if found:
             figures |= {"distill/kl": -fmean(found), "distill/left_out": missed / (missed + len(found))}
@@ -185,6 +190,9 @@ class Learning:
         """Ask no more; what is asked ends with the transport."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _trust(self, teacher: _Teacher) -> float:
+        return teacher.trust(self._settings.untested)
+
     def _free(self) -> _Teacher | None:
         """A teacher that may be asked now; it is, with what is returned."""
         with self._lock:
@@ -195,7 +203,7 @@ class Learning:
                 if not each.is_dropped
                 and each.in_flight < IN_FLIGHT
                 and each.rests_until <= now
-                and (each.trust > 0 or self._chance.random() < PROBE)
+                and (not each.is_bad or self._chance.random() < PROBE)
             ]
             if not free:
                 return None

@@ -30,10 +30,13 @@ def test_a_peer_learns_from_another_that_teaches(tmp_path: Path) -> None:
     lab.mkdir()
     identity = Identity.load_or_create(lab / IDENTITY_FILE)
     identity.close()
-    own = ({"learn_from": [identity.peer_id], "distill": {"groups": 4}}, {"teach": {"passes_per_min": 1e6}})
+    own = (
+        {"learn_from": [identity.peer_id], "distill": {"groups": 4, "untested": 1}},
+        {"teach": {"passes_per_min": 1e6}},
+    )
     members = [
         Member(
-            load_config(None, {**COMMON, **each, "out": str(out), "name": out.name, "rounds": 6, "seed": seed}).config
+            load_config(None, {**COMMON, **each, "out": str(out), "name": out.name, "rounds": 4, "seed": seed}).config
         )
         for seed, (out, each) in enumerate(zip(folders, own, strict=True))
     ]
