@@ -9,9 +9,11 @@
 A teacher's numbers cannot be recomputed without its model. What limits a lie: a token's advantage is bounded, an answer
 is signed for one request, a question asked twice must get one answer while the teacher's version is the same, and a
 teacher counts in so far as it prefers what this node's verifier rewards. That is measured on the node's own groups with
-signal: the correlation, over a group's completions, of the rewards' advantages with the teacher's. It is the inner
-product of the two policy gradients if those of different completions are orthogonal. Where sketches of gradients are
-taken (`telemetry.worth_every_rounds`), the worth of a teacher's groups is estimated as that of other peers'.
+signal: the correlation, over a group's completions, of the rewards' advantages with the teacher's, which is the inner
+product of the two policy gradients if those of different completions are orthogonal; and with the teacher's own
+numbers, whichever is less. The first alone would trust noise: where what is right is improbable to the student, T - S
+prefers it whatever T is. Where sketches of gradients are taken (`telemetry.worth_every_rounds`), the worth of a
+teacher's groups is estimated as that of other peers'.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from statistics import fmean
+from math import sqrt
+from statistics import fmean, stdev
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +43,6 @@ from swarm.net.records.envelope import MAX_REQUEST_BYTES
 from swarm.protocols import GradientSketcher, Transport, Updater
 from swarm.sapo.worth import WorthEstimator
 from swarm.teaching import DistillSettings
-from swarm.telemetry.intervals import bootstrap_mean
 from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,11 @@ LONGEST_REST_S = 300.0
 MIN_GROUPS = 6
 """Groups with signal before a teacher is judged by them."""
 MAX_GROUPS = 256
+CLEAR = 3.0
+"""Standard errors by which the mean agreement must differ from 0: it is looked at after each group."""
+FRESH_ROUNDS = 12
+"""Rounds without a group that says something about a teacher, after which it is not trusted: what it teaches may be why
+nothing is rewarded any more."""
 PROBE = 0.125
 """Fraction of the questions that a teacher is still asked which prefers what is not rewarded: it may improve."""
 SAME_NATS, OTHER_VERSION_NATS = 0.5, 3.0
@@ -70,25 +77,32 @@ class _Teacher:
     is_dropped: bool = False
     """It contradicts itself, or what it says lowers the reward."""
     agreement: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GROUPS))
-    interval: tuple[float, float] | None = None
-    """95% interval of its mean; None before `MIN_GROUPS`."""
+    judged_at: int = 0
+    """Round of the last group that said something about it."""
 
-    def note(self, agreement: float) -> None:
+    def note(self, agreement: float, round: int) -> None:
         """Add that of one group, in [-1, 1]."""
         self.agreement.append(agreement)
-        if len(self.agreement) >= MIN_GROUPS:
-            self.interval = bootstrap_mean(self.agreement)
+        self.judged_at = round
 
-    def trust(self, untested: float) -> float:
+    @property
+    def score(self) -> float | None:
+        """Mean agreement in standard errors; None before `MIN_GROUPS`."""
+        count = len(self.agreement)
+        return fmean(self.agreement) / (stdev(self.agreement) / sqrt(count) + 1e-9) if count >= MIN_GROUPS else None
+
+    def trust(self, untested: float, round: int) -> float:
         """Weight of what it says, in [0, 1]; `untested` before it is judged."""
         if self.is_dropped:
             return 0.0
-        return untested if self.interval is None else float(self.interval[0] > 0)
+        if self.score is None:
+            return untested
+        return float(self.score > CLEAR and round - self.judged_at <= FRESH_ROUNDS)
 
     @property
     def is_bad(self) -> bool:
-        """Whether it prefers what is not rewarded."""
-        return self.interval is not None and self.interval[1] <= 0
+        """Whether it clearly prefers what is not rewarded."""
+        return self.score is not None and self.score < -CLEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +136,7 @@ class Learning:
         self.teachers = {peer_id: _Teacher(peer_id) for peer_id in teachers}
         self._round: list[GradedGroup] = []
         """Own groups of this round that can be asked about."""
+        self._num_rounds = 0
         self._arrived: deque[_Answered] = deque()
         self._lock = threading.Lock()
         """Of teachers and counts."""
@@ -147,6 +162,7 @@ class Learning:
     def ask(self) -> None:
         """Ask about some groups of this round, and forget the others."""
         groups, self._round = self._round, []
+        self._num_rounds += 1
         self._chance.shuffle(groups)
         if not any(self._trust(each) for each in self.teachers.values()):
             groups = [graded for graded in groups if has_signal(graded.rewards)]  # the others judge nobody
@@ -191,7 +207,7 @@ class Learning:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _trust(self, teacher: _Teacher) -> float:
-        return teacher.trust(self._settings.untested)
+        return teacher.trust(self._settings.untested, self._num_rounds)
 
     def _free(self) -> _Teacher | None:
         """A teacher that may be asked now; it is, with what is returned."""
@@ -264,15 +280,21 @@ class Learning:
     def _judge(self, answered: _Answered, found: Sequence[Sequence[float | None]]) -> None:
         """Does the teacher prefer what was rewarded?"""
         bound, rewards = self._settings.bound, answered.group.rewards
-        pairs = [
-            (wanted, fmean(min(max(each, -bound), bound) for each in tokens if each is not None))
-            for wanted, tokens in zip(self._advantages(rewards), found, strict=True)
+        rows = [
+            (
+                wanted,
+                fmean(min(max(each, -bound), bound) for each in tokens if each is not None),
+                fmean(theirs.logprobs),
+            )
+            for wanted, tokens, theirs in zip(
+                self._advantages(rewards), found, map(spans_of, answered.opinion.said), strict=True
+            )
             if any(each is not None for each in tokens)
         ]
-        if has_signal(rewards) and len(pairs) > 1:
-            wanted, theirs = np.array(pairs).T
-            if wanted.std() > 0 and theirs.std() > 0:
-                answered.teacher.note(float(np.corrcoef(wanted, theirs)[0, 1]))
+        if has_signal(rewards) and len(rows) > 1:
+            columns = np.array(rows).T
+            if all(columns.std(axis=1) > 0):
+                answered.teacher.note(float(np.corrcoef(columns)[0, 1:].min()), self._num_rounds)
 
     def _count(self, name: str) -> None:
         with self._lock:
