@@ -65,7 +65,7 @@ class Distillation(Protocol):
         """Ask about the round's groups, and answer students."""
 
     def close(self) -> None:
-        """Neither ask nor answer any more."""
+        """Answer no more."""
 
 
 class PeerNode(RoleNode):

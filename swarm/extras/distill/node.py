@@ -66,8 +66,6 @@ class Distillation:
             self._teaching.teach()
 
     def close(self) -> None:
-        """Neither ask nor answer any more."""
-        if self._learning is not None:
-            self._learning.close()
+        """Answer no more."""
         if self._teaching is not None:
             self._teaching.close()

@@ -25,7 +25,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, stdev
@@ -141,7 +140,6 @@ class Learning:
         self._lock = threading.Lock()
         """Of teachers and counts."""
         self._counts: Counter[str] = Counter()
-        self._threads = ThreadPoolExecutor(min(16, IN_FLIGHT * len(self.teachers)), "asking")
 
     def counters(self) -> dict[str, int]:
         """Cumulative counts of questions: asked, answered, busy, unreachable, refused, contradicted, stale."""
@@ -170,7 +168,8 @@ class Learning:
             teacher = self._free()
             if teacher is None:
                 return
-            self._threads.submit(self._ask, teacher, graded)
+            # Daemons: a teacher that keeps one waiting must not keep this process from its end.
+            threading.Thread(target=self._ask, args=(teacher, graded), name="asking", daemon=True).start()
 
     def taught(self, version: int) -> tuple[list[GradedGroup], list[str], dict[str, float]]:
         """The groups that teachers have answered about, with a teacher's advantages and no others; their teachers; and
@@ -201,10 +200,6 @@ class Learning:
         if known_agreement := [value for each in self.teachers.values() for value in each.agreement]:
             figures["distill/agreement"] = fmean(known_agreement)
         return groups, teachers, figures
-
-    def close(self) -> None:
-        """Ask no more; what is asked ends with the transport."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _trust(self, teacher: _Teacher) -> float:
         return teacher.trust(self._settings.untested, self._num_rounds)
