@@ -123,10 +123,10 @@ def main() -> None:
     """Print and write the curves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("teacher", help="directory of the teacher's model")
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", default="tiny-sparse")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--every", type=int, default=20)
-    parser.add_argument("--questions", type=int, default=512)
+    parser.add_argument("--questions", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--weight", type=float, default=1.0)
