@@ -1,6 +1,6 @@
-"""The page's port, which is kept across restarts, and its process, which a node starts beside itself.
+"""The page's port, which is kept across restarts; the processes of page and site, which a node starts beside itself.
 
-The page is `swarm/extras/page`; `swarm ui` serves it.
+Both are in `swarm/extras/page`; `swarm ui` serves the page, and `swarm site` writes the files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ HOST = "127.0.0.1"
 USUAL_PORT = 8787
 PORT_FILE = "ui.port"
 LOG_FILE = "ui.log"
+SITE_LOG_FILE = "site.log"
+SITE_EVERY_S = 60
 NICENESS = 10
 """Niceness of the page's process: a node's round comes first."""
 STOP_TIMEOUT_S = 5.0
@@ -72,13 +74,30 @@ def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Itera
     if changed:
         say(changed)
     say(f"page: {address(listening)}")
-    with listening, open_private(folder / LOG_FILE, "ab") as output:
+    arguments = ["ui", str(folder), "--socket", str(listening.fileno())]
+    with listening, _beside(arguments, folder / LOG_FILE, [listening.fileno()]):
+        yield
+
+
+@contextmanager
+def site_of(folder: Path, site: Path) -> Iterator[None]:
+    """Keep the swarm's page for everybody in the folder `site` up to date, likewise, with what the node in `folder`
+    knows."""
+    arguments = ["site", str(site), str(folder), "--every", str(SITE_EVERY_S)]
+    with _beside(arguments, folder / SITE_LOG_FILE):
+        yield
+
+
+@contextmanager
+def _beside(arguments: Sequence[str], log: Path, sockets: Sequence[int] = ()) -> Iterator[None]:
+    """Run a command of `swarm` while the block runs; it ends with this process, however that ends."""
+    with open_private(log, "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "swarm", "ui", str(folder), "--socket", str(listening.fileno()), "--supervised"],
+            [sys.executable, "-m", "swarm", *arguments, "--supervised"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            pass_fds=[listening.fileno()],
+            pass_fds=sockets,
             env={**inherited("base", "home"), **python_path()},
             start_new_session=True,  # Ctrl-C is for the node
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodes.cli import watching
 from swarm.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -84,6 +85,15 @@ def test_every_container_has_a_volume_of_its_own_for_its_identity() -> None:
     named = [name for name, source in homes.items() if source is not None]
     assert {name: homes[name] for name in named} == {"bootstrap": "bootstrap", "learner": "learner"}
     assert not any("deploy" in _services()[name] for name in named), "one container each"
+
+
+def test_what_the_test_of_containers_runs_in_a_peer_is_there_and_writes_where_it_may() -> None:
+    text = (ROOT / ".ci" / "compose" / "project.py").read_text()
+    asked = set(re.findall(r'"swarm", "(\w+)"', text))
+    assert {"runs", "site"} == asked <= {each.callback.__name__ for each in watching.app.registered_commands}
+    service = _services()["peer"]
+    (folder,) = re.findall(r'^SITE = "(/\w+)/', text, re.MULTILINE)
+    assert service["read_only"] and service["tmpfs"] == [folder]
 
 
 def test_nobody_can_log_in_to_grafana() -> None:

@@ -3,8 +3,9 @@
   engine      the one there is, or one of its own: installed from Debian's packages if need be, its state in build/
   base image  BASE_IMAGE or the Dockerfile's default if it can be had, else Debian bookworm by debootstrap
   packages    as pip is configured on this machine; folders of files are served to the builder over loopback
-  swarm       a bootstrap and 4 peers: every peer uses groups of others; a node that crashes, a container that is killed
-              and a bootstrap that is killed come back with the peer ids they had
+  swarm       a bootstrap and 4 peers: every peer uses groups of others; `swarm runs` and `swarm site` show the run; a
+              node that crashes, a container that is killed and a bootstrap that is killed come back with the peer ids
+              they had
   limits      what .env says of memory, processor, restarts and logs is what the engine applies
   mixes       four peers in one swarm, each with its own mix
   learner     a learner that trains on what its workers sample

@@ -14,6 +14,8 @@ PEERS = 4
 WORKERS = 2
 MIXES = {"mix-8-0": (8, 0), "mix-6-2": (6, 2), "mix-4-4": (4, 4), "mix-2-6": (2, 6)}
 MEMORY_MB, CPUS = 3_000, 1.5
+SITE = "/tmp/site"
+"""In a container, of which nothing else can be written."""
 
 # Run in a node's container: what its metrics say. It has one node, and finds no other's.
 LOOK = """
@@ -79,7 +81,7 @@ class Swarm:
 
 
 def exercise(swarm: Swarm) -> None:
-    """Up, training, three deaths, and everybody back."""
+    """Up, training, in a list of runs and on a page, three deaths, and everybody back."""
     with step("up"):
         swarm.compose("up", "--detach")
     with step("every peer has used groups of others"):
@@ -94,6 +96,9 @@ def exercise(swarm: Swarm) -> None:
     if len(set(ids.values())) != PEERS:
         raise Failed(f"the peers must have different ids, got {ids}")
     containers = swarm.containers("peer")
+    with step("the run is found, and a page for everybody made of it"):
+        address = bootstrap_address(swarm)
+        wait_until(f"a page with {PEERS} members", lambda: published(containers[0], address) == PEERS, 120)
     with step("every container is healthy"):
         everybody = [*containers, *swarm.containers("bootstrap")]
         wait_until("healthy containers", lambda: all(swarm.health(c) == "running healthy" for c in everybody), 300)
@@ -180,6 +185,17 @@ def come_back(swarm: Swarm, ids: dict[str, str], container: str, kill: Callable[
     if peer["peer_id"] != ids[container] or not peer["resumed_from"]:
         raise Failed(f"{container} was {ids[container]}, and is now {peer}")
     print(f"  {container}, {peer['peer_id']}, resumed from round {peer['resumed_from']}")
+
+
+def published(container: str, address: str) -> int:
+    """Members of the run at an address, as `swarm runs` and `swarm site` say in a peer's container."""
+    inside = ("docker", "exec", container)
+    (listed,) = json.loads(run(*inside, "swarm", "runs", address, "--json"))
+    run(*inside, "swarm", "site", SITE, address)
+    (shown,) = json.loads(run(*inside, "cat", f"{SITE}/swarm.json"))["runs"]
+    if (shown["run"], shown["join"]) != (listed["run_id"], f"swarm join {address}"):
+        raise Failed(f"the list has {listed}, and the page has {shown}")
+    return min(int(shown["members"]), int(listed["claimed"]["members"]))
 
 
 def bootstrap_address(swarm: Swarm) -> str:

@@ -25,7 +25,7 @@ from nodes.boot.listing import Lister
 from nodes.boot.manifest import check_group_size, sharing_of_own_tools
 from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
-from nodes.page import page_of
+from nodes.page import page_of, site_of
 from nodes.roles.runtime import RoleNode
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
@@ -173,6 +173,8 @@ def _assemble(
     transport, network = open_network(network, directory, profile_of(role, config), console)
     if config.telemetry.ui:
         stack.enter_context(page_of(config.out, config.telemetry.ui_port, partial(say, console)))
+    if config.telemetry.site is not None:
+        stack.enter_context(site_of(config.out, config.telemetry.site))
     # A run may list tasks unknown to the local library version; the node's own list must be complete.
     pool = VerificationPool(config.tasks, config.verification, resolved.tasks_of_the_run, config.files)
     stack.callback(pool.close)

@@ -58,6 +58,27 @@ def ui(
 
 
 @app.command()
+def site(
+    out: Annotated[Path, typer.Argument(help="Folder of the web host; its index.html and swarm.json are replaced.")],
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Multiaddrs of members of runs, or directories of nodes; default: ~/.config/swarm/bootstraps."
+        ),
+    ] = None,
+    every: Annotated[float | None, typer.Option(min=10, help="Write it every so many seconds until Ctrl-C.")] = None,
+    supervised: SupervisedOption = False,
+) -> None:
+    """Write a swarm's page as files for any web host: how to join, how it is, a leaderboard by measured credit."""
+    from nodes.commands.site import SiteOptions, write_site
+
+    found = targets or ()
+    addresses = tuple(target for target in found if is_address(target))
+    runs = tuple(Path(target) for target in found if target not in addresses)
+    raise typer.Exit(write_site(SiteOptions(out, addresses, runs, every, supervised), make_console()))
+
+
+@app.command()
 def top(
     targets: Annotated[
         list[str] | None,

@@ -73,7 +73,7 @@ def show_peers(target: str, is_address: bool, as_json: bool, watch: bool, consol
     """
     if watch and (as_json or not console.is_terminal):
         raise ConfigError("--watch needs a terminal; omit it for JSON output, or without a terminal")
-    with _asking(target) if is_address else contextlib.nullcontext(lambda: read_roster(Path(target))) as ask:
+    with asking(target) if is_address else contextlib.nullcontext(lambda: read_roster(Path(target))) as ask:
         if as_json:
             print(json.dumps(json.loads(_encoded(ask())), indent=1))
         elif watch:
@@ -280,7 +280,7 @@ def _address(record: PeerRecord) -> str:
 
 
 @contextlib.contextmanager
-def _asking(address: str) -> Iterator[Callable[[], Listing]]:
+def asking(address: str) -> Iterator[Callable[[], Listing]]:
     """Yield a function that reads the directory of a member's run."""
     bootstraps = Bootstraps((address,))
     problems = bootstraps.look_up()

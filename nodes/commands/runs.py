@@ -19,6 +19,7 @@ from swarm.net.addresses.bootstrap import Bootstraps
 from swarm.net.addresses.dial import unreachable
 from swarm.net.services.runs import FoundRun, ask_runs
 from swarm.sanitize import clean
+from swarm.types import RunManifest
 
 TIMEOUT_S = 20.0
 
@@ -40,7 +41,7 @@ def bootstraps_file() -> Path:
 def show_runs(addresses: Sequence[str], as_json: bool, console: Console) -> int:
     """Print the runs that these bootstraps list, by default those of the user's file; whether any answered, as an exit
     code. Raises `ConfigError` without any bootstrap, and for a wrong address."""
-    entries = list(addresses) or _own_bootstraps()
+    entries = list(addresses) or own_bootstraps()
     found, problems = look(entries)
     for where, problem in problems.items():
         warn(console, f"{where}: {clean(problem)}")
@@ -98,11 +99,12 @@ def look(entries: Sequence[str]) -> tuple[list[Listed], dict[str, str]]:
     return list(found.values()), problems
 
 
-def _own_bootstraps() -> list[str]:
+def own_bootstraps() -> list[str]:
+    """The entry that means the user's list. Raises `ConfigError` without one."""
     file = bootstraps_file()
     if not file.is_file():
         raise ConfigError(
-            f"name a bootstrap: swarm runs ADDRESS; or put addresses into {file}, one a line, for `swarm runs` alone"
+            f"name a bootstrap's address, or put addresses into {file}, one a line, for commands without one"
         )
     return [f"file:{file}"]
 
@@ -117,15 +119,14 @@ def _columns(now: float) -> list[Column[Listed]]:
         Column("models*", lambda each: ", ".join(each.run.models), 3, squeeze_to=12),
         Column("members*", lambda each: str(each.run.members), 1, number=True),
         Column("founded", lambda each: f"{duration(now - each.run.manifest.created_at)} ago", 4, number=True),
-        Column("terms", lambda each: _terms(each.run), 5, squeeze_to=16),
+        Column("terms", lambda each: terms(each.run.manifest), 5, squeeze_to=16),
         Column("run id", lambda each: each.run.manifest.run_id, 6),
         Column("address", lambda each: each.address, 7, squeeze_to=24),
     ]
 
 
-def _terms(run: FoundRun) -> str:
+def terms(manifest: RunManifest) -> str:
     """What a member takes on: a learner's model, or own and others' groups of an update."""
-    manifest = run.manifest
     if manifest.terms is not None:
         return f"works for {manifest.terms.model}"
     return f"{manifest.local}+{manifest.external} groups of {manifest.group_size}"

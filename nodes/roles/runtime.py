@@ -105,7 +105,7 @@ class RoleRuntime:
             clock=clock,
         )
         serve_usage(transport, self._usage_of)
-        self.worth: Mapping[str, Estimate] = {}
+        self._worth: Mapping[str, Estimate] = {}
         """Worth of others' groups to this node by author, as far as it is known."""
         self.measured = b""
         """Its statement for members."""
@@ -178,7 +178,7 @@ class RoleRuntime:
         Members learn `tries` and what authors' groups are worth, as `measured`, if the user wants that.
         """
         self.note_refusals(event.groups)
-        self.worth = event.worth.senders if event.worth else {}
+        self._worth = event.worth.senders if event.worth else {}
         self._success.note(event.tasks)
         self._wants = self._success.learnability(MAX_TOLD_TASKS)
         share = self.config.share
@@ -304,7 +304,8 @@ class RoleRuntime:
         known = self.exchange.book.find(peer_id)
         if known is None:
             return GroupUsage()
-        return usage_by(known.received, known.used, known.dropped, self.worth.get(peer_id), self._wants)
+        worth = self._worth.get(peer_id) if self.config.share.worth else None
+        return usage_by(known.received, known.used, known.dropped, worth, self._wants)
 
     def has_enough(self, round: int) -> bool:
         """Whether `round` reaches the requested number."""

@@ -62,7 +62,7 @@ class ShareSettings(Settings):
     beside name, model and version, which every directory entry has. Learners and workers obey this field, too."""
     worth: bool = True
     """Tell members what the groups of each author are worth to this node, as far as it has measured: the credit in
-    `swarm peers` is made of such statements."""
+    `swarm peers` is made of such statements. An author that asks hears about its own groups."""
 
 
 class RoundReport(Struct, frozen=True):

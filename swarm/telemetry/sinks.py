@@ -102,6 +102,8 @@ class TelemetrySettings(Settings):
     docs/extras/page.md."""
     ui_port: int | None = Field(None, ge=1, le=65535)
     """Its port; default: that of the last start in this directory, 8787, or a free one."""
+    site: Path | None = None
+    """Keep the swarm's page for everybody in this folder of a web host up to date, as `swarm site` does."""
     tensorboard: bool = False
     """Write event files under `OUT/tensorboard`."""
     wandb_project: str | None = None

@@ -21,7 +21,12 @@ from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.membership.known_peers import CurrentRun
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import SealedManifest, open_manifest, seal_manifest
-from swarm.types import SCHEMA_VERSION, RunManifest, TaskSpec
+from swarm.net.roster import build_roster
+from swarm.net.services.usage import ask_usage
+from swarm.net.trust.credit import statement
+from swarm.telemetry.ledger import Ledger
+from swarm.telemetry.records import RoundEvent
+from swarm.types import SCHEMA_VERSION, Estimate, MemberSummary, RunManifest, SwarmWorth, TaskSpec
 from tests.net.records import of_version
 
 
@@ -53,6 +58,33 @@ def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path)
     alone = MemoryTransport(MemoryHub(), identity.peer_id)
     runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier)
     assert runtime.max_group_size() == 8
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_groups_are_worth_is_said_only_by_those_who_want_to(tmp_path: Path, shares: bool) -> None:
+    """Neither to all members, nor to the author, nor by the credit in the roster, which `swarm site` publishes."""
+    stated: list[bytes] = []
+
+    class Stating(MemoryTransport):
+        def summarize(self, summary: MemberSummary | None, measured: bytes = b"") -> None:
+            stated.append(measured)
+
+    identity, hub = Identity.generate(), MemoryHub()
+    receiver, author = Stating(hub, identity.peer_id), MemoryTransport(hub, "author")
+    config = _config(tmp_path, ("share.worth", str(shares).lower()))
+    runtime = RoleRuntime(config, identity, receiver, InlineVerifier(config.tasks))
+    receiver.start(), author.start()
+    runtime.exchange.book.admit("author", 1, 100)
+    worth = {"author": Estimate(0.5, 0.4, 0.6)}
+    known = SwarmWorth(9, Estimate(1.0, 1.0, 1.0), Estimate(1.0, 1.0, 1.0), worth)
+    runtime.record(
+        RoundEvent(time=1.0, round=1, wall_s=1.0, reward=0.5, groups=Ledger().snapshot(), worth=known), None, worth
+    )
+    assert stated == [statement(worth) if shares else b""]
+    assert ask_usage(author, identity.peer_id, 5.0).worth == (worth["author"] if shares else None)
+    (row,) = build_roster(receiver, runtime.exchange.book, 1.0, runtime.measured).peers
+    assert (row.credit is not None) == shares
+    receiver.close(), author.close()
 
 
 def test_a_run_of_local_files_only_cannot_be_joined_without_tasks_of_ones_own(tmp_path: Path) -> None:

@@ -113,6 +113,12 @@ def test_a_run_that_asks_for_it_is_found_at_another_bootstrap_and_joined_by_name
             assert found[1]["founder"] == address_of(other).rpartition("/p2p/")[2]
             shown = _runs(at, home=tmp_path).stdout
             assert "beta" in shown and found[1]["founder"][-8:] in shown
+            site = ["site", str(tmp_path / "www"), at, address_of(other)]
+            made = subprocess.run([sys.executable, "-m", "nodes.cli", *site], capture_output=True, text=True)
+            assert made.returncode == 0, made.stderr
+            pages = {each["name"]: each for each in json.loads((tmp_path / "www" / "swarm.json").read_text())["runs"]}
+            assert pages["alpha"]["join"] == f"swarm join {at}" and pages["alpha"]["leaders"] == []
+            assert pages["beta"]["join"] == f"swarm join {address_of(other)}", "what was asked counts, not the list"
             command = ["join", f"beta@{at}", "--out", str(third), "--rounds=1", "--evaluation.num_questions=0"]
             with swarm(third, *command, *LOOPBACK) as peer:
                 assert peer.wait() == 0, peer.text()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarm.extras.page.site import ASSETS, MAX_SAMPLES, Json, detail, overview, samples
+from swarm.extras.page.site import ASSETS, MAX_SAMPLES, detail, overview, samples
 from swarm.sanitize import clean, clean_lines
 from swarm.settings import leaves
 from swarm.telemetry.benefit.verdict import verdict
@@ -19,7 +19,7 @@ from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.nodes import NodeReader
 from swarm.telemetry.records import RoundEvent
 
-SCRIPTS = ("dom.js", "chart.js", "picture.js", "page.js")
+SCRIPTS = ("dom.js", "chart.js", "picture.js", "members.js", "page.js")
 """In the order of their imports; joined, they are one module."""
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; "
@@ -50,13 +50,14 @@ def frozen(histories: Sequence[PeerHistory], config: Mapping[str, object], versi
         "config": _flattened(config),
         "versions": [(clean(name), clean(version)) for name, version in versions.items()],
     }
-    return _html(data)
+    page = re.sub(r"<link .*?>\n|<script .*?></script>\n", "", (ASSETS / "index.html").read_text())
+    return in_one_file(re.sub(r"<footer .*?</footer>", FOOTER, page), SCRIPTS, data)
 
 
-def _html(data: Json) -> bytes:
-    """`index.html` with style, scripts and data instead of links to them."""
+def in_one_file(page: str, scripts: Sequence[str], data: object) -> bytes:
+    """A page with style, scripts and data inside, in order of the scripts' imports, which may load nothing else."""
     style = (ASSETS / "page.css").read_text()
-    script = "\n".join(_without_modules((ASSETS / name).read_text()) for name in SCRIPTS)
+    script = "\n".join(_without_modules((ASSETS / name).read_text()) for name in scripts)
     # The data block is no script for a browser; as text it can neither end its element nor begin another.
     embedded = msgspec.json.encode(data, enc_hook=str).decode().replace("<", "\\u003c")
     policy = POLICY.format(script=_hash(script), style=_hash(style))
@@ -64,8 +65,6 @@ def _html(data: Json) -> bytes:
         f'<meta http-equiv="content-security-policy" content="{policy}">\n<style>{style}</style>\n'
         f'<script type="application/json" id="frozen">{embedded}</script>\n<script type="module">{script}</script>\n'
     )
-    page = re.sub(r"<link .*?>\n|<script .*?></script>\n", "", (ASSETS / "index.html").read_text())
-    page = re.sub(r"<footer .*?</footer>", FOOTER, page)
     return page.replace("</head>", f"{links}</head>", 1).encode()
 
 

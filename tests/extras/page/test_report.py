@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from swarm.extras.page import public
 from swarm.extras.page.report import SCRIPTS, frozen
 from swarm.extras.page.site import ASSETS
 from swarm.reasons import Reason, sentence
@@ -376,13 +377,14 @@ def test_a_mix_that_decides_says_why(tmp_path: Path) -> None:
     assert [each["reason"] for each in data["details"][0]["mix"]] == ["62% < 80% of own groups"]
 
 
-def test_scripts_are_joined_in_the_order_of_their_imports_and_name_nothing_twice() -> None:
+@pytest.mark.parametrize("scripts", [SCRIPTS, public.SCRIPTS])
+def test_scripts_are_joined_in_the_order_of_their_imports_and_name_nothing_twice(scripts: tuple[str, ...]) -> None:
     joined: list[str] = []
-    for script in SCRIPTS:
+    for script in scripts:
         text = (ASSETS / script).read_text()
         assert set(re.findall(r'from "\./(.*?)"', text)) <= set(joined)
         joined.append(script)
-    everything = "\n".join((ASSETS / script).read_text() for script in SCRIPTS)
+    everything = "\n".join((ASSETS / script).read_text() for script in scripts)
     declared = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", everything, re.MULTILINE)
     assert len(declared) == len(set(declared))
-    assert {path.name for path in ASSETS.glob("*.js")} == set(SCRIPTS)
+    assert {path.name for path in ASSETS.glob("*.js")} == {*SCRIPTS, *public.SCRIPTS}

@@ -13,10 +13,11 @@ const SMOOTHED = 0.1; // part of a curve's points in a mean, as in the report
 const NOISE = 1e-6; // of a scale: what is below comes from the floats
 
 export class Chart {
-  // `series`: [name of the curve, label]; `format` writes a value.
-  constructor(title, series, format = figure) {
+  // `series`: [name of the curve, label]; `format` writes a value, `where` a place on the horizontal axis: a round's number.
+  constructor(title, series, format = figure, where = (round) => `round ${round}`) {
     this.series = series;
     this.format = format;
+    this.where = where;
     this.curves = [];
     this.paths = series.map((_, index) => svg("path", { class: KINDS[index] }));
     this.cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
@@ -56,8 +57,8 @@ export class Chart {
     this.label(middle, 0, MIDDLE + 4, this.format((this.high + this.low) / 2), "start");
     this.label(high, 0, TOP + 9, this.format(this.high), "start");
     this.label(low, 0, HEIGHT - BOTTOM, this.format(this.low), "start");
-    this.label(left, LEFT, HEIGHT - 4, String(this.first), "start");
-    this.label(right, WIDTH, HEIGHT - 4, String(this.last), "end");
+    this.label(left, LEFT, HEIGHT - 4, this.where(this.first).replace("round ", ""), "start");
+    this.label(right, WIDTH, HEIGHT - 4, this.where(this.last).replace("round ", ""), "end");
     this.read(this.index);
   }
 
@@ -116,9 +117,9 @@ export class Chart {
       const point = curve.findLast(([at]) => at <= round) ?? curve[0];
       return point ? el("span", { class: KINDS[series] }, `${this.series[series][1]} ${this.format(point[1])}`) : null;
     });
-    this.readout.replaceChildren(...parts.filter(Boolean), this.index === null ? "" : `round ${round}`);
+    this.readout.replaceChildren(...parts.filter(Boolean), this.index === null ? "" : this.where(round));
     const words = parts.filter(Boolean).map((part) => part.textContent).join(", ");
-    this.picture.setAttribute("aria-label", `${this.title}, round ${round} of ${this.first} to ${this.last}: ${words}`);
+    this.picture.setAttribute("aria-label", `${this.title}, ${this.where(round)} of ${this.where(this.first)} to ${this.where(this.last)}: ${words}`);
   }
 }
 

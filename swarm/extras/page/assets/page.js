@@ -1,6 +1,7 @@
 // Shows what the stream says. Every event replaces what was there, so that an open page does not grow.
 import { Chart, spark } from "./chart.js";
 import { byId, clock, count, duration, el, figure, percent, setText, show, size, table } from "./dom.js";
+import { credit, interval, kinds, leaders } from "./members.js";
 import { gifts, legend, picture, relays } from "./picture.js";
 
 const perSecond = (bytes) => `${size(bytes)}/s`;
@@ -94,44 +95,7 @@ function tiles(ratios) {
   });
 }
 
-function leaders(rows) {
-  if (rows.length === 0) return el("p", { class: "note" }, "No node has finished a round yet.");
-  return table([
-    ["member", (row) => row.name || row.peer],
-    ["source", (row) => el("span", { class: row.claimed ? "care" : "good" }, row.claimed ? "its own claim" : "measured here")],
-    ["accuracy", (row) => interval(row.accuracy) + (row.accuracy ? ` at round ${count(row.evaluated_at)}` : "")],
-    ["rounds", (row) => count(row.rounds), "number"],
-    ["gave", (row) => count(row.given), "number"],
-    ["used of others", (row) => count(row.used), "number"],
-    ["received here", (row) => (row.claimed ? count(row.received_here) : "–"), "number"],
-    ["used here", (row) => (row.claimed ? count(row.used_here) : "–"), "number"],
-    ["model", (row) => row.model],
-  ], rows);
-}
-
-function credit(rows) {
-  if (rows.length === 0) return el("p", { class: "note" }, "Nobody's credit is known yet: members have measured too little.");
-  return table([
-    ["member", (row) => row.name || row.peer],
-    ["credit", (row) => `${row.worth.toFixed(2)} (${count(row.members)})`, "number"],
-    ["role", (row) => row.role],
-    ["model", (row) => row.model],
-  ], rows);
-}
-
-function kinds(rows) {
-  if (rows.length === 0) return el("p", { class: "note" }, "No other member is known yet.");
-  return table([
-    ["members", (row) => count(row.members), "number"],
-    ["role", (row) => row.role],
-    ["model", (row) => row.model],
-    ["version of swarm", (row) => row.version],
-    ...(rows.some((row) => row.weights !== null) ? [["version of weights", (row) => count(row.weights), "number"]] : []),
-  ], rows);
-}
-
 const decimals = (value) => (value === null ? "–" : value.toFixed(3));
-const interval = (found) => (found ? `${percent(found[0])} (${percent(found[1])} to ${percent(found[2])})` : "–");
 
 function nodeTable([nodes]) {
   if (nodes.length === 0) return el("p", { class: "note" }, "No node has started yet.");

@@ -1,0 +1,147 @@
+"""A swarm's page for everybody, as files for any web host: its runs, how to join them, and their members.
+
+It has what members tell everybody, and figures of those nodes whose directories it is made of; none of their files,
+alerts, samples or settings. Texts of untrusted peers are cut and cleaned, and become text, never markup or part of a
+command.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+from msgspec import Struct
+
+from swarm.extras.page.report import in_one_file
+from swarm.extras.page.site import Json
+from swarm.telemetry.curves import thinned
+from swarm.telemetry.nodes import CLAIMS, CREDIT, NodeReader, credited, kinds, leaders, short, tail
+
+SCRIPTS = ("dom.js", "chart.js", "members.js", "public.js")
+MARK = b'<meta name="generator" content="swarm site">'
+MAX_RUNS = 128
+MAX_TASKS = 8
+MAX_POINTS = 240
+MAX_BEFORE_BYTES = 16 * 2**20
+WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._:/@-]{0,499}")
+"""No shell, and no program, takes it for anything but a word; a run's name at an address fits."""
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+{mark}{renewed}
+<title>Swarm</title>
+<link rel="icon" href="data:,">
+</head>
+<body>
+<header>
+<h1 id="title">Swarm</h1>
+<p id="connection" role="status"></p>
+</header>
+<main id="runs">
+</main>
+<footer class="note">Made by <code>swarm site</code>.</footer>
+<noscript>This page needs JavaScript.</noscript>
+</body>
+</html>
+"""
+
+
+class OpenRun(Struct, frozen=True):
+    """A run that can be joined."""
+
+    run_id: str
+    founder: str
+    created_at: float
+    """Unix seconds."""
+    tasks: Sequence[str]
+    models: Sequence[str]
+    members: int
+    terms: str
+    """What a member takes on."""
+    join: Sequence[str]
+    """The words of the command that joins it."""
+    give: Sequence[str] = ()
+    """The words of the command that gives to it; none of a run that takes no gifts."""
+    nodes: Sequence[NodeReader] = ()
+    """Of its members' files or lists; none: the run is only listed."""
+
+
+Points = list[tuple[int, float]]
+History = dict[str, dict[str, Points]]
+"""(Unix second, value) pairs of each figure, by run id."""
+
+
+class _Before(Struct):
+    history: History = {}
+
+
+def make_site(runs: Sequence[OpenRun], before: bytes, now: float, every_s: float | None) -> dict[str, bytes]:
+    """The files by name. `before` is the `swarm.json` made before, from whose history the new one goes on; `every_s`:
+    seconds until the next."""
+    history = _history(before)
+    shown = [_shown(run) for run in runs[:MAX_RUNS]]
+    kept = history | {run.run_id: _longer(history.get(run.run_id, {}), run, now) for run in runs if run.nodes}
+    kept = dict([*kept.items()][-MAX_RUNS:])
+    data = {"made": now, "every": every_s, "claims": CLAIMS, "about_credit": CREDIT, "runs": shown, "history": kept}
+    renewed = f'\n<meta http-equiv="refresh" content="{math.ceil(every_s)}">' if every_s else ""
+    page = PAGE.format(mark=MARK.decode(), renewed=renewed)
+    return {"swarm.json": msgspec.json.encode(data), "index.html": in_one_file(page, SCRIPTS, data)}
+
+
+def _history(before: bytes) -> History:
+    try:
+        return msgspec.json.decode(before, type=_Before).history if len(before) <= MAX_BEFORE_BYTES else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _shown(run: OpenRun) -> Json:
+    found: dict[str, object] = {
+        "run": short(run.run_id),
+        "name": short(run.run_id.rpartition("-")[0] or run.run_id),
+        "founder": tail(run.founder),
+        "founded": run.created_at,
+        "tasks": [short(task) for task in run.tasks[:MAX_TASKS]],
+        "more_tasks": max(0, len(run.tasks) - MAX_TASKS),
+        "models": [short(model) for model in run.models[:MAX_TASKS]],
+        "members": run.members,
+        "terms": short(run.terms),
+        "join": command(run.join),
+        "give": command(run.give),
+    }
+    if run.nodes:
+        found |= {"leaders": leaders(run.nodes), "credit": credited(run.nodes), "kinds": kinds(run.nodes)}
+        found["curves"] = _curves(run.nodes)
+    return found
+
+
+def command(words: Sequence[str]) -> str:
+    """A line for a shell; empty if any word is more than a word, since untrusted peers choose names and addresses."""
+    return " ".join(words) if all(map(WORD.fullmatch, words)) else ""
+
+
+def _curves(nodes: Sequence[NodeReader]) -> Mapping[str, Points]:
+    """Means over the nodes whose files these are, by round."""
+    found: dict[str, dict[int, list[float]]] = {"reward": {}, "accuracy": {}}
+    for name, by_round in found.items():
+        for node in nodes:
+            for round, value in node.curves[name].points() if name in node.curves else ():
+                by_round.setdefault(round, []).append(value)
+    return {name: [(at, fmean(by_round[at])) for at in sorted(by_round)] for name, by_round in found.items()}
+
+
+def _longer(before: Mapping[str, Points], run: OpenRun, now: float) -> dict[str, Points]:
+    """The figures of a run until now."""
+    known = [leader.accuracy[0] for leader in leaders(run.nodes) if leader.accuracy is not None]
+    worth = [each.worth for each in credited(run.nodes)]
+    latest = {"members": [float(run.members)], "accuracy": known, "credit": worth}
+    return {
+        name: thinned([*before.get(name, []), *([(int(now), fmean(values))] if values else [])], MAX_POINTS)
+        for name, values in latest.items()
+    }
