@@ -47,6 +47,7 @@ from swarm.schedule import ScheduleSettings
 from swarm.settings import Settings, in_words, leaves
 from swarm.suggestions import did_you_mean, joined
 from swarm.suites.config import SuiteName, SuiteSettings
+from swarm.teaching import DistillSettings, TeachSettings
 from swarm.telemetry.sinks import TelemetrySettings
 from swarm.training.config import DemonstrationSettings, UpdateSettings
 from swarm.types import HELD_OUT_STREAMS, MAX_TRUSTED
@@ -146,6 +147,11 @@ class NodeConfig(Settings):
     demonstrations: DemonstrationSettings = DemonstrationSettings()
     learner: LearnerSettings = LearnerSettings()
     follow: FollowSettings = FollowSettings()
+    teach: TeachSettings = TeachSettings()
+    learn_from: tuple[PeerId, ...] = Field((), max_length=16)
+    """Peer ids of this node's teachers: members that `teach`, and that read the answers of this node that they are
+    asked about. With `swarm join`."""
+    distill: DistillSettings = DistillSettings()
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
     reward_service: RewardServiceSettings = RewardServiceSettings()

@@ -93,6 +93,11 @@ ALLOWED = {
     "swarm/sapo/mixing": PURE | {"swarm.sapo.mixing", "swarm.received.authors"},
     "swarm/sapo": PURE | {"swarm.sapo", "swarm.groups", "swarm.received"} | LEDGER,
     "swarm/following.py": {"swarm.settings"},
+    "swarm/teaching.py": {"swarm.settings"},
+    "swarm/extras/distill": PURE
+    | {"swarm.extras.distill", "swarm.teaching", "swarm.groups", "swarm.sapo.worth"}
+    | {"swarm.environments.config", "swarm.environments.judge", "swarm.net.bandwidth"}
+    | {f"swarm.net.records.{name}" for name in ("envelope", "identity")},
     # Its `roles/` are of the layer of `nodes/`; the folders below it know less than the whole.
     "swarm/extras/learner": {"swarm", "nodes.boot", "nodes.roles", "nodes.stop"},
     "swarm/extras/learner/capacity.py": PURE,
@@ -201,6 +206,7 @@ FORBIDDEN = {
     "swarm/schedule.py": {"torch"},
     "swarm/extras/schedule": {"torch"},
     "swarm/extras/judging": {"torch", "transformers"},
+    "swarm/extras/distill": {"torch", "transformers"},
     "swarm/extras/give": {"torch", "transformers"},
     "swarm": {"nodes", "tests", "benchmarks"},
 }

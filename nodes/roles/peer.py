@@ -24,7 +24,7 @@ from swarm.net.roster import build_roster, write_roster
 from swarm.policy.config import public_name
 from swarm.policy.ranks import Ranks
 from swarm.preflight.duties import PEER
-from swarm.protocols import Transport, Verifier
+from swarm.protocols import GradientSketcher, KeepSample, Transport, Updater, Verifier
 from swarm.sanitize import clean
 from swarm.sapo.external import ExternalSettings
 from swarm.sapo.rollouts import RolloutPlan
@@ -58,6 +58,21 @@ class Adoption(Protocol):
 
     def close(self) -> None:
         """Receive no more."""
+
+
+class Distillation(Protocol):
+    """What a peer teaches others, and learns from its teachers."""
+
+    updater: Updater
+    sketcher: GradientSketcher
+    """Those of the node, with what teachers say."""
+    keep: KeepSample
+
+    def between_rounds(self) -> None:
+        """Ask about the round's groups, and answer students."""
+
+    def close(self) -> None:
+        """Answer no more."""
 
 
 class PeerNode(RoleNode):
@@ -130,6 +145,7 @@ class PeerNode(RoleNode):
                 f"generation.max_new_tokens must be less than the {self.policy.positions} of "
                 f"{self.policy.name}, got {config.generation.max_new_tokens}: that leaves no room for a question"
             )
+        self._distillation = self._make_distillation()
         # It reads the gradients of the node's own updater, which a user's updater need not take.
         self._worth = None if self.custom.updater else self._make_worth()
         self._node = self._make_node()
@@ -189,6 +205,8 @@ class PeerNode(RoleNode):
             self._runtime.exchange.join(self._recorded.of_round(self._node.round))
         before = self._processor.seconds()
         report = self._node.run_round()
+        if self._distillation is not None:
+            self._distillation.between_rounds()
         self._processor_s = self._processor.seconds() - before
         self._record(report)
         self._note_unasked(report.num_unasked)
@@ -329,18 +347,43 @@ class PeerNode(RoleNode):
         parts = Parts(
             engine=self._ranks,
             verifier=self._verifier,
-            updater=self._ranks,
+            updater=self._distillation.updater if self._distillation else self._ranks,
             exchange=self._runtime.exchange,
             worth=self._worth,
         )
-        return SapoNode(settings, me, parts, self._runtime.samples.keep)
+        return SapoNode(
+            settings, me, parts, self._distillation.keep if self._distillation else self._runtime.samples.keep
+        )
+
+    def _make_distillation(self) -> Distillation | None:
+        """None for a peer without teachers and students."""
+        config = self._config
+        if not config.learn_from and not config.teach.passes_per_min:
+            return None
+        distillation: Distillation = extra("distill.node").Distillation(
+            config.teach,
+            config.learn_from,
+            config.distill,
+            config.tasks,
+            self._identity,
+            self._transport,
+            self._verifier,
+            self.policy.decode,
+            self._ranks,
+            self._ranks.sketcher,
+            self._runtime.samples.keep,
+            self._runtime.count_also,
+        )
+        self._open.callback(distillation.close)
+        return distillation
 
     def _make_worth(self) -> WorthEstimator | None:
         """None for a node that is not to measure, or learns only from its own groups."""
         every, mix = self._config.telemetry.worth_every_rounds, self._config.mix
         if every == 0 or (mix.policy == "fixed" and mix.external == 0):
             return None
-        return WorthEstimator(self._ranks.sketcher, every, mix.local + mix.external, self._config.update.minibatches)
+        sketcher = self._distillation.sketcher if self._distillation else self._ranks.sketcher
+        return WorthEstimator(sketcher, every, mix.local + mix.external, self._config.update.minibatches)
 
     def _make_adoption(self) -> Adoption | None:
         """None for a peer that follows no learner."""

@@ -26,6 +26,7 @@ def only(graded: GradedGroup, wanted: Sequence[bool]) -> GradedGroup:
         observations=tuple(compress(graded.observations, wanted)),
         parts={name: tuple(compress(rewards, wanted)) for name, rewards in graded.parts.items()},
         factors=tuple(compress(graded.factors, wanted)),
+        added=tuple(compress(graded.added, wanted)),
     )
 
 

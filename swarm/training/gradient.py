@@ -107,7 +107,7 @@ def check_own_code(settings: UpdateSettings, group_size: int) -> None:
 def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
     """[B, T] or, where all rows have one for all their tokens, [B, 1]."""
     column = _column([row.advantage for row in rows], like)
-    if not any(row.turn_advantages or row.token_factors for row in rows):
+    if not any(row.turn_advantages or row.token_factors or row.added for row in rows):
         return column
     advantages = column.repeat(1, like.shape[1])
     for index, row in enumerate(rows):
@@ -116,6 +116,8 @@ def _advantages(rows: Sequence[Row], like: Tensor) -> Tensor:
                 advantages[index, turn] = advantage
         if row.token_factors:
             advantages[index, : len(row.token_factors)] *= like.new_tensor(row.token_factors)
+        if row.added:
+            advantages[index, : len(row.added)] += like.new_tensor(row.added)
     return advantages
 
 

@@ -65,6 +65,8 @@ class Row:
     turn_advantages: Sequence[float] = ()
     token_factors: Sequence[float] = ()
     """Factor of each token's advantage; empty: all 1."""
+    added: Sequence[float] = ()
+    """Added to each token's advantage after that; empty: nothing."""
     external: bool = False
     """Sampled by another node: `behaviour` and `log_expectation` are unverified claims."""
     claimed: bool = False
@@ -156,6 +158,7 @@ class RowReader:
                     advantage=advantages[index],
                     turn_advantages=each_turn[index],
                     token_factors=group.factors[index] if group.factors else (),
+                    added=group.added[index] if group.added else (),
                     claimed=claimed,
                     log_expectation=expectation,
                     lags=_lags(completion, group.group.policy.version, version),

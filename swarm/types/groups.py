@@ -201,6 +201,8 @@ class GradedGroup(Struct, frozen=True):
     """As in `Grade`."""
     found: tuple[str, ...] = ()
     """As in `Grade`."""
+    added: tuple[tuple[float, ...], ...] = ()
+    """[G][T] added to the advantages of an own group's tokens, as by a teacher; empty: nothing."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations between the turns of completion `index`."""

@@ -1,0 +1,1 @@
+"""Distillation over text: a student with a teacher, without, and with liars."""

@@ -1,0 +1,152 @@
+"""Distillation over text: a small student with a stronger teacher, against rewards alone and against lying teachers.
+
+The embedded policy learns in turns with a teacher that does not change: a checkpoint of the same policy, or of another,
+that trained longer, whose answers travel as over a network, without one. A liar says random numbers, the same whenever
+it is asked about a text, or prefers what its model finds unlikely. Accuracy on held-out questions by rounds, sampled
+tokens and the student's processor seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from nodes.simulation.configs import Member
+from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
+from nodes.stop import StopRequest
+from swarm.config import load_config
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.extras.distill.teacher import Teaching
+from swarm.net.in_memory import MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.policy.config import PolicySettings
+from swarm.policy.loading import load_policy
+from swarm.sapo.mixing import MixSettings
+from swarm.teaching import TeachSettings
+from swarm.telemetry.records import METRICS_FILE, EvaluationEvent, RoundEvent, decode
+from swarm.training.config import UpdateSettings
+from swarm.training.updater import PolicyUpdater
+from swarm.types import GradedGroup, ReadTurn
+
+KINDS = ("alone", "taught", "random", "inverted")
+
+
+class Liar(PolicyUpdater):
+    """Reads texts as it should, and says something else."""
+
+    lie = ""
+
+    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        """See `Updater`."""
+        return [[[self._said(turn) for turn in turns] for turns in texts] for texts in super().read(groups)]
+
+    def _said(self, turn: ReadTurn) -> ReadTurn:
+        chance = random.Random(str(turn.ids))  # whoever asks twice hears the same
+        if self.lie == "random":
+            return ReadTurn(turn.ids, [-chance.expovariate(1.0) for _ in turn.ids])
+        if self.lie == "inverted":
+            return ReadTurn(turn.ids, [min(0.0, -6.0 - each) for each in turn.logprobs])
+        return turn
+
+
+class Teacher:
+    """A member that teaches and does nothing else, in turns with the student."""
+
+    def __init__(self, model: str, lie: str) -> None:
+        self.identity = Identity.generate()
+        self.seconds = 0.0
+        policy = load_policy(PolicySettings(model=model, system_prompt="", threads=1, device="cpu"))
+        self._updater = Liar(policy, UpdateSettings(), MixSettings(), 1.0)
+        self._updater.lie = lie
+        self._teaching: Teaching | None = None
+
+    def join(self, run: MemoryRun, verifier: InlineVerifier) -> None:
+        """Teach whoever asks, from the first turn on."""
+
+        def teach() -> None:
+            if self._teaching is None:
+                transport = MemoryTransport(run.hub, self.identity.peer_id)
+                transport.start()
+                settings, decode = TeachSettings(passes_per_min=1e6), self._updater._policy.decode
+                self._teaching = Teaching(settings, self.identity, transport, verifier, self._updater, decode)
+            time.sleep(0.02)  # for the student's threads to ask
+            began = time.process_time()
+            self._teaching.teach()
+            self.seconds += time.process_time() - began
+
+        run.guests.append(teach)
+
+
+def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> dict[str, object]:
+    """The curve of one student."""
+    teacher = Teacher(arguments.teacher, "" if kind == "taught" else kind) if kind != "alone" else None
+    values = {
+        "name": kind,
+        "out": str(out),
+        "seed": seed,
+        "rounds": arguments.rounds,
+        "policy": {"model": arguments.model},
+        "mix": {"local": 4, "external": 0},
+        "evaluation": {"num_questions": arguments.questions, "every_rounds": arguments.every},
+        "checkpoint": {"every_rounds": 100_000},
+        "learn_from": [teacher.identity.peer_id] if teacher else [],
+        "distill": {"weight": arguments.weight, "groups": arguments.groups, "untested": arguments.untested},
+    }
+    stop, turns = StopRequest(), Turns()
+    config = load_config(None, values).config
+    run = MemoryRun([Member(config)], stop, turns)
+    if teacher is not None:
+        teacher.join(run, InlineVerifier(config.tasks))
+    take_turns([run], turns, stop)
+    found: dict[str, object] = {"kind": kind, "seed": seed, "teacher_s": teacher.seconds if teacher else 0.0}
+    curve, tokens, seconds, last = [], 0, 0.0, None
+    for line in (out / METRICS_FILE).read_bytes().splitlines():
+        event = decode(line)
+        if isinstance(event, RoundEvent):
+            tokens, seconds, last = event.tokens_generated, seconds + (event.processor_s or 0.0), event
+        elif isinstance(event, EvaluationEvent) and event.accuracy is not None:
+            curve.append((event.round, tokens, round(seconds, 2), event.accuracy))
+    assert last is not None
+    figures = {name: value for name, value in last.figures.items() if name.startswith("distill")}
+    counts = {name: count for name, count in last.counters.items() if name.startswith("distill")}
+    return {**found, "curve": curve, "figures": figures, "counters": counts}
+
+
+def main() -> None:
+    """Print and write the curves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("teacher", help="directory of the teacher's model")
+    parser.add_argument("--model", default="tiny-sparse")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--questions", type=int, default=256)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--weight", type=float, default=1.0)
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--untested", type=float, default=0.0)
+    parser.add_argument("--out", type=Path, default=Path("runs/teaching"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = []
+    for seed in range(arguments.seeds):
+        for kind in arguments.kinds.split(","):
+            results.append(trained(arguments.out / f"{kind}-{seed}", arguments, kind, seed))
+            print(json.dumps(results[-1]), flush=True)
+    (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
+    for kind in arguments.kinds.split(","):
+        curves = [each["curve"] for each in results if each["kind"] == kind]
+        for rows in zip(*curves, strict=True):
+            means = [fmean(column) for column in zip(*rows, strict=True)]
+            print(f"{kind:10} round {means[0]:4.0f} {means[1]:9.0f} tokens {means[2]:7.1f} s accuracy {means[3]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

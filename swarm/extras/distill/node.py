@@ -1,0 +1,71 @@
+"""Puts teaching and learning into a peer: around its updater, behind what it keeps of groups, and between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from swarm.environments.config import TaskConfig, custom_tool_tasks
+from swarm.environments.judge import unjudged
+from swarm.extras.distill.spans import Decode
+from swarm.extras.distill.student import Learning, TaughtUpdater
+from swarm.extras.distill.teacher import Teaching
+from swarm.net.records.identity import Identity
+from swarm.protocols import GradientSketcher, KeepSample, Transport, Updater, Verifier
+from swarm.reasons import Fate
+from swarm.sapo.worth import WorthEstimator
+from swarm.teaching import DistillSettings, TeachSettings
+from swarm.types import GradedGroup, RolloutGroup
+
+
+class Distillation:
+    """What a peer does as a teacher, as a student, or as both."""
+
+    def __init__(
+        self,
+        teach: TeachSettings,
+        learn_from: Sequence[str],
+        settings: DistillSettings,
+        tasks: Sequence[TaskConfig],
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        decode: Decode,
+        updater: Updater,
+        sketcher: GradientSketcher,
+        keep: KeepSample,
+        count: Callable[[str, Callable[[], dict[str, int]]], None],
+    ) -> None:
+        """`decode` is the policy's; `keep` and `count` are the runtime's."""
+        self.updater, self.sketcher = updater, sketcher
+        """Those of the node, with what teachers say."""
+        self._me = identity.peer_id
+        self._keep = keep
+        self._learning: Learning | None = None
+        self._teaching: Teaching | None = None
+        if teachers := [each for each in learn_from if each != self._me]:
+            unshared = custom_tool_tasks(tasks)
+            self._learning = Learning(settings, teachers, transport, decode, updater.advantages, unshared)
+            worth = WorthEstimator(sketcher, 1, 1)
+            self.updater = self.sketcher = TaughtUpdater(updater, sketcher, self._learning, worth)
+            count("distill", self._learning.counters)
+        if teach.passes_per_min > 0:
+            self._teaching = Teaching(teach, identity, transport, unjudged(verifier), updater, decode)
+            count("teach", self._teaching.counters)
+
+    def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
+        """What became of a group; own ones may be asked about."""
+        self._keep(fate, group)
+        if self._learning is not None and isinstance(group, GradedGroup) and group.group.peer_id == self._me:
+            self._learning.offer(group)
+
+    def between_rounds(self) -> None:
+        """Ask about the round's groups, and answer students."""
+        if self._learning is not None:
+            self._learning.ask()
+        if self._teaching is not None:
+            self._teaching.teach()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._teaching is not None:
+            self._teaching.close()

@@ -1,0 +1,201 @@
+"""A teacher: it answers what students ask, between its own rounds, within the budget that its owner set.
+
+    network thread    request ──▶ may it ask? budget? ──▶ waiting, a few a student ─ ─ ─ ─ ─ ─ ─▶ signed answer
+                                        │ no                        ▲                  ▲
+                                        ▼                           │ turns            │
+                                  empty answer         main thread  └──▶ question made again ──▶ one pass a text
+
+Questions are made again by the verifier from their references, without the students' texts: nothing of a student's is
+graded. Its texts are read as other peers' completions are for an update.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass
+
+from swarm.errors import Refusal, SwarmError
+from swarm.extras.distill.messages import TEACH_PROTOCOL, Ask, open_ask, seal
+from swarm.extras.distill.spans import Decode, Spans, cuts, spans
+from swarm.net.bandwidth import TokenBucket
+from swarm.net.records.identity import Identity
+from swarm.protocols import Transport, Updater, Verifier
+from swarm.teaching import TeachSettings
+from swarm.types import Completion, Grade, GradedGroup, PolicyId, RolloutGroup, Sampling
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING, MAX_WAITING_PER_STUDENT = 32, 8
+MAX_WAIT_S = 300.0
+"""After this a student has given up anyway."""
+MAX_QUESTION_S = 10.0
+"""For the verifier to make a question again."""
+BATCH_TEXTS = 64
+"""Texts read together."""
+NOTHING = Spans((), ())
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request of a student."""
+
+    student: str
+    request: bytes
+    ask: Ask
+    since: float
+    answer: bytes | None = None
+    """None until it is there; empty: none will be."""
+
+
+class Teaching:
+    """The requests of students, and their answers."""
+
+    def __init__(
+        self,
+        settings: TeachSettings,
+        identity: Identity,
+        transport: Transport,
+        verifier: Verifier,
+        updater: Updater,
+        decode: Decode,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve students on this transport; `updater` reads their texts."""
+        self._settings = settings
+        self._identity = identity
+        self._transport = transport
+        self._verifier = verifier
+        self._updater = updater
+        self._decode = decode
+        self._clock = clock
+        self._budget = TokenBucket(settings.passes_per_min / 60, max(1.0, settings.passes_per_min))
+        """Passes; taken when a request is admitted."""
+        self._lock = threading.Lock()
+        """Of the budget, what waits, and the counts."""
+        self._waiting: deque[_Waiting] = deque()
+        self._counts: Counter[str] = Counter()
+        transport.serve_stream(TEACH_PROTOCOL, self._serve)
+
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts: requests taught, refused and busy, texts read."""
+        with self._lock:
+            return dict(self._counts)
+
+    def teach(self) -> None:
+        """Answer what waits, students in turns, for as long as is allowed between two rounds."""
+        ends_at = self._clock() + self._settings.seconds_per_round
+        while self._clock() < ends_at and (batch := self._next()):
+            try:
+                self._answer(batch)
+            except SwarmError as error:
+                logger.debug("students were not answered: %s", error)
+            for each in batch:
+                each.answer = each.answer or b""
+
+    def close(self) -> None:
+        """Leave what waits."""
+        with self._lock:
+            for each in self._waiting:
+                each.answer = b""
+            self._waiting.clear()
+
+    def _serve(self, student: str, request: bytes) -> Iterator[bytes | None]:
+        waiting = self._admit(student, request)
+        if waiting is None:
+            return
+        try:
+            while waiting.answer is None and self._clock() < waiting.since + MAX_WAIT_S:
+                yield None
+            if waiting.answer:
+                yield waiting.answer
+        finally:  # also when the student has left
+            with self._lock:
+                if waiting in self._waiting:
+                    self._waiting.remove(waiting)
+
+    def _admit(self, student: str, request: bytes) -> _Waiting | None:
+        """The request, unless its student must not ask, or there is no room or budget for it. Raises `Refusal`."""
+        manifest = self._transport.manifest()
+        if manifest is None or (self._settings.students and student not in self._settings.students):
+            self._count("refused")
+            return None
+        try:
+            ask = open_ask(request, manifest.run_id)
+        except Refusal:
+            self._count("refused")
+            raise
+        now = self._clock()
+        with self._lock:
+            theirs = sum(each.student == student for each in self._waiting)
+            if (
+                len(self._waiting) >= MAX_WAITING
+                or theirs >= MAX_WAITING_PER_STUDENT
+                or self._budget.left(now) < min(len(ask.texts), self._budget.burst)
+            ):
+                self._counts["busy"] += 1
+                return None
+            self._budget.spend(len(ask.texts), now)
+            waiting = _Waiting(student, request, ask, now)
+            self._waiting.append(waiting)
+            return waiting
+
+    def _next(self) -> list[_Waiting]:
+        """Some requests, of each student first the oldest one."""
+        with self._lock:
+            turns = Counter[str]()
+            order = []
+            for each in self._waiting:
+                order.append((turns[each.student], each.since, each))
+                turns[each.student] += 1
+            batch: list[_Waiting] = []
+            for _, _, each in sorted(order, key=lambda entry: entry[:2]):
+                if batch and sum(len(one.ask.texts) for one in (*batch, each)) > BATCH_TEXTS:
+                    break
+                batch.append(each)
+                self._waiting.remove(each)
+            return batch
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        """Raises `SwarmError`."""
+        making = [self._verifier.begin(each.ask.question, ()) for each in batch]
+        made = wait(making, MAX_QUESTION_S).done
+        asked: list[tuple[_Waiting, GradedGroup]] = []
+        for each, future in zip(batch, making, strict=True):
+            grade = future.result() if future in made else None
+            group = _as_group(each.ask, grade) if isinstance(grade, Grade) and not grade.held_out else None
+            if group is not None and self._updater.fits(group):
+                asked.append((each, group))
+            else:
+                self._count("refused")
+        if not asked:
+            return
+        for (each, group), read in zip(asked, self._updater.read([group for _, group in asked]), strict=True):
+            opinions = []
+            for completion, turns in zip(group.group.completions, read, strict=True):
+                cut: Sequence[int | None] = ()
+                if turns:
+                    ended = completion.finish_reason == "stop"
+                    cut = cuts(self._decode, turns[0].ids, completion.text, ended)
+                opinions.append(spans(cut, turns[0].logprobs) if cut else NOTHING)
+            each.answer = seal(self._identity, each.request, self._updater.version, opinions)
+            self._count("taught")
+            self._count("texts", len(opinions))
+
+    def _count(self, name: str, number: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += number
+
+
+def _as_group(ask: Ask, grade: Grade) -> GradedGroup:
+    """The texts as a group of another peer's."""
+    completions = tuple(Completion(text, "stop" if ended else "length") for text, ended in ask.texts)
+    rewards = (0.0,) * len(completions)
+    who = PolicyId("student", "", 0)
+    return GradedGroup(
+        RolloutGroup(ask.run_id, "", 0, 0.0, who, Sampling(), ask.question, completions, rewards), grade.prompt, rewards
+    )

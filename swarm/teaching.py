@@ -1,0 +1,41 @@
+"""Settings of distillation over text; `swarm/extras/distill` is what they set."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from swarm.settings import Settings
+
+
+class TeachSettings(Settings):
+    """What `swarm join` spends on students: members that ask for this policy's opinion of their own answers."""
+
+    passes_per_min: float = Field(0, ge=0)
+    """Answers that are read for all students together, each of them one forward pass; 0: it does not teach."""
+    students: tuple[str, ...] = ()
+    """Peer ids of those that may ask; default: every member."""
+    seconds_per_round: float = Field(10.0, gt=0)
+    """Time between two rounds after which what still waits is left for the next pause."""
+
+
+class DistillSettings(Settings):
+    """How `swarm join` learns from the teachers that `learn_from` names: the log-probabilities that they give to its
+    own answers are one more advantage of the answers' tokens."""
+
+    weight: float = Field(1.0, gt=0)
+    """Advantage of a token for each nat by which the teacher finds its span likelier; GRPO's advantages are about 1."""
+    bound: float = Field(2.0, gt=0)
+    """Nats beyond which a difference counts as this much: the most that a false claim can do to a token."""
+    half_life: float | None = Field(None, gt=0)
+    """Updates after which `weight` is half; default: it stays."""
+    untested: float = Field(0.0, ge=0, le=1)
+    """Part of the weight that a teacher has before it is judged, which takes six groups with signal. Until then such
+    groups alone are asked about. 1 for a teacher of your own, where rewards are rare at first."""
+    groups: int = Field(8, ge=1)
+    """Own groups a round that teachers are asked about, chosen at random."""
+    max_staleness: int = Field(8, ge=0)
+    """Updates since a group was sampled beyond which a teacher's answer comes too late."""
+    timeout_s: float = Field(60.0, gt=0)
+    """How long an answer may take; meanwhile training continues."""
+    ask_twice: float = Field(0.1, ge=0, le=1)
+    """Fraction of questions that are asked a second time: a teacher whose answers differ is asked no more."""

@@ -1,0 +1,448 @@
+"""Students and teachers on the memory transport: real policies, questions and updates, and liars."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from transformers import Qwen3ForCausalLM
+
+from swarm.environments.tiny import TINY_TASKS
+from swarm.environments.verification.inline import InlineVerifier
+from swarm.errors import Refusal
+from swarm.extras.distill import student
+from swarm.extras.distill.messages import (
+    MAX_SPANS,
+    TEACH_PROTOCOL,
+    Ask,
+    Opinion,
+    Said,
+    encode_ask,
+    open_ask,
+    open_opinion,
+    seal,
+    spans_of,
+)
+from swarm.extras.distill.spans import Spans
+from swarm.extras.distill.student import Learning, TaughtUpdater
+from swarm.extras.distill.teacher import MAX_WAITING_PER_STUDENT, Teaching
+from swarm.net.in_memory import MemoryHub, MemoryTransport
+from swarm.net.records.identity import Identity
+from swarm.policy.loading import Policy
+from swarm.policy.tiny import tiny_config
+from swarm.reasons import Reason
+from swarm.sapo.mixing import MixSettings
+from swarm.sapo.worth import WorthEstimator
+from swarm.teaching import DistillSettings, TeachSettings
+from swarm.training.config import UpdateSettings
+from swarm.training.updater import PolicyUpdater
+from swarm.types import Completion, GradedGroup, PolicyId
+from tests.example_groups import reference, rollout_group
+from tests.extras.distill.tokenizers import merging_tokenizer
+from tests.net.records import sealed_manifest
+from tests.policy.completions import completion_logprobs
+
+TEXTS = ("<answer>19</answer>", "19", "caf\u00e9", "a wrong one")
+PAIRS = tuple((text, True) for text in TEXTS)
+OFTEN = TeachSettings(passes_per_min=1e6)
+STUDENT, TEACHER, STRANGER = (Identity.generate() for _ in range(3))
+
+
+@pytest.fixture(scope="module")
+def verifier() -> InlineVerifier:
+    return InlineVerifier(TINY_TASKS[:1])
+
+
+class Net:
+    """A hub with the transports of a student and of a teacher, and every request that was made."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self.run = sealed_manifest(TEACHER)
+        self.asked: list[tuple[str, bytes]] = []
+        self.student = self.transport(STUDENT)
+        self.teacher = self.transport(TEACHER)
+
+    def transport(self, identity: Identity) -> MemoryTransport:
+        found = MemoryTransport(self.hub, identity.peer_id, self.run)
+        found.start()
+        request = found.request
+
+        def seen(peer_id: str, protocol: str, payload: bytes, timeout_s: float) -> bytes:
+            self.asked.append((peer_id, payload))
+            return request(peer_id, protocol, payload, timeout_s)
+
+        found.request = seen  # type: ignore[method-assign]
+        return found
+
+    def liar(self, say: Callable[[bytes, Ask], bytes | None]) -> None:
+        """The teacher's key answers whatever `say` makes of a request; None for ever: nothing comes."""
+
+        def answer(remote: str, request: bytes) -> Iterator[bytes | None]:
+            while (said := say(request, open_ask(request, self.run.manifest.run_id))) is None:
+                yield None
+            yield said
+
+        self.teacher.serve_stream(TEACH_PROTOCOL, answer)
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+def _group(policy: Policy, verifier: InlineVerifier, rewards: Sequence[float] = (1, 0, 0, 0)) -> GradedGroup:
+    question = verifier.draw(1, 0, 1)[0]
+    ids = [[*policy.tokenizer.encode(text), policy.tokenizer.eos_token_id] for text in TEXTS]
+    prompts = [policy.encode_prompt(question.prompt)] * len(ids)
+    found = completion_logprobs(policy, prompts, ids, 1.0)
+    logprobs = [row.tolist()[: len(each)] for row, each in zip(found, ids, strict=True)]
+    completions = tuple(
+        Completion(text, "stop", tuple(each), tuple(row)) for text, each, row in zip(TEXTS, ids, logprobs, strict=True)
+    )
+    group = rollout_group(
+        STUDENT.peer_id,
+        question=question.ref,
+        completions=completions,
+        rewards=tuple(map(float, rewards)),
+        policy=PolicyId("random", policy.tokenizer_hash, 0),
+    )
+    return GradedGroup(group, question.prompt, tuple(map(float, rewards)))
+
+
+def _updater(policy: Policy, **settings: object) -> PolicyUpdater:
+    return PolicyUpdater(policy, UpdateSettings(learning_rate=1e-3, **settings), MixSettings(), 1.0)
+
+
+def _other_policy() -> Policy:
+    tokenizer = merging_tokenizer()
+    config = tiny_config()
+    config.vocab_size = len(tokenizer)
+    return Policy("other", Qwen3ForCausalLM(config), tokenizer, system_prompt=None)
+
+
+def _learning(net: Net, policy: Policy, updater: PolicyUpdater, **settings: object) -> Learning:
+    chosen = DistillSettings(**{"ask_twice": 0, "timeout_s": 10, "untested": 1, **settings})
+    return Learning(chosen, [TEACHER.peer_id], net.student, policy.decode, updater.advantages)
+
+
+def _until(condition: Callable[[], object]) -> None:
+    ends_at = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends_at, "it did not happen"
+        time.sleep(0.005)
+
+
+def _over(learning: Learning, count: int = 1) -> dict[str, int]:
+    """The counts after so many questions are over."""
+    _until(lambda: sum(learning.counters().values()) >= 2 * count)
+    return learning.counters()
+
+
+def _spans(text: str, each: float = -1.0) -> Spans:
+    ends = [*range(1, len(text.encode()) + 1)]
+    ends = [len(text[: k + 1].encode()) for k in range(len(text))]
+    return Spans([*ends, ends[-1] + 1], [each] * (len(ends) + 1))
+
+
+def _honest(request: bytes, ask: Ask, version: int = 0) -> bytes:
+    return seal(TEACHER, request, version, [_spans(text) for text, _ in ask.texts])
+
+
+def test_an_answer_says_what_was_meant_up_to_rounding() -> None:
+    request = encode_ask(Ask("run", reference(), (("x" * 50, True),), bytes(16)))
+    meant = Spans(range(1, 52), [-0.013 * k for k in range(51)])
+    opinion = open_opinion(seal(TEACHER, request, 3, [meant]), request, (("x" * 50, True),), TEACHER.peer_id)
+    said = spans_of(opinion.said[0])
+    assert list(said.ends) == list(meant.ends) and opinion.version == 3
+    for k in range(51):
+        for j in range(k):
+            assert sum(said.logprobs[j:k]) == pytest.approx(sum(meant.logprobs[j:k]), abs=1 / 64)
+
+
+def _forge(said: Sequence[Said], request: bytes = b"request", signer: Identity = TEACHER) -> bytes:
+    opinion = msgspec.msgpack.encode(Opinion(hashlib.sha256(request).digest(), 0, tuple(said)))
+    return msgspec.msgpack.encode([opinion, signer.sign(b"swarm opinion 1\0" + opinion)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", Reason.MALFORMED),
+        (b"\x92" * 5000, Reason.MALFORMED),
+        (_forge([Said((1,), (1,))], signer=STRANGER), Reason.BAD_SIGNATURE),
+        (_forge([Said((1,), (1,))], b"another request"), Reason.REPLAYED),
+        (_forge([Said((1,), (1,)), Said((1,), (1,))]), Reason.LIMITS),
+        (_forge([Said((1, 1), (1,))]), Reason.LIMITS),
+        (_forge([Said((3, 2), (1, 1))]), Reason.LIMITS),
+        (_forge([Said((0,), (1,))]), Reason.MALFORMED),
+        (_forge([Said((1,), (-1,))]), Reason.MALFORMED),
+        (_forge([Said((1,), (2**40,))]), Reason.MALFORMED),
+        (_forge([Said((1,) * (MAX_SPANS + 1), (1,) * (MAX_SPANS + 1))]), Reason.MALFORMED),
+        (_forge([]), Reason.MALFORMED),
+    ],
+)
+def test_a_false_answer_is_refused(answer: bytes, reason: Reason) -> None:
+    with pytest.raises(Refusal) as refusal:
+        open_opinion(answer, b"request", (("abc", True),), TEACHER.peer_id)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_student_becomes_like_its_teacher(policy: Policy, net: Net, verifier: InlineVerifier, same: bool) -> None:
+    """With one tokenizer and with two, without any reward."""
+    teacher = copy.deepcopy(policy) if same else _other_policy()
+    favourite = replace(_group(policy, verifier), rewards=(0.0, 1.0, 0.0, 0.0))
+    training = _updater(teacher)
+    for _ in range(10):
+        training.update([], [favourite])
+    group = replace(favourite, rewards=(0.0,) * 4)
+    updater = _updater(policy)
+    learning = _learning(net, policy, updater, bound=20.0)
+    taught = TaughtUpdater(updater, updater.sketcher, learning, WorthEstimator(updater.sketcher, 1, 1))
+    teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(teacher), teacher.decode)
+    before = _apart(policy, teacher, group)
+    for _ in range(4):
+        group = _group(policy, verifier, rewards=(0, 0, 0, 0))
+        learning.offer(group)
+        learning.ask()
+        _until(lambda: teaching._waiting)
+        teaching.teach()
+        _until(lambda: learning._arrived)
+        report = taught.update([], [])
+        assert report.figures["distill/groups"] == 1 and not report.skipped
+        assert (report.figures["distill/left_out"] == 0) is same or report.figures["distill/left_out"] < 0.5
+        updater.version = 0  # or the group's tokens would be old
+    assert _apart(policy, teacher, group) < 0.7 * before
+    assert teaching.counters() == {"taught": 4, "texts": 16}
+    assert {peer_id for peer_id, _ in net.asked} == {TEACHER.peer_id}
+
+
+def _apart(policy: Policy, teacher: Policy, group: GradedGroup) -> float:
+    """Mean difference of what both say of each text, in nats."""
+    ours, theirs = (_updater(each).read([group])[0] for each in (policy, teacher))
+    return fmean(abs(sum(a[0].logprobs) - sum(b[0].logprobs)) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_one_tokenizer_gives_what_both_policies_say_of_each_token(policy: Policy, net: Net, verifier) -> None:
+    teacher = copy.deepcopy(policy)
+    _updater(teacher).update([], [_group(policy, verifier)])
+    group = _group(policy, verifier)
+    learning = _learning(net, policy, _updater(policy), weight=1.0, bound=1e9)
+    teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(teacher), teacher.decode)
+    learning.offer(group)
+    learning.ask()
+    _until(lambda: teaching._waiting)
+    teaching.teach()
+    _over(learning)
+    (found,), _, figures = learning.taught(0)
+    for added, completion, turns in zip(
+        found.added, group.group.completions, _updater(teacher).read([group])[0], strict=True
+    ):
+        expected = [theirs - ours for theirs, ours in zip(turns[0].logprobs, completion.logprobs, strict=True)]
+        assert added == pytest.approx(expected, abs=1 / 32)
+    assert found.rewards == (0.0,) * 4 and figures["distill/left_out"] == 0
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda request, ask: _honest(request + b"x", ask),
+        lambda request, ask: _honest(request, ask)[:-1],
+        lambda request, ask: bytes(2**20),
+        lambda request, ask: seal(STRANGER, request, 0, [_spans(text) for text, _ in ask.texts]),
+        lambda request, ask: seal(TEACHER, request, 0, [_spans(text + "!") for text, _ in ask.texts]),
+    ],
+    ids=["replayed", "cut", "zeros", "forged", "too long"],
+)
+def test_what_is_refused_teaches_nothing_and_costs_the_teacher_a_rest(say, policy, net, verifier) -> None:
+    net.liar(say)
+    learning = _learning(net, policy, _updater(policy))
+    learning.offer(_group(policy, verifier))
+    learning.ask()
+    assert _over(learning) == {"asked": 1, "refused": 1}
+    assert learning.taught(0)[0] == []
+    learning.offer(_group(policy, verifier))
+    learning.ask()
+    assert learning.counters()["asked"] == 1
+
+
+def test_an_answer_that_is_huge_slow_or_withheld_stops_nothing(policy: Policy, net: Net, verifier) -> None:
+    for say, outcome in (
+        (lambda request, ask: bytes(2**22), "unreachable"),
+        (lambda request, ask: None, "unreachable"),
+        (lambda request, ask: b"", "busy"),
+    ):
+        net.liar(say)
+        learning = _learning(net, policy, _updater(policy), timeout_s=0.1)
+        learning.offer(_group(policy, verifier))
+        learning.ask()
+        assert _over(learning) == {"asked": 1, outcome: 1}
+        assert learning.taught(0)[0] == []
+
+
+def test_a_teacher_that_contradicts_itself_is_asked_no_more(policy: Policy, net: Net, verifier) -> None:
+    answers = iter(range(1, 100))
+    net.liar(lambda request, ask: seal(TEACHER, request, 0, [_spans(t, -float(next(answers))) for t, _ in ask.texts]))
+    learning = _learning(net, policy, _updater(policy), ask_twice=1)
+    learning.offer(_group(policy, verifier))
+    learning.ask()
+    assert _over(learning) == {"asked": 1, "contradicted": 1}
+    assert learning.teachers[TEACHER.peer_id].is_dropped and learning.taught(0)[0] == []
+
+
+def test_a_late_answer_is_dropped(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    net.liar(_honest)
+    learning = _learning(net, policy, _updater(policy), max_staleness=2)
+    for version, groups in ((2, 1), (3, 0)):
+        learning.offer(_group(policy, verifier))
+        learning.ask()
+        _until(lambda: learning._arrived)
+        assert len(learning.taught(version)[0]) == groups
+    assert learning.counters()["stale"] == 1
+
+
+@pytest.mark.parametrize("lie", ["right", "inverted", "random", "noise"])
+def test_a_teacher_counts_as_far_as_it_prefers_what_is_rewarded(lie: str, policy, net, verifier) -> None:
+    """Before it is judged it teaches nothing, unless its student says otherwise; of those that lie, nobody does."""
+
+    chance = random.Random(0)
+
+    def say(request: bytes, ask: Ask) -> bytes:
+        if lie == "noise":
+            return seal(TEACHER, request, 0, [_spans(text, -chance.expovariate(1.0)) for text, _ in ask.texts])
+        best = {"right": 0, "inverted": -1, "random": chance.randrange(4)}[lie]
+        texts = [text for text, _ in ask.texts]
+        return seal(TEACHER, request, 0, [_spans(text, -1.0 if text == TEXTS[best] else -9.0) for text in texts])
+
+    net.liar(say)
+    learning = _learning(net, policy, _updater(policy), groups=1, untested=0)
+    learning._chance.seed(0)
+    group = _group(policy, verifier)
+    if lie == "noise":  # against which the right answer, improbable to the student, always looks undervalued
+        first, *others = group.group.completions
+        first = replace(first, logprobs=tuple(2 * each for each in first.logprobs))
+        group = replace(group, group=replace(group.group, completions=(first, *others)))
+    learning.offer(replace(group, rewards=(0.0,) * 4))
+    learning.ask()
+    assert not learning.counters()  # it would say nothing about the teacher
+    taught = []
+    for _ in range(40):
+        learning.offer(group)
+        asked = learning.counters().get("asked", 0)
+        learning.ask()
+        if learning.counters()["asked"] > asked:
+            _until(lambda: learning._arrived)
+            taught.append(len(learning.taught(0)[0]))
+    assert not any(taught[: student.MIN_GROUPS - 1])
+    if lie == "right":
+        assert all(taught[student.MIN_GROUPS :]) and len(taught) == 40
+    else:
+        assert sum(taught) <= 4 and not taught[-1]
+        assert (len(taught) < 20) is (lie == "inverted")  # asked rarely from then on
+
+
+def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    stranger = net.transport(STRANGER)
+    heard: list[bytes] = []
+    stranger.serve(TEACH_PROTOCOL, lambda remote, request: heard.append(request) or b"")
+    net.liar(_honest)
+    updater = _updater(policy)
+    learning = Learning(
+        DistillSettings(), [TEACHER.peer_id], net.student, policy.decode, updater.advantages, {"secret"}
+    )
+    group = _group(policy, verifier)
+    secret = replace(group, group=replace(group.group, question=replace(group.group.question, task="secret")))
+    for each in (secret, group):
+        learning.offer(each)
+        learning.ask()
+        learning.ask()
+    _over(learning)
+    assert {peer_id for peer_id, _ in net.asked} == {TEACHER.peer_id} and not heard
+    assert group.prompt.encode() not in b"".join(request for _, request in net.asked)
+    assert not stranger.drain()
+
+
+def _request(net: Net, identity: Identity, question: object, texts=PAIRS, run_id: str = "") -> bytes:
+    run_id = run_id or net.run.manifest.run_id
+    return encode_ask(Ask(run_id, question, texts, identity.peer_id.encode()[-16:]))
+
+
+def _outcomes(teaching: Teaching, net: Net, students: Sequence[Identity], request: bytes) -> list[bytes]:
+    """What each gets who sends the request at the same time."""
+    found: dict[int, bytes] = {}
+
+    def ask(number: int, transport: MemoryTransport) -> None:
+        try:
+            found[number] = transport.request(TEACHER.peer_id, TEACH_PROTOCOL, request, 30)
+        except Exception as error:
+            found[number] = repr(error).encode()
+
+    transports = {each.peer_id: net.student if each is STUDENT else net.transport(each) for each in {*students}}
+    threads = [threading.Thread(target=ask, args=(k, transports[s.peer_id])) for k, s in enumerate(students)]
+    for thread in threads:
+        thread.start()
+    _until(lambda: len(found) + len(teaching._waiting) == len(students))
+    teaching.teach()
+    for thread in threads:
+        thread.join()
+    return [found[k] for k in range(len(students))]
+
+
+def test_a_student_takes_only_its_share_of_a_teacher(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    question = verifier.draw(1, 0, 1)[0].ref
+    teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
+    asking = [STUDENT] * (MAX_WAITING_PER_STUDENT + 3) + [STRANGER]
+    found = _outcomes(teaching, net, asking, _request(net, STUDENT, question))
+    assert sum(map(bool, found[:-1])) == MAX_WAITING_PER_STUDENT and found[-1]
+    assert teaching.counters()["busy"] == 3
+
+
+def test_a_teacher_spends_what_its_owner_set(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    question = verifier.draw(1, 0, 1)[0].ref
+    now = 0.0
+    settings = TeachSettings(passes_per_min=8)
+    teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, lambda: now)
+    request = _request(net, STUDENT, question)
+    assert list(map(bool, _outcomes(teaching, net, [STUDENT] * 3, request))).count(True) == 2
+    assert not _outcomes(teaching, net, [STUDENT], request)[0]
+    now = 30.0
+    assert _outcomes(teaching, net, [STUDENT], request)[0]
+    assert teaching.counters() == {"taught": 3, "texts": 12, "busy": 2}
+
+
+def test_a_teacher_refuses_strangers_other_runs_and_what_it_cannot_read(policy, net, verifier) -> None:
+    question = verifier.draw(1, 0, 1)[0].ref
+    settings = TeachSettings(passes_per_min=1e6, students=(STUDENT.peer_id,))
+    teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
+    assert _outcomes(teaching, net, [STRANGER], _request(net, STRANGER, question)) == [b""]
+    for request in (
+        _request(net, STUDENT, question, run_id="another"),
+        b"\xc1",
+        _request(net, STUDENT, question, texts=()),
+    ):
+        assert _outcomes(teaching, net, [STUDENT], request)[0].startswith(b"PeerUnreachable")
+    for texts, ref in (
+        ((("x" * 100_000, True),), question),  # more than the policy has positions for
+        (PAIRS, replace(question, question_hash="0")),
+        (PAIRS, replace(question, task="unknown")),
+        (PAIRS, replace(question, seed=2**62)),  # held out
+    ):
+        assert _outcomes(teaching, net, [STUDENT], _request(net, STUDENT, ref, texts)) == [b""]
+    assert teaching.counters()["refused"] == 8 and not teaching._waiting
+    assert _outcomes(teaching, net, [STUDENT], _request(net, STUDENT, question))[0]
+
+
+def test_a_teacher_that_leaves_answers_nothing(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    question = verifier.draw(1, 0, 1)[0].ref
+    teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
+    teaching.teach = teaching.close  # type: ignore[method-assign]
+    assert _outcomes(teaching, net, [STUDENT], _request(net, STUDENT, question)) == [b""]
