@@ -26,6 +26,9 @@ Cuts = Sequence[int | None]
 """[T] bytes before the end of each token; None where a token ends within a character."""
 REPLACED = "\ufffd"
 """What decoders write for a part of a character."""
+MOST_PARTS = 16
+"""Tokens without a cut among them, more than any character has bytes, beyond which ids spell nothing: a text of
+replacement characters would take time by the square of its length."""
 
 
 class Spans(NamedTuple):
@@ -49,6 +52,8 @@ def cuts(decode: Decode, ids: Sequence[int], text: str, ended: bool) -> Cuts:
         before, after = decode(list(spelling[start:shown])), decode(list(spelling[start : k + 1]))
         piece = after[len(before) :]
         if not piece or piece.endswith(REPLACED):
+            if k - shown >= MOST_PARTS:
+                return []
             found.append(None)
             continue
         if not (after.startswith(before) and text.startswith(piece, chars)):

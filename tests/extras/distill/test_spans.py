@@ -62,6 +62,20 @@ def test_ids_of_another_text_cut_nothing() -> None:
     assert cuts(tokenizer.decode, ids, "13", False) == cuts(tokenizer.decode, ids, "123", False) == []
 
 
+def test_a_text_of_replacement_characters_takes_no_quadratic_time() -> None:
+    tokenizer = tiny_tokenizer()
+    decoded = []
+
+    def decode(ids: list[int]) -> str:
+        decoded.append(len(ids))
+        return tokenizer.decode(ids)
+
+    text = "\ufffd" * 5_000
+    assert cuts(decode, tokenizer.encode(text), text, False) == []
+    assert sum(decoded) < 1_000
+
+
+
 @given(st.text(max_size=40), st.booleans(), st.integers(0, 2**32))
 def test_one_tokenizer_gives_each_token_the_difference_of_its_own_log_probabilities(
     text: str, ended: bool, seed: int
