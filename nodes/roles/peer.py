@@ -181,7 +181,7 @@ class PeerNode(RoleNode):
             raise ConfigError("a peer that follows a learner runs in one process: omit --follow, or torchrun")
         if not self._begun:
             self._begun = True
-            self._runtime.begin(self.role, self._checkpoints.resumed_from)
+            self._runtime.begin(type(self), self._checkpoints.resumed_from)
             self.note(str(self._ranks.choice), self._ranks.choice.level)
             if (path := self._config.pool.recorded) is not None:
                 per_round = self._config.pool.recorded_per_round

@@ -144,15 +144,16 @@ class RoleRuntime:
         """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
         self._counted[prefix] = counters
 
-    def begin(self, role: str, resumed_from: int | None = None) -> None:
-        """Write the start event of a node of this role."""
+    def begin(self, node: type[RoleNode], resumed_from: int | None = None) -> None:
+        """Write the start event of such a node."""
         self._write(
             StartEvent(
                 time=time.time(),
                 peer_id=self.peer_id,
                 run_id=self._transport.status().run_id,
                 name=self.config.called(self.peer_id),
-                role=role,
+                role=node.role,
+                model=node.model(self.config),
                 rounds=self.config.rounds,
                 config=self.config.model_dump(mode="json"),
                 versions=versions(),

@@ -179,9 +179,12 @@ class Kind(Struct, frozen=True):
     members: int
 
 
-def leaders(nodes: Sequence[NodeReader]) -> list[Leader]:
-    """The most accurate first, by the lower end of the interval; then those with the most rounds."""
-    own = [_measured(node) for node in nodes if node.history.latest is not None and not node.control]
+def leaders(nodes: Sequence[NodeReader], public: bool = False) -> list[Leader]:
+    """The most accurate first, by the lower end of the interval; then those with the most rounds.
+
+    `public`: the nodes here by the names that other members see, not by folders and paths.
+    """
+    own = [_measured(node, public) for node in nodes if node.history.latest is not None and not node.control]
     here = {node.peer_id for node in nodes}
     rows: dict[str, list[PeerRow]] = {}
     for row in _rows(nodes):
@@ -251,15 +254,16 @@ def _claimed(rows: Sequence[PeerRow], summary: MemberSummary) -> Leader:
     )
 
 
-def _measured(node: NodeReader) -> Leader:
+def _measured(node: NodeReader, public: bool) -> Leader:
     history = node.history
+    start = history.start
     groups = history.groups
     evaluation = history.evaluation_after() or history.evaluation_before()
     counts = list(evaluation.tasks.values()) if evaluation else []
     return Leader(
         peer=tail(node.peer_id or ""),
-        name=node.name,
-        model=node.model,
+        name=short(str((start and start.config.get("name")) or "")) if public else node.name,
+        model=short(start.model if start else "") if public else node.model,
         claimed=False,
         rounds=history.latest.round if history.latest else 0,
         given=groups["shared"],

@@ -101,6 +101,8 @@ class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="star
     """Display name of this node, e.g. `peer-1`."""
     role: str = ""
     """Empty from versions that did not say."""
+    model: str = ""
+    """Its model as other members see it, without a path; likewise."""
     rounds: int | None = None
     """Rounds to train for; None without a limit."""
     config: dict[str, object] = {}

@@ -116,7 +116,7 @@ def _shown(run: OpenRun) -> Json:
         "give": command(run.give),
     }
     if run.nodes:
-        found |= {"leaders": leaders(run.nodes), "credit": credited(run.nodes), "kinds": kinds(run.nodes)}
+        found |= {"leaders": leaders(run.nodes, public=True), "credit": credited(run.nodes), "kinds": kinds(run.nodes)}
         found["curves"] = _curves(run.nodes)
     return found
 

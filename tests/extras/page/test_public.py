@@ -32,7 +32,8 @@ from swarm.telemetry.nodes import NodeReader
 from tests.extras.page.test_browser import CLIPPED, CONTRAST, WIDTHS, _picture, _text, _window
 from tests.extras.page.test_report import embedded
 from tests.net.records import make_manifest
-from tests.telemetry.folders import HOSTILE, SCRIPT, hostile, swarm, until
+from tests.telemetry.folders import HOSTILE, SCRIPT, ending_at, events, hostile, roster, swarm, until
+from tests.telemetry.synthetic import write
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -86,6 +87,20 @@ def test_it_has_the_run_and_nothing_of_the_nodes_files_but_their_figures(tmp_pat
     assert "private-folder" not in page and "greatest common divisor" not in page and "pool_full" not in page
     assert all((out / name).stat().st_mode & 0o777 == 0o644 for name in (INDEX, DATA))
     assert {path.name for path in out.iterdir()} == {INDEX, DATA}
+
+
+def test_of_nodes_here_it_shows_what_the_network_sees(tmp_path: Path) -> None:
+    home = tmp_path / "acme-secret"
+    begin, *rest = ending_at(time.time(), events(1, 3, 0.0, name="acme-secret (eer1)"))
+    begin = replace(begin, config={"name": None, "policy": {"model": "/srv/private-folder/m"}}, model="local:01234567")
+    write(home, [begin, *rest])
+    write_roster(home, roster(1, time.time(), []))
+    in_a_run(tmp_path)
+    site(tmp_path / "www", home)
+    ((leader,),) = (run["leaders"] for run in made(tmp_path / "www")["runs"])
+    assert (leader["name"], leader["model"]) == ("", "local:01234567")
+    for path in (tmp_path / "www").iterdir():
+        assert "secret" not in path.read_text() and "private-folder" not in path.read_text()
 
 
 def test_a_folder_with_another_page_and_targets_of_no_use_are_refused(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class GiverNode(RoleNode):
 
     def begin(self) -> None:
         """Write the start event. Raises `Interrupted`."""
-        self._runtime.begin(self.role)
+        self._runtime.begin(type(self))
         self._pausing.wait()
         self._runtime.start_clock()
 

@@ -130,7 +130,7 @@ class LearnerNode(RoleNode, LearnerObserver):
 
     def begin(self) -> None:
         """Publish the current policy; evaluate if due. Raises `Interrupted`."""
-        self._runtime.begin(self.role, self._checkpoints.resumed_from)
+        self._runtime.begin(type(self), self._checkpoints.resumed_from)
         self._pausing.wait()
         self._learner.publish()
         self._runtime.evaluate_at_start(self._ranks, self._learner.round)

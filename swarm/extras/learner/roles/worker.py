@@ -122,7 +122,7 @@ class WorkerNode(RoleNode):
 
     def begin(self) -> None:
         """Wait until the learner is known, and follow it. Raises `Interrupted`."""
-        self._runtime.begin(self.role)
+        self._runtime.begin(type(self))
         self.note(str(self._choice), self._choice.level)
         self._pausing.wait()
         self._assignment = Assignment(
