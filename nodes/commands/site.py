@@ -172,13 +172,19 @@ class _Here:
             if (sealed := remembered(node.folder)) is None:
                 problems[str(node.folder)] = "this node is in no run yet"
                 continue
-            rows = [row for row in (node.roster.peers if node.roster else ()) if row.role != BOOTSTRAP]
+            rows = _members(node.roster.peers if node.roster else ())
             found = FoundRun(sealed.manifest, "", len(rows) + 1, _models(rows))
             address = NOBODY
             with contextlib.suppress(OSError, IndexError):
                 address = (node.folder / ADDRESS_FILE).read_text().splitlines()[0]
             runs.append(_Run(Listed(found, address, address), address, [node]))
         return runs
+
+
+def _members(rows: Sequence[PeerRow]) -> list[PeerRow]:
+    """Those with a valid record of a role that trains, as a visited member counts them."""
+    now = time.time()
+    return [row for row in rows if row.expires_at is not None and row.expires_at > now and row.role != BOOTSTRAP]
 
 
 def _models(rows: Sequence[PeerRow]) -> tuple[str, ...]:

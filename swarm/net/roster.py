@@ -60,6 +60,8 @@ class PeerRow(Struct, frozen=True):
     """Self-reported progress."""
     credit: Credit | None = None
     """What others measured of its groups."""
+    expires_at: float | None = None
+    """Unix seconds until which its record is valid; None without one."""
 
     @property
     def usefulness(self) -> tuple[float, ...]:
@@ -140,6 +142,7 @@ def _row(
         name=record.name if record else RECORDED if peer_id == RECORDED else "",
         summary=record.summary if record else None,
         credit=credit,
+        expires_at=record.expires_at if record else None,
     )
 
 

@@ -23,6 +23,7 @@ def test_the_roster_joins_what_the_network_and_the_accounts_know() -> None:
     friend, foe = rows["neighbour"], rows["gone"]
     assert (friend.connected, friend.received, friend.used, friend.bytes) == (True, 1, 1, 500)
     assert friend.reputation > 0.5 and friend.quarantined_until is None
+    assert friend.expires_at is not None and foe.expires_at is None
     assert not foe.connected and foe.dropped == {"verifier_timeout": 1} and foe.quarantined_until == 700.0
     assert decode_roster(encode_roster(roster)) == roster
     assert {row.peer_id: row for row in build_roster(transport, book, now=800.0).peers}[

@@ -96,6 +96,7 @@ def row(index: int, used: int, **other: object) -> PeerRow:
             bytes=4_000 * used,
             reputation=0.9,
             name=f"peer-{index}",
+            expires_at=2e10,
         ),
         **other,
     )

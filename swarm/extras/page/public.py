@@ -138,7 +138,7 @@ def _curves(nodes: Sequence[NodeReader]) -> Mapping[str, Points]:
 
 def _longer(before: Mapping[str, Points], run: OpenRun, now: float) -> dict[str, Points]:
     """The figures of a run until now."""
-    known = [leader.accuracy[0] for leader in leaders(run.nodes) if leader.accuracy is not None]
+    known = [each.accuracy[0] for each in leaders(run.nodes) if each.accuracy is not None and not each.claimed]
     worth = [each.worth for each in credited(run.nodes)]
     latest = {"members": [float(run.members)], "accuracy": known, "credit": worth}
     return {

@@ -26,13 +26,15 @@ from swarm.errors import ConfigError, PeerUnreachable
 from swarm.extras.page.public import MAX_POINTS, OpenRun, command, make_site
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
-from swarm.net.roster import read_roster, write_roster
+from swarm.net.roster import PeerRow, Roster, read_roster, write_roster
 from swarm.net.trust.credit import Credit
+from swarm.protocols import RECORDED
 from swarm.telemetry.nodes import NodeReader
+from swarm.types import MemberSummary
 from tests.extras.page.test_browser import CLIPPED, CONTRAST, WIDTHS, _picture, _text, _window
 from tests.extras.page.test_report import embedded
 from tests.net.records import make_manifest
-from tests.telemetry.folders import HOSTILE, SCRIPT, ending_at, events, hostile, roster, swarm, until
+from tests.telemetry.folders import HOSTILE, SCRIPT, ending_at, events, hostile, roster, row, swarm, until
 from tests.telemetry.synthetic import write
 
 if TYPE_CHECKING:
@@ -101,6 +103,23 @@ def test_of_nodes_here_it_shows_what_the_network_sees(tmp_path: Path) -> None:
     assert (leader["name"], leader["model"]) == ("", "local:01234567")
     for path in (tmp_path / "www").iterdir():
         assert "secret" not in path.read_text() and "private-folder" not in path.read_text()
+
+
+def test_members_have_valid_records_and_their_mean_accuracy_is_measured(tmp_path: Path) -> None:
+    home, now = in_a_run(swarm(tmp_path / "run", time.time(), 1)) / "peer-1", time.time()
+    boast = MemberSummary(rounds=9, given=9, used=9, correct=64, asked=64, evaluated_at=9)
+    rows = [row(2, 5, summary=boast), row(3, 5, expires_at=now - 1, model="gone"), row(4, 5, expires_at=None)]
+    write_roster(home, roster(1, now, [*rows, PeerRow(RECORDED, received=9, used=9, name=RECORDED)]))
+    site(tmp_path / "www", home)
+    data = made(tmp_path / "www")
+    (run,), (history,) = data["runs"], data["history"].values()
+    assert (run["members"], run["models"], history["members"][-1][1]) == (2, ["tiny-sparse"], 2.0)
+    (measured,) = (each["accuracy"][0] for each in run["leaders"] if not each["claimed"])
+    assert history["accuracy"][-1][1] == measured < 1
+    visited = NodeReader(tmp_path)
+    visited.roster = Roster(now, "sums-0123", "me", (row(2, 5, summary=boast),))
+    history = json.loads(make_site([run_of(visited)], b"", now, None)[DATA])["history"]
+    assert history["sums-0123"]["accuracy"] == []
 
 
 def test_a_folder_with_another_page_and_targets_of_no_use_are_refused(tmp_path: Path) -> None:
@@ -187,7 +206,7 @@ def test_what_it_shows_from_a_file_and_below_a_path(chromium: Chrome, width: int
             assert text.count(f"swarm join {AT}") == 2 and f"swarm join words-4567@{AT}" in text
             assert "1.25 (3)" in text and "measured here" in text
             shown = "return [...document.querySelectorAll('figure')].map((each) => each.firstChild.textContent)"
-            assert chromium.execute_script(shown) == ["Reward", "Members", "Mean accuracy of members", "Mean credit"]
+            assert chromium.execute_script(shown) == ["Reward", "Members", "Mean accuracy of the nodes here", "Mean credit"]
             assert chromium.execute_script(SIDEWAYS) <= 0 and chromium.execute_script(CLIPPED) == []
             assert chromium.execute_script(CONTRAST) == []
             selected = (

@@ -32,7 +32,7 @@ function tile(what, value) {
 
 function charts(run, history) {
   const byRound = [["reward", "Reward"], ["accuracy", "Accuracy on held-out questions", percent]].map(([name, title, format]) => [new Chart(title, [[name, "mean of the nodes here"]], format), run.curves, name]);
-  const byTime = [["members", "Members"], ["accuracy", "Mean accuracy of members", percent], ["credit", "Mean credit"]].map(([name, title, format]) => [new Chart(title, [[name, "now"]], format, when), history, name]);
+  const byTime = [["members", "Members"], ["accuracy", "Mean accuracy of the nodes here", percent], ["credit", "Mean credit"]].map(([name, title, format]) => [new Chart(title, [[name, "now"]], format, when), history, name]);
   const known = [...byRound, ...byTime].filter(([, curves, name]) => curves[name]?.length > 1);
   for (const [chart, curves, name] of known) chart.update(curves, curves[name][0][0], curves[name].at(-1)[0]);
   return known.length ? el("div", { class: "charts" }, known.map(([chart]) => chart.node)) : null;
