@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from nodes import exits
-from nodes.boot.directory import ADDRESS_FILE, remembered
-from nodes.commands.peers import Listing, asking
+from nodes.boot.directory import ADDRESS_FILE, remembered, running_nodes
+from nodes.commands.peers import STALE_AFTER_S, Listing, asking
 from nodes.commands.runs import Listed, look, own_bootstraps, terms
 from nodes.commands.watching import check_named, find_nodes
 from nodes.console import say, warn
@@ -163,7 +163,7 @@ class _Here:
         self._nodes: list[NodeReader] = []
 
     def read(self, problems: dict[str, str]) -> list[_Run]:
-        """What is new of all of them; those that are in no run yet are `problems`."""
+        """What is new of all of them; those that are in no run yet, or stopped, are `problems`."""
         new = (each for each in self._arrivals.new() if not each.control)
         self._nodes += [NodeReader(each.folder, each.name) for each in new]
         runs = []
@@ -172,6 +172,11 @@ class _Here:
             if (sealed := remembered(node.folder)) is None:
                 problems[str(node.folder)] = "this node is in no run yet"
                 continue
+            seen_at = max(node.roster.time if node.roster else 0.0, node.history.alive_at or 0.0)
+            # A round may be longer.
+            if time.time() - seen_at > STALE_AFTER_S and node.folder.resolve() not in _running():
+                problems[str(node.folder)] = "this node is not running"
+                continue
             rows = _members(node.roster.peers if node.roster else ())
             found = FoundRun(sealed.manifest, "", len(rows) + 1, _models(rows))
             address = NOBODY
@@ -179,6 +184,10 @@ class _Here:
                 address = (node.folder / ADDRESS_FILE).read_text().splitlines()[0]
             runs.append(_Run(Listed(found, address, address), address, [node]))
         return runs
+
+
+def _running() -> set[Path]:
+    return {folder.resolve() for folder in running_nodes()}
 
 
 def _members(rows: Sequence[PeerRow]) -> list[PeerRow]:
