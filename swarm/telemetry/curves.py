@@ -57,7 +57,8 @@ class Curve:
     """Means over bins of equally many rounds. When there are too many bins, each two become one."""
 
     def __init__(self) -> None:
-        self._stride = 1
+        self.stride = 1
+        """Rounds in a bin: a power of two."""
         self._bins: dict[int, tuple[float, int]] = {}
         """(sum, number of rounds) by (round - 1) // stride, in order."""
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -71,7 +72,7 @@ class Curve:
         """Add a round's value; an unknown or infinite one is left out. Rounds come in order."""
         if value is None or not math.isfinite(value):
             return
-        index = (round - 1) // self._stride
+        index = (round - 1) // self.stride
         total, count = self._bins.get(index, (0.0, 0))
         self._bins[index] = (total + value, count + 1)
         if len(self._bins) > MAX_BINS:
@@ -84,7 +85,7 @@ class Curve:
 
     def cut(self, round: int) -> None:
         """Forget the rounds after `round`: a process has resumed there and repeats them."""
-        self._bins = {index: found for index, found in self._bins.items() if index * self._stride < round}
+        self._bins = {index: found for index, found in self._bins.items() if index * self.stride < round}
         self._recent.clear()
 
     @property
@@ -109,18 +110,24 @@ class Curve:
         """The latest value."""
         return self._recent[-1] if self._recent else None
 
-    def points(self) -> list[tuple[int, float]]:
-        """(last round of the bin, mean over the bin to five digits), at most `MAX_BINS`."""
-        means = ((index, total / count) for index, (total, count) in self._bins.items())
-        return [((index + 1) * self._stride, float(f"{mean:.5g}")) for index, mean in means]
+    def points(self, stride: int = 1) -> list[tuple[int, float]]:
+        """(last round of the bin, mean over the bin to five digits), at most `MAX_BINS`; bins have at least `stride`
+        rounds, a power of two."""
+        stride = max(stride, self.stride)
+        means = ((index, total / count) for index, (total, count) in self._merged(stride).items())
+        return [((index + 1) * stride, float(f"{mean:.5g}")) for index, mean in means]
 
     def _halve(self) -> None:
+        self._bins = self._merged(2 * self.stride)
+        self.stride *= 2
+
+    def _merged(self, stride: int) -> dict[int, tuple[float, int]]:
         merged: dict[int, tuple[float, int]] = {}
         for index, (total, count) in self._bins.items():
-            before, others = merged.get(index // 2, (0.0, 0))
-            merged[index // 2] = (before + total, others + count)
-        self._bins = merged
-        self._stride *= 2
+            place = index * self.stride // stride
+            before, others = merged.get(place, (0.0, 0))
+            merged[place] = (before + total, others + count)
+        return merged
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:

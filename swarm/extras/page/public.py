@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from swarm.extras.page.report import in_one_file
 from swarm.extras.page.site import Json
-from swarm.telemetry.curves import thinned
+from swarm.sanitize import clean
+from swarm.telemetry.curves import Curve
 from swarm.telemetry.nodes import CLAIMS, CREDIT, NodeReader, credited, kinds, leaders, short, tail
 
 SCRIPTS = ("dom.js", "chart.js", "members.js", "public.js")
@@ -103,7 +104,7 @@ def _history(before: bytes) -> History:
 
 def _shown(run: OpenRun) -> Json:
     found: dict[str, object] = {
-        "run": short(run.run_id),
+        "run": clean(run.run_id),  # the key of its history
         "name": short(run.run_id.rpartition("-")[0] or run.run_id),
         "founder": tail(run.founder),
         "founded": run.created_at,
@@ -128,12 +129,18 @@ def command(words: Sequence[str]) -> str:
 
 def _curves(nodes: Sequence[NodeReader]) -> Mapping[str, Points]:
     """Means over the nodes whose files these are, by round."""
-    found: dict[str, dict[int, list[float]]] = {"reward": {}, "accuracy": {}}
-    for name, by_round in found.items():
-        for node in nodes:
-            for round, value in node.curves[name].points() if name in node.curves else ():
-                by_round.setdefault(round, []).append(value)
-    return {name: [(at, fmean(by_round[at])) for at in sorted(by_round)] for name, by_round in found.items()}
+    names = ("reward", "accuracy")
+    return {name: _mean([node.curves[name] for node in nodes if name in node.curves]) for name in names}
+
+
+def _mean(curves: Sequence[Curve]) -> Points:
+    """On the coarsest stride; between two of its points a curve keeps its value."""
+    stride = max((curve.stride for curve in curves), default=1)
+    known = [points for curve in curves if (points := curve.points(stride))]
+    return [
+        (at, fmean(max(p for p in points if p[0] <= at)[1] for points in known if points[0][0] <= at <= points[-1][0]))
+        for at in sorted({at for points in known for at, _ in points})
+    ]
 
 
 def _longer(before: Mapping[str, Points], run: OpenRun, now: float) -> dict[str, Points]:
@@ -142,6 +149,16 @@ def _longer(before: Mapping[str, Points], run: OpenRun, now: float) -> dict[str,
     worth = [each.worth for each in credited(run.nodes)]
     latest = {"members": [float(run.members)], "accuracy": known, "credit": worth}
     return {
-        name: thinned([*before.get(name, []), *([(int(now), fmean(values))] if values else [])], MAX_POINTS)
+        name: _spread([*before.get(name, []), *([(int(now), fmean(values))] if values else [])], now)
         for name, values in latest.items()
     }
+
+
+def _spread(points: Points, now: float) -> Points:
+    """The first point of each interval, whose length doubles until there are few enough, and the last point."""
+    found = sorted(point for point in points if point[0] <= now)
+    spacing = 1
+    while found and (found[-1][0] - found[0][0]) // spacing > MAX_POINTS - 3:
+        spacing *= 2
+    kept = {at // spacing: (at, value) for at, value in reversed(found[:-1])}
+    return [*sorted(kept.values()), *found[-1:]]

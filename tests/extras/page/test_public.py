@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import io
+import itertools
 import json
 import re
 import threading
@@ -20,15 +21,17 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from nodes.boot.directory import ADDRESS_FILE, MANIFEST_FILE
+from nodes.commands.peers import STALE_AFTER_S
 from nodes.commands.site import DATA, INDEX, SiteOptions, write_site
 from nodes.page import site_of
 from swarm.errors import ConfigError, PeerUnreachable
-from swarm.extras.page.public import MAX_POINTS, OpenRun, command, make_site
+from swarm.extras.page.public import MAX_POINTS, OpenRun, Points, _longer, _mean, command, make_site
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import seal_manifest
 from swarm.net.roster import PeerRow, Roster, read_roster, write_roster
 from swarm.net.trust.credit import Credit
 from swarm.protocols import RECORDED
+from swarm.telemetry.curves import Curve
 from swarm.telemetry.nodes import NodeReader
 from swarm.types import MemberSummary
 from tests.extras.page.test_browser import CLIPPED, CONTRAST, WIDTHS, _picture, _text, _window
@@ -122,6 +125,41 @@ def test_members_have_valid_records_and_their_mean_accuracy_is_measured(tmp_path
     assert history["sums-0123"]["accuracy"] == []
 
 
+def test_a_stopped_node_is_in_no_run(tmp_path: Path) -> None:
+    folder = in_a_run(swarm(tmp_path / "run", time.time() - STALE_AFTER_S - 9, 1, control=False))
+    console = Console(file=io.StringIO(), width=500)
+    with pytest.raises(PeerUnreachable, match="is as it was"):
+        write_site(SiteOptions(tmp_path / "www", (), (folder,), None, False), console)
+    assert "peer-1: this node is not running" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert not (tmp_path / "www" / INDEX).exists()
+
+
+def test_the_oldest_points_of_a_week_stay(tmp_path: Path) -> None:
+    run = run_of(NodeReader(tmp_path))
+    points: dict[str, Points] = {}
+    for number in range(7 * 1_440):
+        points = _longer(points, run, 60.0 * number)
+    times = [at for at, _ in points["members"]]
+    assert MAX_POINTS / 2 <= len(times) <= MAX_POINTS and times == sorted(times)
+    assert sum(at < times[-1] / 2 for at in times) >= len(times) / 3
+
+
+def test_a_long_run_id_has_its_history(tmp_path: Path) -> None:
+    data = json.loads(make_site([run_of(NodeReader(tmp_path), run_id="r" * 40 + "-0123")], b"", 1.0, None)[DATA])
+    assert data["runs"][0]["run"] in data["history"]
+
+
+@pytest.mark.parametrize("lengths", [(1_000, 100), (500, 130), (7, 1)])
+@pytest.mark.parametrize("every", [(1, 1), (20, 30)])
+def test_the_mean_of_two_constants_has_one_step(lengths: tuple[int, int], every: tuple[int, int]) -> None:
+    curves = [Curve(), Curve()]
+    for value, (curve, num_rounds, step) in enumerate(zip(curves, lengths, every, strict=True)):
+        for number in range(1, num_rounds + 1, step):
+            curve.add(number, float(value))
+    means = [value for _, value in _mean(curves)]
+    assert means[0] == 0.5 and sum(one != two for one, two in itertools.pairwise(means)) <= 1
+
+
 def test_a_folder_with_another_page_and_targets_of_no_use_are_refused(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text("mine")
     folder = swarm(tmp_path / "run", time.time(), 1, 3)
@@ -206,7 +244,12 @@ def test_what_it_shows_from_a_file_and_below_a_path(chromium: Chrome, width: int
             assert text.count(f"swarm join {AT}") == 2 and f"swarm join words-4567@{AT}" in text
             assert "1.25 (3)" in text and "measured here" in text
             shown = "return [...document.querySelectorAll('figure')].map((each) => each.firstChild.textContent)"
-            assert chromium.execute_script(shown) == ["Reward", "Members", "Mean accuracy of the nodes here", "Mean credit"]
+            assert chromium.execute_script(shown) == [
+                "Reward",
+                "Members",
+                "Mean accuracy of the nodes here",
+                "Mean credit",
+            ]
             assert chromium.execute_script(SIDEWAYS) <= 0 and chromium.execute_script(CLIPPED) == []
             assert chromium.execute_script(CONTRAST) == []
             selected = (
