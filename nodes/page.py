@@ -17,7 +17,7 @@ from pathlib import Path
 from swarm.children import inherited, python_path
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
-from swarm.files import open_private, replace_file
+from swarm.files import at_home, open_private, replace_file
 from swarm.kinds import has_extra
 from swarm.net.addresses.listening import bound
 
@@ -83,7 +83,7 @@ def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Itera
 def site_of(folder: Path, site: Path) -> Iterator[None]:
     """Keep the swarm's page for everybody in the folder `site` up to date, likewise, with what the node in `folder`
     knows."""
-    arguments = ["site", str(site), str(folder), "--every", str(SITE_EVERY_S)]
+    arguments = ["site", str(at_home(site)), str(folder), "--every", str(SITE_EVERY_S)]
     with _beside(arguments, folder / SITE_LOG_FILE):
         yield
 

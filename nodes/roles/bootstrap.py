@@ -44,6 +44,8 @@ def bootstrap(loaded: LoadedConfig, console: Console, *, supervised: bool) -> in
             warn(console, f"nobody can join with the tasks of this run: {NO_TASKS}")
         for name in lacking_files(directory.run.manifest):
             warn(console, f"the files or code of the task {name} are not here, so nobody can join with a copy of them")
+        if config.telemetry.site is not None:
+            warn(console, "telemetry.site: a bootstrap makes no page; run `swarm site OUT ADDRESS` with its address")
         profile = Profile(tasks=tuple(task.name for task in config.tasks), role="bootstrap", version=own_version())
         transport, _ = open_network(config.network, directory, profile, console)
         stack.callback(transport.close)
