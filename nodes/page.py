@@ -18,7 +18,7 @@ from swarm.children import inherited, python_path
 from swarm.distribution import how_to_install
 from swarm.errors import ConfigError
 from swarm.files import at_home, open_private, replace_file
-from swarm.kinds import has_extra
+from swarm.kinds import extra, has_extra
 from swarm.net.addresses.listening import bound
 
 HOST = "127.0.0.1"
@@ -27,6 +27,8 @@ PORT_FILE = "ui.port"
 LOG_FILE = "ui.log"
 SITE_LOG_FILE = "site.log"
 SITE_EVERY_S = 60
+PUBLIC = "page.public"
+INDEX = "index.html"
 NICENESS = 10
 """Niceness of the page's process: a node's round comes first."""
 STOP_TIMEOUT_S = 5.0
@@ -79,11 +81,23 @@ def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Itera
         yield
 
 
+def prepare_site(out: Path) -> None:
+    """Make the folder. Raises `ConfigError` for one that has the page of something else, or cannot be made."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / INDEX).exists() and extra(PUBLIC).MARK not in (out / INDEX).read_bytes():
+            raise ConfigError(f"{out / INDEX} is not of `swarm site`; choose another folder, or remove it")
+    except OSError as error:
+        raise ConfigError(f"the folder {out} cannot be used: {error.strerror or error}") from error
+
+
 @contextmanager
 def site_of(folder: Path, site: Path) -> Iterator[None]:
     """Keep the swarm's page for everybody in the folder `site` up to date, likewise, with what the node in `folder`
-    knows."""
-    arguments = ["site", str(at_home(site)), str(folder), "--every", str(SITE_EVERY_S)]
+    knows. Raises `ConfigError`."""
+    site = at_home(site)
+    prepare_site(site)
+    arguments = ["site", str(site), str(folder), "--every", str(SITE_EVERY_S)]
     with _beside(arguments, folder / SITE_LOG_FILE):
         yield
 

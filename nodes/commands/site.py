@@ -20,9 +20,9 @@ from nodes.commands.peers import STALE_AFTER_S, Listing, asking
 from nodes.commands.runs import Listed, look, own_bootstraps, terms
 from nodes.commands.watching import check_named, find_nodes
 from nodes.console import say, warn
-from nodes.page import NICENESS
+from nodes.page import INDEX, NICENESS, PUBLIC, prepare_site
 from nodes.stop import Stop, StopRequest
-from swarm.errors import ConfigError, PeerUnreachable, SwarmError
+from swarm.errors import PeerUnreachable, SwarmError
 from swarm.files import replace_file
 from swarm.kinds import extra
 from swarm.net.addresses.bootstrap import Bootstraps
@@ -31,8 +31,7 @@ from swarm.net.services.runs import FoundRun
 from swarm.sanitize import clean
 from swarm.telemetry.nodes import Arrivals, NodeReader
 
-PUBLIC = "page.public"
-INDEX, DATA = "index.html", "swarm.json"
+DATA = "swarm.json"
 FOR_EVERYBODY = 0o644
 POLL_S = 0.2
 RETRY_S = 10.0
@@ -72,7 +71,7 @@ def write_site(options: SiteOptions, console: Console) -> int:
         check_named(options.runs)
     elif not options.addresses:
         options = replace(options, addresses=Bootstraps(own_bootstraps()).multiaddrs())
-    _prepare(options.out, page.MARK)
+    prepare_site(options.out)
     Bootstraps(options.addresses)
     stop: Stop = StopRequest(options.supervised) if options.every_s is not None else lambda: False
     if options.supervised:
@@ -107,16 +106,6 @@ def write_site(options: SiteOptions, console: Console) -> int:
             if stop():
                 return exits.INTERRUPTED
             time.sleep(POLL_S)
-
-
-def _prepare(out: Path, mark: bytes) -> None:
-    """Make the folder. Raises `ConfigError` for one that has the page of something else, or cannot be made."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / INDEX).exists() and mark not in (out / INDEX).read_bytes():
-            raise ConfigError(f"{out / INDEX} is not of `swarm site`; choose another folder, or remove it")
-    except OSError as error:
-        raise ConfigError(f"the folder {out} cannot be used: {error.strerror or error}") from error
 
 
 def _write(options: SiteOptions, page: Any, found: Sequence[_Run]) -> None:

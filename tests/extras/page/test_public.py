@@ -165,6 +165,8 @@ def test_a_folder_with_another_page_and_targets_of_no_use_are_refused(tmp_path: 
     folder = swarm(tmp_path / "run", time.time(), 1, 3)
     with pytest.raises(ConfigError, match="is not of `swarm site`; choose another folder"):
         site(tmp_path, folder)
+    with pytest.raises(ConfigError, match="is not of `swarm site`"), site_of(folder, tmp_path):
+        pass
     assert (tmp_path / INDEX).read_text() == "mine"
     with pytest.raises(ConfigError, match="there is no directory"):
         site(tmp_path / "www", tmp_path / "nowhere")
@@ -195,10 +197,13 @@ def test_its_history_grows_within_bounds_and_a_broken_one_begins_again(before: b
     assert json.loads(gone)["history"] == json.loads(before)["history"], "a run that does not answer comes back"
 
 
-def test_a_node_s_site_is_written_by_a_process_that_ends_with_it(tmp_path: Path) -> None:
+def test_a_node_s_site_is_written_by_a_process_that_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     folder = in_a_run(swarm(tmp_path / "run", time.time(), 1, 3, control=False))
     before = set(psutil.Process().children())
-    with site_of(folder / "peer-1", tmp_path / "www"):
+    with site_of(folder / "peer-1", Path("~/www")):
         until((tmp_path / "www" / INDEX).exists, "the site")
         (process,) = set(psutil.Process().children()) - before
     assert not process.is_running() and made(tmp_path / "www")["every"] == 60
