@@ -11,7 +11,8 @@ class TeachSettings(Settings):
     """What `swarm join` spends on students: members that ask for this policy's opinion of their own answers."""
 
     passes_per_min: float = Field(0, ge=0)
-    """Answers that are read for all students together, each of them one forward pass; 0: it does not teach."""
+    """Forward passes for all students together, one for each started 4,096 characters of an answer, at most 64 or this
+    many at once; 0: it does not teach."""
     students: tuple[str, ...] = ()
     """Peer ids of those that may ask; default: every member."""
     seconds_per_round: float = Field(10.0, gt=0)

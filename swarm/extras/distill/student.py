@@ -34,7 +34,15 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, Refusal, TransportError
-from swarm.extras.distill.messages import TEACH_PROTOCOL, Ask, Opinion, encode_ask, open_opinion, spans_of
+from swarm.extras.distill.messages import (
+    MAX_READ_CHARS,
+    TEACH_PROTOCOL,
+    Ask,
+    Opinion,
+    encode_ask,
+    open_opinion,
+    spans_of,
+)
 from swarm.extras.distill.spans import Decode, advantages, cuts, differences
 from swarm.groups.credit import has_signal
 from swarm.groups.part import only
@@ -153,7 +161,9 @@ class Learning:
             not each.turns and each.forced is None and len(each.logprobs) == len(each.token_ids) > 0
             for each in completions
         )
-        fits = sum(len(each.text.encode()) for each in completions) < MOST_TEXT_BYTES
+        fits = sum(len(each.text.encode()) for each in completions) < MOST_TEXT_BYTES and all(
+            len(each.text) <= MAX_READ_CHARS for each in completions
+        )
         if readable and fits and graded.group.question.task not in self._unshared:
             self._round.append(graded)
 

@@ -20,7 +20,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 
 from swarm.errors import Refusal, SwarmError
-from swarm.extras.distill.messages import TEACH_PROTOCOL, Ask, open_ask, seal
+from swarm.extras.distill.messages import MAX_READ_CHARS, TEACH_PROTOCOL, Ask, open_ask, seal
 from swarm.extras.distill.spans import Decode, Spans, cuts, spans
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.records.identity import Identity
@@ -35,8 +35,8 @@ MAX_WAIT_S = 300.0
 """After this a student has given up anyway."""
 MAX_QUESTION_S = 10.0
 """For the verifier to make a question again."""
-BATCH_TEXTS = 64
-"""Texts read together."""
+BATCH_PASSES = 64
+"""Passes for texts that are read together."""
 NOTHING = Spans((), ())
 
 
@@ -129,17 +129,20 @@ class Teaching:
         except Refusal:
             self._count("refused")
             raise
+        if any(len(text) > MAX_READ_CHARS for text, _ in ask.texts):
+            self._count("refused")
+            return None
         now = self._clock()
         with self._lock:
             theirs = sum(each.student == student for each in self._waiting)
             if (
                 len(self._waiting) >= MAX_WAITING
                 or theirs >= MAX_WAITING_PER_STUDENT
-                or self._budget.left(now) < min(len(ask.texts), self._budget.burst)
+                or self._budget.left(now) < min(ask.passes, self._budget.burst)
             ):
                 self._counts["busy"] += 1
                 return None
-            self._budget.spend(len(ask.texts), now)
+            self._budget.spend(ask.passes, now)
             waiting = _Waiting(student, request, ask, now)
             self._waiting.append(waiting)
             return waiting
@@ -154,7 +157,7 @@ class Teaching:
                 turns[each.student] += 1
             batch: list[_Waiting] = []
             for _, _, each in sorted(order, key=lambda entry: entry[:2]):
-                if batch and sum(len(one.ask.texts) for one in (*batch, each)) > BATCH_TEXTS:
+                if batch and sum(one.ask.passes for one in (*batch, each)) > BATCH_PASSES:
                     break
                 batch.append(each)
                 self._waiting.remove(each)

@@ -75,7 +75,6 @@ def test_a_text_of_replacement_characters_takes_no_quadratic_time() -> None:
     assert sum(decoded) < 1_000
 
 
-
 @given(st.text(max_size=40), st.booleans(), st.integers(0, 2**32))
 def test_one_tokenizer_gives_each_token_the_difference_of_its_own_log_probabilities(
     text: str, ended: bool, seed: int

@@ -20,6 +20,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Refusal
 from swarm.extras.distill import student
 from swarm.extras.distill.messages import (
+    MAX_READ_CHARS,
     MAX_SPANS,
     TEACH_PROTOCOL,
     Ask,
@@ -404,6 +405,22 @@ def test_a_student_takes_only_its_share_of_a_teacher(policy: Policy, net: Net, v
     found = _outcomes(teaching, net, asking, _request(net, STUDENT, question))
     assert sum(map(bool, found[:-1])) == MAX_WAITING_PER_STUDENT and found[-1]
     assert teaching.counters()["busy"] == 3
+
+
+def test_a_long_text_is_not_asked_about_and_costs_more_passes(policy: Policy, net: Net, verifier) -> None:
+    question = verifier.draw(1, 0, 1)[0].ref
+    teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
+    long = "x" * MAX_READ_CHARS
+    assert Ask("run", question, (("", True), ("x" * 4_095, True), (long, False)), bytes(16)).passes == 1 + 1 + 17
+    learning = _learning(net, policy, _updater(policy))
+    group = _group(policy, verifier)
+    first, *others = group.group.completions
+    for text, is_read in ((long, True), (long + "x", False)):
+        request = _request(net, STUDENT, question, ((text, True),))
+        assert (teaching._admit(STUDENT.peer_id, request) is not None) is is_read
+        long_one = replace(group.group, completions=(replace(first, text=text), *others))
+        learning.offer(replace(group, group=long_one))
+    assert len(learning._round) == 1 and teaching.counters() == {"refused": 1}
 
 
 def test_a_teacher_spends_what_its_owner_set(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
