@@ -1,9 +1,9 @@
 """A teacher: it answers what students ask, between its own rounds, within the budget that its owner set.
 
-    network thread    request ──▶ may it ask? budget? ──▶ waiting, a few a student ─ ─ ─ ─ ─ ─ ─▶ signed answer
+    network thread    request ──▶ may it ask? room? ──▶ waiting, a few a student ─ ─ ─ ─ ─ ─ ─ ─▶ signed answer
                                         │ no                        ▲                  ▲
-                                        ▼                           │ turns            │
-                                  empty answer         main thread  └──▶ question made again ──▶ one pass a text
+                                        ▼                           │ turns, budget    │
+                                  empty answer         main thread  └──▶ question made again ──▶ passes over texts
 
 Questions are made again by the verifier from their references, without the students' texts: nothing of a student's is
 graded. Its texts are read as other peers' completions are for an update.
@@ -12,6 +12,7 @@ graded. Its texts are read as other peers' completions are for an update.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from swarm.errors import Refusal, SwarmError
 from swarm.extras.distill.messages import MAX_READ_CHARS, TEACH_PROTOCOL, Ask, open_ask, seal
 from swarm.extras.distill.spans import Decode, Spans, cuts, spans
+from swarm.lru import LruDict
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.records.identity import Identity
 from swarm.protocols import Transport, Updater, Verifier
@@ -31,6 +33,8 @@ from swarm.types import Completion, Grade, GradedGroup, PolicyId, RolloutGroup, 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING, MAX_WAITING_PER_STUDENT = 32, 8
+MAX_STUDENTS = 256
+"""Remembered."""
 MAX_WAIT_S = 300.0
 """After this a student has given up anyway."""
 MAX_QUESTION_S = 10.0
@@ -73,8 +77,10 @@ class Teaching:
         self._updater = updater
         self._decode = decode
         self._clock = clock
-        self._budget = TokenBucket(settings.passes_per_min / 60, max(1.0, settings.passes_per_min))
-        """Passes; taken when a request is admitted."""
+        self._budget = TokenBucket(settings.passes_per_min / 60, max(float(BATCH_PASSES), settings.passes_per_min))
+        """Passes; taken when a request has its turn."""
+        self._had_a_turn = LruDict[str, float](MAX_STUDENTS)
+        """When, by student."""
         self._lock = threading.Lock()
         """Of the budget, what waits, and the counts."""
         self._waiting: deque[_Waiting] = deque()
@@ -119,7 +125,7 @@ class Teaching:
                     self._waiting.remove(waiting)
 
     def _admit(self, student: str, request: bytes) -> _Waiting | None:
-        """The request, unless its student must not ask, or there is no room or budget for it. Raises `Refusal`."""
+        """The request, unless its student must not ask it, or there is no room for it. Raises `Refusal`."""
         manifest = self._transport.manifest()
         if manifest is None or (self._settings.students and student not in self._settings.students):
             self._count("refused")
@@ -129,36 +135,51 @@ class Teaching:
         except Refusal:
             self._count("refused")
             raise
-        if any(len(text) > MAX_READ_CHARS for text, _ in ask.texts):
+        if ask.passes > self._budget.burst or any(len(text) > MAX_READ_CHARS for text, _ in ask.texts):
             self._count("refused")
             return None
-        now = self._clock()
         with self._lock:
-            theirs = sum(each.student == student for each in self._waiting)
-            if (
-                len(self._waiting) >= MAX_WAITING
-                or theirs >= MAX_WAITING_PER_STUDENT
-                or self._budget.left(now) < min(ask.passes, self._budget.burst)
-            ):
+            if not self._has_room(student):
                 self._counts["busy"] += 1
                 return None
-            self._budget.spend(ask.passes, now)
-            waiting = _Waiting(student, request, ask, now)
+            waiting = _Waiting(student, request, ask, self._clock())
             self._waiting.append(waiting)
             return waiting
 
+    def _has_room(self, student: str) -> bool:
+        """Whether a place is free, or is now: the newest of the student with the most waiting makes room for one with
+        fewer, which then still has no more than that one."""
+        places = Counter(each.student for each in self._waiting)
+        if places[student] >= MAX_WAITING_PER_STUDENT:
+            return False
+        if len(self._waiting) >= MAX_WAITING:
+            (most, number), *_ = places.most_common(1)
+            if places[student] + 1 >= number:
+                return False
+            newest = next(each for each in reversed(self._waiting) if each.student == most)
+            self._waiting.remove(newest)
+            newest.answer = b""
+            self._counts["busy"] += 1
+        return True
+
     def _next(self) -> list[_Waiting]:
-        """Some requests, of each student first the oldest one."""
+        """Some requests that the budget has passes for: of each student first the oldest one, and first of the student
+        whose last turn is longest ago."""
         with self._lock:
+            now = self._clock()
             turns = Counter[str]()
             order = []
             for each in self._waiting:
-                order.append((turns[each.student], each.since, each))
+                order.append((turns[each.student], self._had_a_turn.get(each.student, -math.inf), each.since, each))
                 turns[each.student] += 1
             batch: list[_Waiting] = []
-            for _, _, each in sorted(order, key=lambda entry: entry[:2]):
-                if batch and sum(one.ask.passes for one in (*batch, each)) > BATCH_PASSES:
+            num_passes = 0
+            for *_, each in sorted(order, key=lambda entry: entry[:3]):
+                num_passes += each.ask.passes
+                if (batch and num_passes > BATCH_PASSES) or each.ask.passes > self._budget.left(now):
                     break
+                self._budget.spend(each.ask.passes, now)
+                self._had_a_turn[each.student] = now
                 batch.append(each)
                 self._waiting.remove(each)
             return batch

@@ -34,7 +34,7 @@ from swarm.extras.distill.messages import (
 )
 from swarm.extras.distill.spans import Spans
 from swarm.extras.distill.student import Learning, TaughtUpdater
-from swarm.extras.distill.teacher import MAX_WAITING_PER_STUDENT, Teaching
+from swarm.extras.distill.teacher import MAX_WAITING, MAX_WAITING_PER_STUDENT, Teaching
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.policy.loading import Policy
@@ -423,17 +423,59 @@ def test_a_long_text_is_not_asked_about_and_costs_more_passes(policy: Policy, ne
     assert len(learning._round) == 1 and teaching.counters() == {"refused": 1}
 
 
-def test_a_teacher_spends_what_its_owner_set(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+def _waiting_teaching(policy: Policy, net: Net, verifier: InlineVerifier, passes_per_min: float, clock=time.monotonic):
+    """A teacher, and a way to ask it whose answer is what waits."""
+    settings = TeachSettings(passes_per_min=passes_per_min)
+    teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, clock)
     question = verifier.draw(1, 0, 1)[0].ref
+
+    def ask(name: str, texts=PAIRS):
+        return teaching._admit(name, _request(net, STUDENT, question, texts))
+
+    return teaching, ask
+
+
+def test_a_teacher_spends_what_its_owner_set_and_never_more(policy: Policy, net: Net, verifier) -> None:
     now = 0.0
-    settings = TeachSettings(passes_per_min=8)
-    teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, lambda: now)
-    request = _request(net, STUDENT, question)
-    assert list(map(bool, _outcomes(teaching, net, [STUDENT] * 3, request))).count(True) == 2
-    assert not _outcomes(teaching, net, [STUDENT], request)[0]
-    now = 30.0
-    assert _outcomes(teaching, net, [STUDENT], request)[0]
-    assert teaching.counters() == {"taught": 3, "texts": 12, "busy": 2}
+    teaching, ask = _waiting_teaching(policy, net, verifier, 8, lambda: now)
+    half, much = (("x", True),) * 32, (("x", True),) * 65
+    assert ask("a", much) is None and teaching.counters() == {"refused": 1}
+    waiting = [ask("a", half) for _ in range(3)]
+    teaching.teach()
+    assert [each.answer is not None for each in waiting] == [True, True, False]
+    now = 61.0  # 8 passes more
+    small = ask("a", (("x", True),))
+    teaching.teach()
+    assert waiting[2].answer is None and small.answer is None, "whose turn it is waits until it can be paid"
+    now = 4 * 61.0
+    teaching.teach()
+    assert waiting[2].answer and small.answer is None
+    assert 0 <= teaching._budget.left(now) < 1
+
+
+def test_students_have_turns_whoever_asks_more(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    now = 0.0
+    teaching, ask = _waiting_teaching(policy, net, verifier, 4, lambda: now)
+    teaching._budget.spend(64, now)
+    for _ in range(MAX_WAITING_PER_STUDENT):
+        ask("greedy")
+    modest = ask("modest")
+    served = []
+    for minutes in (1.01, 2.02, 3.03):
+        now = minutes * 60
+        served += [each.student for each in teaching._next()]
+        modest = ask("modest") if modest not in teaching._waiting else modest
+    assert served == ["greedy", "modest", "greedy"]
+
+
+def test_who_fills_all_places_makes_room_for_others(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    teaching, ask = _waiting_teaching(policy, net, verifier, 1e6)
+    filled = [ask(name) for name in "abcd" for _ in range(MAX_WAITING_PER_STUDENT)]
+    assert len(teaching._waiting) == MAX_WAITING and ask("a") is None
+    for k in range(MAX_WAITING_PER_STUDENT - 2):
+        assert ask("e") is not None and len(teaching._waiting) == MAX_WAITING, k
+    assert ask("e") is None
+    assert filled[MAX_WAITING_PER_STUDENT - 1].answer == b"" and filled[0].answer is None
 
 
 def test_a_teacher_refuses_strangers_other_runs_and_what_it_cannot_read(policy, net, verifier) -> None:
