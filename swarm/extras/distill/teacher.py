@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 
-from swarm.errors import Refusal, SwarmError
+from swarm.errors import Refusal
 from swarm.extras.distill.messages import MAX_READ_CHARS, TEACH_PROTOCOL, Ask, open_ask, seal
 from swarm.extras.distill.spans import Decode, Spans, cuts, spans
 from swarm.lru import LruDict
@@ -88,7 +88,7 @@ class Teaching:
         transport.serve_stream(TEACH_PROTOCOL, self._serve)
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts: requests taught, refused and busy, texts read."""
+        """Cumulative counts: requests taught, refused, busy and failed, texts read."""
         with self._lock:
             return dict(self._counts)
 
@@ -98,8 +98,13 @@ class Teaching:
         while self._clock() < ends_at and (batch := self._next()):
             try:
                 self._answer(batch)
-            except SwarmError as error:
-                logger.debug("students were not answered: %s", error)
+            except Exception:  # one of them is to blame
+                for each in [each for each in batch if each.answer is None]:
+                    try:
+                        self._answer([each])
+                    except Exception:
+                        logger.warning("the student %s was not answered", each.student, exc_info=True)
+                        self._count("failed")
             for each in batch:
                 each.answer = each.answer or b""
 
@@ -185,7 +190,7 @@ class Teaching:
             return batch
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
-        """Raises `SwarmError`."""
+        """Raises what the verifier and the updater raise."""
         making = [self._verifier.begin(each.ask.question, ()) for each in batch]
         made = wait(making, MAX_QUESTION_S).done
         asked: list[tuple[_Waiting, GradedGroup]] = []
@@ -195,6 +200,7 @@ class Teaching:
             if group is not None and self._updater.fits(group):
                 asked.append((each, group))
             else:
+                each.answer = b""
                 self._count("refused")
         if not asked:
             return
@@ -205,7 +211,8 @@ class Teaching:
                 if turns:
                     ended = completion.finish_reason == "stop"
                     cut = cuts(self._decode, turns[0].ids, completion.text, ended)
-                opinions.append(spans(cut, turns[0].logprobs) if cut else NOTHING)
+                known = cut and all(map(math.isfinite, turns[0].logprobs))
+                opinions.append(spans(cut, turns[0].logprobs) if known else NOTHING)
             each.answer = seal(self._identity, each.request, self._updater.version, opinions)
             self._count("taught")
             self._count("texts", len(opinions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import random
 import threading
 import time
@@ -476,6 +477,33 @@ def test_who_fills_all_places_makes_room_for_others(policy: Policy, net: Net, ve
         assert ask("e") is not None and len(teaching._waiting) == MAX_WAITING, k
     assert ask("e") is None
     assert filled[MAX_WAITING_PER_STUDENT - 1].answer == b"" and filled[0].answer is None
+
+
+def test_a_request_that_fails_costs_no_other_its_answer(policy, net, verifier, monkeypatch, caplog) -> None:
+    teaching, ask = _waiting_teaching(policy, net, verifier, 1e6)
+    read = teaching._updater.read
+
+    def reading(groups: Sequence[GradedGroup]):
+        if any(each.text == "panic" for group in groups for each in group.group.completions):
+            raise RuntimeError("a tokenizer panicked")
+        return [
+            [
+                [turn._replace(logprobs=[-math.inf] * len(turn.logprobs)) for turn in turns]
+                if c.text == "inf"
+                else turns
+                for c, turns in zip(group.group.completions, found, strict=True)
+            ]
+            for group, found in zip(groups, read(groups), strict=True)
+        ]
+
+    monkeypatch.setattr(teaching._updater, "read", reading)
+    texts = (("panic", True),), (("inf", True), ("fine", True)), PAIRS
+    bad, infinite, good = (ask(name, each) for name, each in zip("abc", texts, strict=True))
+    teaching.teach()
+    assert bad.answer == b"" and good.answer
+    opinion = open_opinion(infinite.answer, infinite.request, texts[1], TEACHER.peer_id)
+    assert [bool(said.deltas) for said in opinion.said] == [False, True]
+    assert teaching.counters() == {"failed": 1, "taught": 2, "texts": 6} and "panicked" in caplog.text
 
 
 def test_a_teacher_refuses_strangers_other_runs_and_what_it_cannot_read(policy, net, verifier) -> None:
