@@ -39,6 +39,8 @@ MAX_WAIT_S = 300.0
 """After this a student has given up anyway."""
 MAX_QUESTION_S = 10.0
 """For the verifier to make a question again."""
+SLOW_S = 300.0
+"""For which a student whose question took longer is refused."""
 BATCH_PASSES = 64
 """Passes for texts that are read together."""
 NOTHING = Spans((), ())
@@ -81,6 +83,8 @@ class Teaching:
         """Passes; taken when a request has its turn."""
         self._had_a_turn = LruDict[str, float](MAX_STUDENTS)
         """When, by student."""
+        self._slow = LruDict[str, float](MAX_STUDENTS)
+        """When the verifier did not make a question again in time, by student."""
         self._lock = threading.Lock()
         """Of the budget, what waits, and the counts."""
         self._waiting: deque[_Waiting] = deque()
@@ -97,11 +101,11 @@ class Teaching:
         ends_at = self._clock() + self._settings.seconds_per_round
         while self._clock() < ends_at and (batch := self._next()):
             try:
-                self._answer(batch)
+                self._answer(batch, ends_at)
             except Exception:  # one of them is to blame
                 for each in [each for each in batch if each.answer is None]:
                     try:
-                        self._answer([each])
+                        self._answer([each], ends_at)
                     except Exception:
                         logger.warning("the student %s was not answered", each.student, exc_info=True)
                         self._count("failed")
@@ -132,7 +136,8 @@ class Teaching:
     def _admit(self, student: str, request: bytes) -> _Waiting | None:
         """The request, unless its student must not ask it, or there is no room for it. Raises `Refusal`."""
         manifest = self._transport.manifest()
-        if manifest is None or (self._settings.students and student not in self._settings.students):
+        is_slow = self._clock() < self._slow.get(student, -math.inf) + SLOW_S
+        if manifest is None or is_slow or (self._settings.students and student not in self._settings.students):
             self._count("refused")
             return None
         try:
@@ -189,10 +194,14 @@ class Teaching:
                 self._waiting.remove(each)
             return batch
 
-    def _answer(self, batch: Sequence[_Waiting]) -> None:
+    def _answer(self, batch: Sequence[_Waiting], ends_at: float) -> None:
         """Raises what the verifier and the updater raise."""
         making = [self._verifier.begin(each.ask.question, ()) for each in batch]
-        made = wait(making, MAX_QUESTION_S).done
+        limit_s = min(MAX_QUESTION_S, max(0.0, ends_at - self._clock()))
+        made = wait(making, limit_s).done
+        late = [each.student for each, future in zip(batch, making, strict=True) if future not in made]
+        if late and limit_s >= min(MAX_QUESTION_S, self._settings.seconds_per_round) / 2:
+            self._slow[late[0]] = self._clock()  # the others may have waited behind it
         asked: list[tuple[_Waiting, GradedGroup]] = []
         for each, future in zip(batch, making, strict=True):
             grade = future.result() if future in made else None

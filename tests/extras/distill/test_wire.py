@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from statistics import fmean
 
 import msgspec
@@ -504,6 +505,27 @@ def test_a_request_that_fails_costs_no_other_its_answer(policy, net, verifier, m
     opinion = open_opinion(infinite.answer, infinite.request, texts[1], TEACHER.peer_id)
     assert [bool(said.deltas) for said in opinion.said] == [False, True]
     assert teaching.counters() == {"failed": 1, "taught": 2, "texts": 6} and "panicked" in caplog.text
+
+
+def test_a_question_without_end_is_not_waited_for_twice(policy, net, verifier, monkeypatch) -> None:
+    now = 0.0
+    settings = TeachSettings(passes_per_min=1e6, seconds_per_round=0.05)
+    teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, lambda: now)
+    question = verifier.draw(1, 0, 1)[0].ref
+    endless = replace(question, seed=7)
+    begin = verifier.begin
+    monkeypatch.setattr(verifier, "begin", lambda ref, texts: Future() if ref == endless else begin(ref, texts))
+    slow, good = (
+        teaching._admit(name, _request(net, STUDENT, ref)) for name, ref in (("slow", endless), ("good", question))
+    )
+    began = time.monotonic()
+    teaching.teach()
+    assert time.monotonic() - began < 5
+    assert slow.answer == b"" and good.answer
+    for seconds, is_admitted in ((299.0, False), (300.0, True)):
+        now = seconds
+        assert (teaching._admit("slow", _request(net, STUDENT, question)) is not None) is is_admitted
+    assert teaching._admit("good", _request(net, STUDENT, question)) is not None
 
 
 def test_a_teacher_refuses_strangers_other_runs_and_what_it_cannot_read(policy, net, verifier) -> None:
