@@ -369,6 +369,7 @@ class PeerNode(RoleNode):
             self._transport,
             self._verifier,
             self.policy.decode,
+            self.policy.hides,
             self._ranks,
             self._ranks.sketcher,
             self._runtime.samples.keep,

@@ -30,12 +30,13 @@ class Distillation:
         transport: Transport,
         verifier: Verifier,
         decode: Decode,
+        hides: Callable[[Sequence[int]], bool],
         updater: Updater,
         sketcher: GradientSketcher,
         keep: KeepSample,
         count: Callable[[str, Callable[[], dict[str, int]]], None],
     ) -> None:
-        """`decode` is the policy's; `keep` and `count` are the runtime's."""
+        """`decode` and `hides` are the policy's; `keep` and `count` are the runtime's."""
         self.updater, self.sketcher = updater, sketcher
         """Those of the node, with what teachers say."""
         self._me = identity.peer_id
@@ -44,7 +45,7 @@ class Distillation:
         self._teaching: Teaching | None = None
         if teachers := [each for each in learn_from if each != self._me]:
             unshared = custom_tool_tasks(tasks)
-            self._learning = Learning(settings, teachers, transport, decode, updater.advantages, unshared)
+            self._learning = Learning(settings, teachers, transport, decode, hides, updater.advantages, unshared)
             worth = WorthEstimator(sketcher, 1, 1)
             self.updater = self.sketcher = TaughtUpdater(updater, sketcher, self._learning, worth)
             count("distill", self._learning.counters)

@@ -128,14 +128,16 @@ class Learning:
         teachers: Sequence[str],
         transport: Transport,
         decode: Decode,
+        hides: Callable[[Sequence[int]], bool],
         rewards_to_advantages: Callable[[Sequence[float]], list[float]],
         unshared: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`decode` is the policy's; tasks that are `unshared` go to no teacher either."""
+        """`decode` and `hides` are the policy's; tasks that are `unshared` go to no teacher either."""
         self._settings = settings
         self._transport = transport
         self._decode = decode
+        self._hides = hides
         self._advantages = rewards_to_advantages
         self._unshared = unshared
         self._clock = clock
@@ -155,10 +157,13 @@ class Learning:
             return dict(self._counts)
 
     def offer(self, graded: GradedGroup) -> None:
-        """One of this round's own groups; it may be asked about if its answers have one turn each."""
+        """One of this round's own groups; it may be asked about if its answers have one turn each and hide nothing."""
         completions = graded.group.completions
         readable = all(
-            not each.turns and each.forced is None and len(each.logprobs) == len(each.token_ids) > 0
+            not each.turns
+            and each.forced is None
+            and len(each.logprobs) == len(each.token_ids) > 0
+            and not self._hides(each.token_ids)
             for each in completions
         )
         fits = sum(len(each.text.encode()) for each in completions) < MOST_TEXT_BYTES and all(

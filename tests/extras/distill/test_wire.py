@@ -134,7 +134,7 @@ def _other_policy() -> Policy:
 
 def _learning(net: Net, policy: Policy, updater: PolicyUpdater, **settings: object) -> Learning:
     chosen = DistillSettings(**{"ask_twice": 0, "timeout_s": 10, "untested": 1, **settings})
-    return Learning(chosen, [TEACHER.peer_id], net.student, policy.decode, updater.advantages)
+    return Learning(chosen, [TEACHER.peer_id], net.student, policy.decode, policy.hides, updater.advantages)
 
 
 def _until(condition: Callable[[], object]) -> None:
@@ -360,7 +360,7 @@ def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, 
     net.liar(_honest)
     updater = _updater(policy)
     learning = Learning(
-        DistillSettings(), [TEACHER.peer_id], net.student, policy.decode, updater.advantages, {"secret"}
+        DistillSettings(), [TEACHER.peer_id], net.student, policy.decode, policy.hides, updater.advantages, {"secret"}
     )
     group = _group(policy, verifier)
     secret = replace(group, group=replace(group.group, question=replace(group.group.question, task="secret")))
@@ -372,6 +372,18 @@ def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, 
     assert {peer_id for peer_id, _ in net.asked} == {TEACHER.peer_id} and not heard
     assert group.prompt.encode() not in b"".join(request for _, request in net.asked)
     assert not stranger.drain()
+
+
+def test_what_hides_tokens_from_its_text_is_not_asked_about(policy: Policy, net: Net, verifier) -> None:
+    learning = _learning(net, policy, _updater(policy))
+    group = _group(policy, verifier)
+    first, *others = group.group.completions
+    end = policy.tokenizer.eos_token_id
+    hiding = replace(first, token_ids=(first.token_ids[0], end, *first.token_ids[1:]), logprobs=(-1.0, *first.logprobs))
+    learning.offer(replace(group, group=replace(group.group, completions=(hiding, *others))))
+    assert not learning._round
+    learning.offer(group)
+    assert learning._round == [group]
 
 
 def _request(net: Net, identity: Identity, question: object, texts=PAIRS, run_id: str = "") -> bytes:
