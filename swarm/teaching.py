@@ -39,4 +39,5 @@ class DistillSettings(Settings):
     timeout_s: float = Field(60.0, gt=0)
     """How long an answer may take; meanwhile training continues."""
     ask_twice: float = Field(0.1, ge=0, le=1)
-    """Fraction of questions that are asked a second time: a teacher whose answers differ is asked no more."""
+    """Fraction of questions that are asked a second time: a teacher whose answers differ three times is asked no
+    more."""

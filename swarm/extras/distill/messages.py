@@ -72,7 +72,7 @@ class Opinion(Struct, frozen=True, array_like=True):
     asked: Annotated[bytes, Meta(min_length=32, max_length=32)]
     """SHA-256 of the request."""
     version: Count
-    """Of the teacher's policy: its answers about one text are the same while it is."""
+    """Of the teacher's policy, for whoever reads the answers."""
     said: Annotated[tuple[Said, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
     """[G]; without spans where the teacher cannot read the text."""
 

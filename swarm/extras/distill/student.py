@@ -7,7 +7,7 @@
                  agreement with rewards            worth in own groups ──▶ weight of the teacher, 0: dropped
 
 A teacher's numbers cannot be recomputed without its model. What limits a lie: a token's advantage is bounded, an answer
-is signed for one request, a question asked twice must get one answer while the teacher's version is the same, and a
+is signed for one request, a question asked twice must get one answer, and a
 teacher counts in so far as it prefers what this node's verifier rewards. That is measured on the node's own groups with
 signal: the correlation, over a group's completions, of the rewards' advantages with the teacher's, which is the inner
 product of the two policy gradients if those of different completions are orthogonal; and with the teacher's own
@@ -69,9 +69,13 @@ FRESH_ROUNDS = 12
 nothing is rewarded any more."""
 PROBE = 0.125
 """Fraction of the questions that a teacher is still asked which prefers what is not rewarded: it may improve."""
-SAME_NATS, OTHER_VERSION_NATS = 0.5, 3.0
-"""Mean difference of a span in two answers about one text above which one is false: of one version of the teacher's
-policy, which differs by kernels and rounding, and of two."""
+RECENT_GROUPS = 24
+"""Of which the mean agreement must be above 0 too, or a teacher could live on its past."""
+SAME_NATS = 0.5
+"""Mean difference of a span in two answers about one text above which they contradict each other: kernels, rounding and
+an update between them make less."""
+MOST_CONTRADICTIONS = 3
+"""With the third one a teacher is dropped."""
 
 
 @dataclass(eq=False)
@@ -81,6 +85,7 @@ class _Teacher:
     failures: int = 0
     """In a row."""
     rests_until: float = 0.0
+    contradictions: int = 0
     is_dropped: bool = False
     """It contradicts itself, or what it says lowers the reward."""
     agreement: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GROUPS))
@@ -104,7 +109,8 @@ class _Teacher:
             return 0.0
         if self.score is None:
             return untested
-        return float(self.score > CLEAR and round - self.judged_at <= FRESH_ROUNDS)
+        recent = fmean(list(self.agreement)[-RECENT_GROUPS:])
+        return float(self.score > CLEAR and recent > 0 and round - self.judged_at <= FRESH_ROUNDS)
 
     @property
     def is_bad(self) -> bool:
@@ -245,7 +251,9 @@ class Learning:
             outcome = "busy" if opinion is None else "answered"
             if opinion is not None and random.random() < self._settings.ask_twice:
                 again = self._answer(teacher, graded)
-                if again is not None and not agree(opinion, again):
+                if again is None:
+                    outcome = "busy"
+                elif not agree(opinion, again):
                     outcome = "contradicted"
             if opinion is not None and outcome == "answered":
                 self._arrived.append(_Answered(teacher, graded, opinion))
@@ -262,8 +270,10 @@ class Learning:
             self._counts[outcome] += 1
             teacher.in_flight -= 1
             if outcome == "contradicted":
-                teacher.is_dropped = True
-                logger.warning("the teacher %s contradicts itself: it is asked no more", teacher.peer_id)
+                teacher.contradictions += 1
+                if teacher.contradictions >= MOST_CONTRADICTIONS:
+                    teacher.is_dropped = True
+                    logger.warning("the teacher %s contradicts itself: it is asked no more", teacher.peer_id)
             teacher.failures = 0 if outcome == "answered" else min(16, teacher.failures + 1)
             if teacher.failures:
                 teacher.rests_until = self._clock() + min(LONGEST_REST_S, 0.5 * 2.0**teacher.failures)
@@ -312,13 +322,12 @@ class Learning:
 
 
 def agree(first: Opinion, second: Opinion) -> bool:
-    """Whether two answers about the same texts can both be true."""
-    same = first.version == second.version
+    """Whether two answers about the same texts can both be true, whatever versions they name."""
     for ours, theirs in zip(map(spans_of, first.said), map(spans_of, second.said), strict=True):
         if list(ours.ends) != list(theirs.ends):
             return False
         apart = [abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]
-        if apart and fmean(apart) > (SAME_NATS if same else OTHER_VERSION_NATS):
+        if apart and fmean(apart) > SAME_NATS:
             return False
     return True
 

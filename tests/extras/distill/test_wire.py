@@ -293,13 +293,44 @@ def test_an_answer_that_is_huge_slow_or_withheld_stops_nothing(policy: Policy, n
 
 
 def test_a_teacher_that_contradicts_itself_is_asked_no_more(policy: Policy, net: Net, verifier) -> None:
+    """Whatever version it says it has: with the third contradiction it is dropped."""
     answers = iter(range(1, 100))
-    net.liar(lambda request, ask: seal(TEACHER, request, 0, [_spans(t, -float(next(answers))) for t, _ in ask.texts]))
+
+    def say(request: bytes, ask: Ask) -> bytes:
+        number = next(answers)
+        return seal(TEACHER, request, number, [_spans(text, -float(number)) for text, _ in ask.texts])
+
+    net.liar(say)
+    learning = _learning(net, policy, _updater(policy), ask_twice=1)
+    teacher = learning.teachers[TEACHER.peer_id]
+    for k in (1, 2, 3):
+        assert not teacher.is_dropped
+        learning.offer(_group(policy, verifier))
+        learning.ask()
+        assert _over(learning, k) == {"asked": k, "contradicted": k}
+        assert learning.taught(0)[0] == []
+        teacher.rests_until = 0.0
+    assert teacher.is_dropped
+
+
+def test_an_answer_that_is_not_given_again_does_not_count(policy: Policy, net: Net, verifier) -> None:
+    answers = iter([True, False])
+    net.liar(lambda request, ask: _honest(request, ask) if next(answers) else b"")
     learning = _learning(net, policy, _updater(policy), ask_twice=1)
     learning.offer(_group(policy, verifier))
     learning.ask()
-    assert _over(learning) == {"asked": 1, "contradicted": 1}
-    assert learning.teachers[TEACHER.peer_id].is_dropped and learning.taught(0)[0] == []
+    assert _over(learning) == {"asked": 1, "busy": 1}
+    assert learning.taught(0)[0] == []
+
+
+def test_a_teacher_does_not_live_on_its_past(policy: Policy, net: Net) -> None:
+    teacher = _learning(net, policy, _updater(policy)).teachers[TEACHER.peer_id]
+    for _ in range(200):
+        teacher.note(1.0, 0)
+    assert teacher.trust(0.0, 0) == 1
+    for _ in range(student.RECENT_GROUPS):
+        teacher.note(-0.1, 0)
+    assert teacher.score > student.CLEAR and teacher.trust(0.0, 0) == 0
 
 
 def test_a_late_answer_is_dropped(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
