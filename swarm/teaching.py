@@ -36,7 +36,7 @@ class DistillSettings(Settings):
     """Own groups a round that teachers are asked about, chosen at random."""
     max_staleness: int = Field(8, ge=0)
     """Updates since a group was sampled beyond which a teacher's answer comes too late."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(300.0, gt=0)
     """How long an answer may take; meanwhile training continues."""
     ask_twice: float = Field(0.1, ge=0, le=1)
     """Fraction of questions that are asked a second time: a teacher whose answers differ three times is asked no

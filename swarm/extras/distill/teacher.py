@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING, MAX_WAITING_PER_STUDENT = 32, 8
 MAX_STUDENTS = 256
 """Remembered."""
-MAX_WAIT_S = 300.0
-"""After this a student has given up anyway."""
+MAX_WAIT_S = 3_600.0
+"""A student waits as long as it likes, which its place bounds; this is for one whose end is not noticed."""
 MAX_QUESTION_S = 10.0
 """For the verifier to make a question again."""
 SLOW_S = 300.0
@@ -89,6 +89,7 @@ class Teaching:
         """Of the budget, what waits, and the counts."""
         self._waiting: deque[_Waiting] = deque()
         self._counts: Counter[str] = Counter()
+        self._is_closed = False
         transport.serve_stream(TEACH_PROTOCOL, self._serve)
 
     def counters(self) -> dict[str, int]:
@@ -113,8 +114,9 @@ class Teaching:
                 each.answer = each.answer or b""
 
     def close(self) -> None:
-        """Leave what waits."""
+        """Leave what waits, and admit no more."""
         with self._lock:
+            self._is_closed = True
             for each in self._waiting:
                 each.answer = b""
             self._waiting.clear()
@@ -149,6 +151,8 @@ class Teaching:
             self._count("refused")
             return None
         with self._lock:
+            if self._is_closed:
+                return None
             if not self._has_room(student):
                 self._counts["busy"] += 1
                 return None

@@ -598,3 +598,15 @@ def test_a_teacher_that_leaves_answers_nothing(policy: Policy, net: Net, verifie
     teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
     teaching.teach = teaching.close  # type: ignore[method-assign]
     assert _outcomes(teaching, net, [STUDENT], _request(net, STUDENT, question)) == [b""]
+    assert net.student.request(TEACHER.peer_id, TEACH_PROTOCOL, _request(net, STUDENT, question), 1) == b""
+
+
+def test_a_student_waits_as_long_as_it_likes(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    now = 0.0
+    teaching, _ = _waiting_teaching(policy, net, verifier, 1e6, lambda: now)
+    serving = teaching._serve("a", _request(net, STUDENT, verifier.draw(1, 0, 1)[0].ref))
+    assert next(serving) is None
+    now = 3_000.0
+    assert next(serving) is None
+    teaching.teach()
+    assert next(serving)
