@@ -28,7 +28,7 @@ class DistillSettings(Settings):
     bound: float = Field(2.0, gt=0)
     """Nats beyond which a difference counts as this much: the most that a false claim can do to a token."""
     half_life: float | None = Field(None, gt=0)
-    """Updates after which `weight` is half; default: it stays."""
+    """Updates after which `weight` is half; below 1% of it no teacher is asked any more. Default: it stays."""
     untested: float = Field(0.0, ge=0, le=1)
     """Part of the weight that a teacher has before it is judged, which takes six groups with signal. Until then such
     groups alone are asked about. 1 for a teacher of your own, where rewards are rare at first."""

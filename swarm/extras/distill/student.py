@@ -67,6 +67,8 @@ CLEAR = 3.0
 FRESH_ROUNDS = 12
 """Rounds without a group that says something about a teacher, after which it is not trusted: what it teaches may be why
 nothing is rewarded any more."""
+FADED = 0.01
+"""Part of the weight (`half_life`) below which no teacher is asked and nothing is learned."""
 PROBE = 0.125
 """Fraction of the questions that a teacher is still asked which prefers what is not rewarded: it may improve."""
 RECENT_GROUPS = 24
@@ -152,6 +154,8 @@ class Learning:
         self._round: list[GradedGroup] = []
         """Own groups of this round that can be asked about."""
         self._num_rounds = 0
+        self._decay = 1.0
+        """Part of the weight that is left."""
         self._arrived: deque[_Answered] = deque()
         self._lock = threading.Lock()
         """Of teachers and counts."""
@@ -182,6 +186,8 @@ class Learning:
         """Ask about some groups of this round, and forget the others."""
         groups, self._round = self._round, []
         self._num_rounds += 1
+        if self._decay < FADED:
+            return
         self._chance.shuffle(groups)
         if not any(self._trust(each) for each in self.teachers.values()):
             groups = [graded for graded in groups if has_signal(graded.rewards)]  # the others judge nobody
@@ -195,7 +201,8 @@ class Learning:
     def taught(self, version: int) -> tuple[list[GradedGroup], list[str], dict[str, float]]:
         """The groups that teachers have answered about, with a teacher's advantages and no others; their teachers; and
         figures. `version` is that of the policy."""
-        decay = 0.5 ** (version / self._settings.half_life) if self._settings.half_life else 1.0
+        if self._settings.half_life:
+            self._decay = 0.5 ** (version / self._settings.half_life)
         groups, teachers, found, missed = [], [], [], 0
         while self._arrived:
             answered = self._arrived.popleft()
@@ -207,8 +214,8 @@ class Learning:
             known = [value for tokens in each for value in tokens if value is not None]
             missed += sum(map(len, each)) - len(known)
             found += known
-            if known and (trust := self._trust(answered.teacher)) > 0:
-                weight = self._settings.weight * decay * trust
+            if known and self._decay >= FADED and (trust := self._trust(answered.teacher)) > 0:
+                weight = self._settings.weight * self._decay * trust
                 added = [advantages(tokens, weight, self._settings.bound) for tokens in each]
                 groups.append(_without_rewards(answered.group, added))
                 teachers.append(answered.teacher.peer_id)

@@ -344,6 +344,19 @@ def test_a_late_answer_is_dropped(policy: Policy, net: Net, verifier: InlineVeri
     assert learning.counters()["stale"] == 1
 
 
+def test_a_weight_that_has_faded_asks_and_adds_nothing(policy: Policy, net: Net, verifier) -> None:
+    net.liar(_honest)
+    learning = _learning(net, policy, _updater(policy), half_life=1, max_staleness=99)
+    for version, groups in ((6, 1), (7, 0)):
+        learning.offer(_group(policy, verifier))
+        learning.ask()
+        _until(lambda: learning._arrived)
+        assert len(learning.taught(version)[0]) == groups
+    learning.offer(_group(policy, verifier))
+    learning.ask()
+    assert learning.counters()["asked"] == 2
+
+
 @pytest.mark.parametrize("lie", ["right", "inverted", "random", "noise"])
 def test_a_teacher_counts_as_far_as_it_prefers_what_is_rewarded(lie: str, policy, net, verifier) -> None:
     """Before it is judged it teaches nothing, unless its student says otherwise; of those that lie, nobody does."""
