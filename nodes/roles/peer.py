@@ -67,6 +67,8 @@ class Distillation(Protocol):
     sketcher: GradientSketcher
     """Those of the node, with what teachers say."""
     keep: KeepSample
+    notes: Sequence[str]
+    """Lines for the start."""
 
     def between_rounds(self) -> None:
         """Ask about the round's groups, and answer students."""
@@ -183,6 +185,8 @@ class PeerNode(RoleNode):
             self._begun = True
             self._runtime.begin(self.role, self._checkpoints.resumed_from)
             self.note(str(self._ranks.choice), self._ranks.choice.level)
+            for line in self._distillation.notes if self._distillation else ():
+                self.note(line)
             if (path := self._config.pool.recorded) is not None:
                 per_round = self._config.pool.recorded_per_round
                 self._recorded = extra("recorded.author").RecordedAuthor.of(path, per_round, self.note)

@@ -355,8 +355,9 @@ class TaughtUpdater:
         self._learning = learning
         self._worth = worth
         self._num_own = self._num_others = 0
+        """Groups in the last update."""
         self._teachers: list[str] = []
-        """Of the groups in the last update between so many own ones and so many of others."""
+        """Of the groups between them."""
 
     @property
     def version(self) -> int:
@@ -388,7 +389,7 @@ class TaughtUpdater:
         groups, self._teachers, figures = self._learning.taught(self._inner.version)
         self._num_own, self._num_others = len(local), len(external)
         report = self._inner.update([*local, *groups], external)
-        worth = {f"distill/worth/{peer_id[-4:]}": each.value for peer_id, each in measured.items()}
+        worth = {f"distill/worth/{peer_id[-8:]}": each.value for peer_id, each in measured.items()}
         return replace(report, figures={**report.figures, **figures, **worth})
 
     @property

@@ -151,7 +151,6 @@ def _over(learning: Learning, count: int = 1) -> dict[str, int]:
 
 
 def _spans(text: str, each: float = -1.0) -> Spans:
-    ends = [*range(1, len(text.encode()) + 1)]
     ends = [len(text[: k + 1].encode()) for k in range(len(text))]
     return Spans([*ends, ends[-1] + 1], [each] * (len(ends) + 1))
 
