@@ -30,8 +30,8 @@ class DistillSettings(Settings):
     half_life: float | None = Field(None, gt=0)
     """Updates after which `weight` is half; below 1% of it no teacher is asked any more. Default: it stays."""
     untested: float = Field(0.0, ge=0, le=1)
-    """Part of the weight that a teacher has before it is judged, which takes six groups with signal. Until then such
-    groups alone are asked about. 1 for a teacher of your own, where rewards are rare at first."""
+    """Part of the weight that a teacher has until it is judged, which takes six groups with signal, however long they
+    take; at 0 such groups alone are asked about until then. 1 for a teacher of your own, where rewards are rare."""
     groups: int = Field(8, ge=1)
     """Own groups a round that teachers are asked about, chosen at random."""
     max_staleness: int = Field(8, ge=0)
