@@ -86,7 +86,7 @@ class Teaching:
         self._slow = LruDict[str, float](MAX_STUDENTS)
         """When the verifier did not make a question again in time, by student."""
         self._lock = threading.Lock()
-        """Of the budget, what waits, and the counts."""
+        """Of the budget, what is remembered of students, what waits, and the counts."""
         self._waiting: deque[_Waiting] = deque()
         self._counts: Counter[str] = Counter()
         self._is_closed = False
@@ -138,8 +138,7 @@ class Teaching:
     def _admit(self, student: str, request: bytes) -> _Waiting | None:
         """The request, unless its student must not ask it, or there is no room for it. Raises `Refusal`."""
         manifest = self._transport.manifest()
-        is_slow = self._clock() < self._slow.get(student, -math.inf) + SLOW_S
-        if manifest is None or is_slow or (self._settings.students and student not in self._settings.students):
+        if manifest is None or (self._settings.students and student not in self._settings.students):
             self._count("refused")
             return None
         try:
@@ -151,12 +150,14 @@ class Teaching:
             self._count("refused")
             return None
         with self._lock:
-            if self._is_closed:
+            now = self._clock()
+            if self._is_closed or now < self._slow.get(student, -math.inf) + SLOW_S:
+                self._counts["refused"] += 1
                 return None
             if not self._has_room(student):
                 self._counts["busy"] += 1
                 return None
-            waiting = _Waiting(student, request, ask, self._clock())
+            waiting = _Waiting(student, request, ask, now)
             self._waiting.append(waiting)
             return waiting
 
@@ -205,7 +206,8 @@ class Teaching:
         made = wait(making, limit_s).done
         late = [each.student for each, future in zip(batch, making, strict=True) if future not in made]
         if late and limit_s >= min(MAX_QUESTION_S, self._settings.seconds_per_round) / 2:
-            self._slow[late[0]] = self._clock()  # the others may have waited behind it
+            with self._lock:
+                self._slow[late[0]] = self._clock()  # the others may have waited behind it
         asked: list[tuple[_Waiting, GradedGroup]] = []
         for each, future in zip(batch, making, strict=True):
             grade = future.result() if future in made else None
