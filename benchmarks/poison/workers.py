@@ -5,6 +5,7 @@ The real roles, each worker in a thread, on the memory transport; as many steps 
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections import Counter
@@ -47,7 +48,7 @@ class Turns:
     def __init__(self, num_workers: int) -> None:
         """No step has been made."""
         self._steps = 0
-        self._taken = [0] * num_workers
+        self._taken: list[float] = [0] * num_workers
         self._is_taken = self._ended = False
         self._changed = threading.Condition()
 
@@ -66,6 +67,12 @@ class Turns:
     def ended(self) -> bool:
         """Whether `end` was called."""
         return self._ended
+
+    def leave(self, worker: int) -> None:
+        """Nobody waits for this one any more."""
+        with self._changed:
+            self._taken[worker] = math.inf
+            self._changed.notify_all()
 
     @contextmanager
     def turn(self, worker: int) -> Iterator[None]:
@@ -188,14 +195,17 @@ def simulate(plan: Plan, attack: WorkerAttack | None, seed: int, console: Consol
 
 
 def _work(number: int, node: WorkerNode, attack: WorkerAttack | None, seed: int, turns: Turns) -> None:
-    with suppress(Interrupted):
-        node.begin()
-        if attack is not None:
-            mark(node, attack.marker, attack.part, attack.chosen, seed)
-        while not turns.ended():
-            with turns.turn(number):
-                node.step()
-    node.end("interrupted")
+    try:
+        with suppress(Interrupted):
+            node.begin()
+            if attack is not None:
+                mark(node, attack.marker, attack.part, attack.chosen, seed)
+            while not turns.ended():
+                with turns.turn(number):
+                    node.step()
+        node.end("interrupted")
+    finally:
+        turns.leave(number)
 
 
 def _end(threads: list[threading.Thread], turns: Turns) -> None:

@@ -68,6 +68,11 @@ class Recipe(Struct, frozen=True):
         return found
 
     @property
+    def command(self) -> str:
+        """The subcommand that its node is started with."""
+        return "learn" if "learner" in self.values else "join"
+
+    @property
     def model(self) -> str:
         """Its model."""
         policy = self.values.get("policy")
@@ -263,7 +268,7 @@ def in_yaml(fields: Sequence[Field], machine: str, date: str, file: Path, recipe
     """The whole file: these fields, in or above those of a recipe."""
     head = [
         f"# Written by `swarm init` on {date} for {machine}.",
-        f"# Start the node:            swarm join {file}",
+        f"# Start the node:            swarm {recipe.command if recipe else 'join'} {file}",
         f"# Check this file:           swarm config check {file}",
         f"# All fields and defaults:   swarm config show {file}, and docs/configuration.md",
         "# Tasks, group size and mix are the run's, unless you set them here.",
@@ -333,7 +338,8 @@ def init(file: Path, given: Given, console: Console) -> None:
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}; name another file") from error
     chosen = with_settings(config, changes)
-    console.print(Text(f"wrote {file}; start it with: ").append(f"swarm join {file}", "bold"), soft_wrap=True)
+    start = f"swarm {recipe.command if recipe else 'join'} {file}"
+    console.print(Text(f"wrote {file}; start it with: ").append(start, "bold"), soft_wrap=True)
     costs = Table.grid(padding=(0, 2))
     costs.add_row("memory", Text(unknown or memory_in_words(found, changes)))
     costs.add_row("bandwidth", Text(bandwidth(chosen)))

@@ -46,8 +46,11 @@ SPEED_ROUNDS = 10
 class Recorded(Protocol):
     """Groups of a file that join those received."""
 
-    def of_round(self, number: int) -> Sequence[RolloutGroup]:
-        """Those that join in this round, from 0."""
+    num_joined: int
+    """Those that have joined."""
+
+    def take(self) -> Sequence[RolloutGroup]:
+        """Those that join in one more round."""
 
 
 class Adoption(Protocol):
@@ -133,6 +136,8 @@ class PeerNode(RoleNode):
         """Supervised steps taken."""
         self._begun = False
         self._recorded: Recorded | None = None
+        self._num_joined: dict[str, int] = {}
+        """Recorded groups that had joined at the last checkpoint, by file."""
         self._roster_at = -math.inf
         self._speed: float | None = None
         self._processor = ProcessorTime()
@@ -155,7 +160,7 @@ class PeerNode(RoleNode):
         if (state := self._checkpoints.resume(found, self._node.external.pool, self._node.ledger)) is not None:
             self._node.round, self._node.position = state.round, state.position
             self._tokens = state.tokens_generated
-            self._imitated = state.imitated
+            self._imitated, self._num_joined = state.imitated, dict(state.recorded)
             self._node.curriculum.restore(state.curriculum)
             if state.mix is not None:
                 self._node.external.mixer.restore(state.mix)
@@ -188,8 +193,8 @@ class PeerNode(RoleNode):
             for line in self._distillation.notes if self._distillation else ():
                 self.note(line)
             if (path := self._config.pool.recorded) is not None:
-                per_round = self._config.pool.recorded_per_round
-                self._recorded = extra("recorded.author").RecordedAuthor.of(path, per_round, self.note)
+                per_round, before = self._config.pool.recorded_per_round, self._num_joined.get(str(path), 0)
+                self._recorded = extra("recorded.author").RecordedAuthor.of(path, per_round, before, self.note)
             if self._worth is not None and self._worth.refusal is not None:
                 self.note(f"what others' groups do for this node is not measured: {self._worth.refusal}")
         self._pausing.wait()
@@ -206,7 +211,7 @@ class PeerNode(RoleNode):
         """One round, due evaluations and checkpoints, and a comparison with the learner that it follows, if any."""
         self._runtime.samples.begin(self._node.round + 1)
         if self._recorded is not None:
-            self._runtime.exchange.join(self._recorded.of_round(self._node.round))
+            self._runtime.exchange.join(self._recorded.take())
         before = self._processor.seconds()
         report = self._node.run_round()
         if self._distillation is not None:
@@ -232,7 +237,9 @@ class PeerNode(RoleNode):
 
     def save(self) -> None:
         """Write a checkpoint of the finished rounds, unless it exists."""
-        node = self._node
+        node, path = self._node, self._config.pool.recorded
+        if self._recorded is not None:
+            self._num_joined = {str(path): self._recorded.num_joined}
         self._checkpoints.save(
             node.round,
             node.external.pool,
@@ -243,6 +250,7 @@ class PeerNode(RoleNode):
             mix=node.external.mixer.dump(),
             corroboration=node.external.corroboration.dump(),
             imitated=self._imitated,
+            recorded=self._num_joined,
         )
 
     def end(self, reason: EndReason) -> None:

@@ -438,6 +438,7 @@ class Checkpoints:
         corroboration: CorroborationState | None = None,
         workers: Mapping[str, CorroborationState] = MappingProxyType({}),
         imitated: int = 0,
+        recorded: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Write a checkpoint of the finished rounds, unless it exists. Those by name: see `TrainingState`."""
         if self._saved_round == round:
@@ -463,6 +464,7 @@ class Checkpoints:
             corroboration=corroboration,
             workers=dict(workers),
             imitated=imitated,
+            recorded=dict(recorded),
         )
         config = self._runtime.config.model_dump_json(indent=1)
         path = self._ranks.save(self._store, state, config, well=self._watch.well)

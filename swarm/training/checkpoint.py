@@ -86,6 +86,8 @@ class TrainingState(Struct):
     """What a learner knows of the pushes of its workers' groups, by what they count as."""
     imitated: int = 0
     """Supervised steps that a peer took before its first round."""
+    recorded: dict[str, int] = {}
+    """Groups of a file (`pool.recorded`) that have joined a peer's rounds, by its path."""
 
 
 class Earlier(Struct, frozen=True):

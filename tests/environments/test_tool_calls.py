@@ -19,7 +19,7 @@ from swarm.environments.specs import from_specs, left_out, to_specs, why_left_ou
 from swarm.environments.task import PythonTask
 from swarm.environments.tools.base import MAX_ERROR_CHARS, UNKNOWN
 from swarm.environments.tools.custom import with_custom_tools
-from swarm.environments.tools.schema import check_schema, only_text, problem_with
+from swarm.environments.tools.schema import check_schema, only_text, problem_with, with_texts
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.environments.verification.messages import Draw, Drawn, in_order
 from swarm.environments.verification.pool import VerificationPool
@@ -147,6 +147,13 @@ def test_a_tool_that_takes_a_text_gets_a_number_as_one(
 ) -> None:
     """Qwen3-Coder and GLM write both alike."""
     assert observed(verifier, question, call("calculator", {"expression": given})) == (Text(result, "calculator"),)
+
+
+def test_a_value_of_no_other_allowed_type_is_a_text() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": ["string", "null"]}, "b": {"type": ["string", "number"]}}}
+    given = {"a": 7, "b": 7, "c": 7}
+    assert with_texts(given, schema) == {"a": "7", "b": 7, "c": 7}
+    assert with_texts({"a": None, "b": None}, schema) == {"a": None, "b": None}
 
 
 def test_a_bad_call_ends_no_episode(verifier: Verifier, question: Question) -> None:

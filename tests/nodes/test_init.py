@@ -148,6 +148,8 @@ def test_every_recipe_says_what_it_is_and_is_written_whole(tmp_path: Path) -> No
         text = in_yaml(fields_of(answers, ()), "a machine", "2026-01-01", Path("mine.yaml"), recipe)
         kept = {"version": 1, "out": "runs/peer", "policy": {"model": recipe.model}}
         assert yaml.safe_load(text) == overlay(kept, recipe.values) and text.endswith("\n"), name
+        command = "learn" if name in ("math", "aime") else "join"
+        assert f"# Start the node:            swarm {command} mine.yaml" in text, name
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:

@@ -190,6 +190,10 @@ def _error(problem: str, name: str) -> Text:
     return Text(f"error: {problem}"[:MAX_ERROR_CHARS], name)
 
 
+RULES = "2"
+"""How calls are read and answered, whatever the tool: members of two numbers do not use each other's episodes."""
+
+
 class ToolSource:
     """A source's questions with tools. Their references also name the tools, so that members use the same ones."""
 
@@ -199,7 +203,7 @@ class ToolSource:
         self._source = source
         self._tools = tools
         self._max_turns = max_turns
-        self._digest = digest("tools", *tools.version, max_turns)
+        self._digest = digest("tools", RULES, *tools.version, max_turns)
 
     @property
     def num_held_out(self) -> int | None:

@@ -97,15 +97,18 @@ def _check(schema: JsonValue | Schema, where: str, depth: int) -> None:
 
 
 def with_texts(arguments: dict[str, JsonValue], schema: Schema) -> dict[str, JsonValue]:
-    """Arguments with the JSON of a value where a text is wanted: some models write both alike."""
+    """Arguments with the JSON of a value where only a text can be meant: some models write both alike."""
     properties = schema.get("properties")
     parts = properties if isinstance(properties, dict) else {}
-    return {
-        name: json.dumps(value, ensure_ascii=False)
-        if not isinstance(value, str) and isinstance(part := parts.get(name), dict) and part.get("type") == "string"
-        else value
-        for name, value in arguments.items()
-    }
+    return {name: _as_wanted(value, parts.get(name)) for name, value in arguments.items()}
+
+
+def _as_wanted(value: JsonValue, part: JsonValue) -> JsonValue:
+    if not isinstance(part, dict):
+        return value
+    kinds = _types(part)
+    is_text = value is not None and "string" in kinds and not any(TYPES[kind](value) for kind in kinds)
+    return json.dumps(value, ensure_ascii=False) if is_text else value
 
 
 def problem_with(arguments: JsonValue, schema: Schema) -> str | None:

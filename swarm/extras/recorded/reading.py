@@ -31,7 +31,11 @@ MAX_TEXT_CHARS = 2**20
 MAX_DEMONSTRATIONS = 2**20
 """Further ones are not read."""
 MAX_GROUPS = 2**14
-"""Nor are further groups."""
+MAX_GROUPS_CHARS = 2**28
+"""Nor are further groups, beyond this number or so many characters in all."""
+MAX_REASONS = 16
+MAX_LINE_READ = 2**30
+"""Bytes of a line that are looked at for its end."""
 
 
 class Found(Struct, frozen=True):
@@ -69,19 +73,25 @@ def read(path: Path, min_reward: float) -> Found:
 
 
 def read_groups(path: Path) -> tuple[list[RolloutGroup], int, list[str]]:
-    """The groups with signal among the samples of a file or a node's directory, the number of rows, and why other rows
-    are left out. Raises `OSError`, `ValueError`."""
+    """The groups with signal among the samples of a file or a node's directory, the number of rows, and why the first
+    of the others are left out. Raises `OSError`, `ValueError`."""
     found: list[RolloutGroup] = []
-    left_out: list[str] = []
-    number = 0
-    for number, row in enumerate(_rows(path), 1):
-        if len(found) == MAX_GROUPS:
-            break
+    why: list[str] = []
+    number = num_chars = 0
+    for number, row in enumerate(islice(_rows(path), MAX_DEMONSTRATIONS), 1):
         try:
-            found.append(_group(_sample(_columns(row))))
+            group = _group(_sample(_columns(row)))
+            num_chars += sum(len(each.text) for each in group.completions)
+            if len(found) == MAX_GROUPS or num_chars > MAX_GROUPS_CHARS:
+                why.append(
+                    f"rows from {number} on: a file may have {MAX_GROUPS} groups and {MAX_GROUPS_CHARS} characters"
+                )
+                break
+            found.append(group)
         except MalformedRow as error:
-            left_out.append(f"row {number}: {error}")
-    return found, number, left_out
+            if len(why) < MAX_REASONS:
+                why.append(f"row {number}: {error}")
+    return found, number, why
 
 
 def _rows(path: Path) -> Iterator[object]:
@@ -103,8 +113,12 @@ def _rows(path: Path) -> Iterator[object]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 if line.strip():
                     yield line
+                num_bytes = len(line)
                 while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
                     line = file.readline(MAX_LINE_BYTES + 1)
+                    num_bytes += len(line)
+                    if num_bytes > MAX_LINE_READ:
+                        raise ValueError(f"a line has no end within {MAX_LINE_READ} bytes")
 
 
 def _columns(row: object) -> Mapping[str, object]:
@@ -209,15 +223,16 @@ def _group(sample: SampleRecord) -> RolloutGroup:
     """The group of a sample. Raises `MalformedRow`."""
     if sample.ref is None:
         raise MalformedRow("it does not say which question it is, as samples of earlier versions do not")
+    if sample.outcome == "refused":
+        raise MalformedRow(f"it was refused as {sample.reason or 'unusable'} where it was recorded")
     texts = [_said(each) for each in sample.completions]
-    rewards = [each.claimed if each.reward is None else each.reward for each in sample.completions]
     completions = tuple(
         Completion(text, each.finish_reason)  # type: ignore[arg-type]  # as all of it, it is checked when it joins
         for text, each in zip(texts, sample.completions, strict=True)
         if text is not None
     )
-    known = tuple(reward for reward in rewards if reward is not None)
-    if len(completions) < len(texts) or len(known) < len(texts):
+    known = tuple(each.reward for each in sample.completions if each.reward is not None)
+    if not len(completions) == len(known) == sample.num_completions:
         raise MalformedRow("its completions must be graded, of one turn, and kept whole")
     if not has_signal(known):
         raise MalformedRow("all its completions have the same reward")

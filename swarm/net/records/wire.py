@@ -200,7 +200,10 @@ def open_group(signed: SignedRecord, limits: Limits) -> VerifiedGroup:
 
 def unsigned_group(group: RolloutGroup, limits: Limits) -> VerifiedGroup:
     """A group that came by no network, checked like one that did. Raises `Refusal`."""
-    content = msgspec.msgpack.encode(group)
+    try:
+        content = msgspec.msgpack.encode(group)
+    except OverflowError as error:  # a number of more than 64 bits
+        raise Refusal(Reason.MALFORMED, str(error)) from error
     _check_limits(decode(content, RolloutGroup), limits)
     return VerifiedGroup(_content_id(content), group, b"")
 

@@ -13,6 +13,7 @@ from nodes.roles.peer import PeerNode
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
+from swarm.extras.recorded import reading
 from swarm.extras.recorded.author import RecordedAuthor
 from swarm.extras.recorded.reading import read_groups
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -78,13 +79,46 @@ def test_a_file_without_groups_is_refused_in_a_sentence(tmp_path: Path) -> None:
     recorded(tmp_path, with_texts("7", "7", "7", rewards=(1.0, 1.0, 1.0)))
     for path, words in ((tmp_path, "no group to learn from"), (tmp_path / "nowhere", "cannot read")):
         with pytest.raises(ConfigError, match=f"pool.recorded: .*{words}"):
-            RecordedAuthor.of(path, 1, lambda text, level: None)
+            RecordedAuthor.of(path, 1, 0, lambda text, level: None)
 
 
-def test_each_group_joins_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_each_group_joins_once_in_the_order_of_the_file() -> None:
     groups = [replace(graded("me").group, sequence=number) for number in range(5)]
     author = RecordedAuthor(groups, 2)
-    assert [[each.sequence for each in author.of_round(number)] for number in range(4)] == [[0, 1], [2, 3], [4], []]
+    assert [[each.sequence for each in author.take()] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+    assert [each.sequence for each in RecordedAuthor(groups, 2, num_joined=3).take()] == [3, 4]
+
+
+def test_what_was_refused_ungraded_or_cut_where_it_was_recorded_does_not_join(tmp_path: Path) -> None:
+    recorded(tmp_path, with_texts("7", "8", "9"))
+    (good,) = read(tmp_path)
+    claims = tuple(replace(each, reward=None, claimed=float(k)) for k, each in enumerate(good.completions))
+    rows = {
+        "refused as harmful": replace(good, outcome="refused", reason="harmful"),
+        "graded": replace(good, completions=claims),
+        "kept whole": replace(good, num_completions=300),
+    }
+    (tmp_path / SAMPLES_FILE).write_bytes(b"".join(encode(each) for each in rows.values()))
+    groups, num_rows, why = read_groups(tmp_path)
+    assert (groups, num_rows) == ([], 3)
+    for words, found in zip(rows, why, strict=True):
+        assert words in found
+
+
+def test_an_endless_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_DEMONSTRATIONS", 100)
+    bad, good = tmp_path / "bad.jsonl", recorded(tmp_path, *[with_texts("7", "8", "9")] * 3)
+    bad.write_bytes(b"{}\n" * 1_000)
+    groups, num_rows, why = read_groups(bad)
+    assert (groups, num_rows, len(why)) == ([], 100, reading.MAX_REASONS)
+    monkeypatch.setattr(reading, "MAX_GROUPS", 2)
+    groups, _, why = read_groups(good)
+    assert len(groups) == 2 and "2 groups" in why[0]
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr(reading, "MAX_LINE_READ", 100_000)
+    (tmp_path / "line").write_bytes(b" " * 200_000)
+    with pytest.raises(ConfigError, match="no end"):
+        RecordedAuthor.of(tmp_path / "line", 1, 0, lambda text, level: None)
 
 
 def test_recorded_groups_are_held_to_the_limits_and_charged_to_their_author() -> None:
@@ -96,12 +130,13 @@ def test_recorded_groups_are_held_to_the_limits_and_charged_to_their_author() ->
     good = replace(graded(RECORDED).group, peer_id=RECORDED)
     many = replace(good, rewards=(0.5,) * 300, completions=good.completions[:1] * 300)
     endless = replace(good, rewards=tuple(1e300 for _ in good.rewards))
-    exchange.join([good, many, endless, good])
+    huge = replace(good, policy=replace(good.policy, version=10**30))
+    exchange.join([good, many, endless, huge, good])
     arrived, refused = exchange.receive()
     assert [each.group for each in arrived] == [good, good] and arrived[0].content_id == arrived[1].content_id
-    assert sum(refused.values()) == 2 and refused.keys() <= {Reason.LIMITS, Reason.MALFORMED}
+    assert sum(refused.values()) == 3 and refused.keys() <= {Reason.LIMITS, Reason.MALFORMED}
     assert exchange.receive() == ([], {})
-    assert exchange.book.stats()[RECORDED].received == 4
+    assert exchange.book.stats()[RECORDED].received == 5
     for _ in range(20):
         exchange.report(RECORDED, Reason.VERIFIER_CRASH)
     exchange.join([good])
@@ -157,3 +192,8 @@ def test_a_lone_node_learns_from_what_an_earlier_one_recorded(tmp_path: Path) ->
     assert (row.name, row.received, row.used) == (RECORDED, len(samples) + 1, len(samples))
     texts = [moment.text for moment in PeerHistory.read(tmp_path / "second" / METRICS_FILE).moments]
     assert any(f"{len(samples) + 1} recorded groups of" in text for text in texts)
+    again = node(tmp_path / "second", pool=settings)
+    again.begin()
+    again.step()
+    assert again._node.ledger.snapshot()["received"] == len(samples) + 1, "a resumed node takes none a second time"
+    again.end("done")
