@@ -162,7 +162,7 @@ class Learning:
         self._counts: Counter[str] = Counter()
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts of questions: asked, answered, busy, unreachable, refused, contradicted, stale."""
+        """Cumulative counts of questions: asked, answered, busy, unreachable, refused, contradicted, late."""
         with self._lock:
             return dict(self._counts)
 
@@ -207,7 +207,7 @@ class Learning:
         while self._arrived:
             answered = self._arrived.popleft()
             if version - answered.group.group.oldest_version > self._settings.max_staleness:
-                self._count("stale")
+                self._count("late")
                 continue
             each = self._differences(answered)
             self._judge(answered, each)

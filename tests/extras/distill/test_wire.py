@@ -340,7 +340,7 @@ def test_a_late_answer_is_dropped(policy: Policy, net: Net, verifier: InlineVeri
         learning.ask()
         _until(lambda: learning._arrived)
         assert len(learning.taught(version)[0]) == groups
-    assert learning.counters()["stale"] == 1
+    assert learning.counters()["late"] == 1
 
 
 def test_a_weight_that_has_faded_asks_and_adds_nothing(policy: Policy, net: Net, verifier) -> None:
