@@ -150,7 +150,7 @@ class NodeConfig(Settings):
     teach: TeachSettings = TeachSettings()
     learn_from: tuple[PeerId, ...] = Field((), max_length=16)
     """Peer ids of this node's teachers: members that `teach`, and that read the answers of this node that they are
-    asked about. With `swarm join`."""
+    asked about. With `swarm join`, and objectives with a ratio for each token: not `gspo`, `gepo`, `positive_only`."""
     distill: DistillSettings = DistillSettings()
     verification: VerificationSettings = VerificationSettings()
     judge: JudgeSettings = JudgeSettings()
@@ -182,6 +182,18 @@ class NodeConfig(Settings):
             raise ValueError(
                 f"mix.local must be at most generation.questions_per_round, got {self.mix.local} > {asked}: a round "
                 "cannot produce more local groups than it asks questions"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _teachers_can_be_learned_from(self) -> NodeConfig:
+        loss = self.update.loss
+        one_sided = getattr(loss, "positive_only", False)
+        if self.learn_from and (one_sided or not loss.has_token_ratios):
+            got = "update.loss.positive_only" if one_sided else f"update.objective {self.update.objective}"
+            raise ValueError(
+                "learn_from needs an objective with a ratio for each token and without positive_only, such as grpo, "
+                f"got {got}: a teacher's advantages are those of single tokens, of either sign"
             )
         return self
 

@@ -11,7 +11,8 @@ class TeachSettings(Settings):
     """What `swarm join` spends on students: members that ask for this policy's opinion of their own answers."""
 
     passes_per_min: float = Field(0, ge=0)
-    """Answers that are read for all students together, each of them one forward pass; 0: it does not teach."""
+    """Forward passes for all students together, one for each started 4,096 characters of an answer, at most 64 or this
+    many at once; 0: it does not teach."""
     students: tuple[str, ...] = ()
     """Peer ids of those that may ask; default: every member."""
     seconds_per_round: float = Field(10.0, gt=0)
@@ -27,15 +28,16 @@ class DistillSettings(Settings):
     bound: float = Field(2.0, gt=0)
     """Nats beyond which a difference counts as this much: the most that a false claim can do to a token."""
     half_life: float | None = Field(None, gt=0)
-    """Updates after which `weight` is half; default: it stays."""
+    """Updates after which `weight` is half; below 1% of it no teacher is asked any more. Default: it stays."""
     untested: float = Field(0.0, ge=0, le=1)
-    """Part of the weight that a teacher has before it is judged, which takes six groups with signal. Until then such
-    groups alone are asked about. 1 for a teacher of your own, where rewards are rare at first."""
+    """Part of the weight that a teacher has until it is judged, which takes six groups with signal, however long they
+    take; at 0 such groups alone are asked about until then. 1 for a teacher of your own, where rewards are rare."""
     groups: int = Field(8, ge=1)
     """Own groups a round that teachers are asked about, chosen at random."""
     max_staleness: int = Field(8, ge=0)
     """Updates since a group was sampled beyond which a teacher's answer comes too late."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(300.0, gt=0)
     """How long an answer may take; meanwhile training continues."""
     ask_twice: float = Field(0.1, ge=0, le=1)
-    """Fraction of questions that are asked a second time: a teacher whose answers differ is asked no more."""
+    """Fraction of questions that are asked a second time: a teacher whose answers differ three times is asked no
+    more."""

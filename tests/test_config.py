@@ -15,6 +15,7 @@ from swarm.environments.rewards import REWARDS
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.errors import ConfigError
 from swarm.kinds import Kinds
+from swarm.net.records.identity import Identity
 from swarm.types import Sampling
 
 
@@ -388,3 +389,20 @@ def test_the_default_prompt_asks_for_tags_where_questions_made_here_are_answered
     file.write_text(yaml.safe_dump({"policy": {"model": "some/model"}, "tasks": [task]}))
     prompt = load_config(file).config.policy.system_prompt
     assert (prompt is None) == asks_for_tags
+
+
+@pytest.mark.parametrize(
+    ("update", "got"),
+    [
+        ({"objective": "gspo"}, "update.objective gspo"),
+        ({"objective": "gepo"}, "update.objective gepo"),
+        ({"loss": {"positive_only": True}}, "update.loss.positive_only"),
+    ],
+)
+def test_nobody_learns_from_a_teacher_with_an_objective_that_ignores_tokens(
+    update: dict[str, object], got: str
+) -> None:
+    manifest = {"update": update}
+    load_config(manifest=manifest)
+    with pytest.raises(ConfigError, match=rf"learn_from needs an objective .* got {got}: "):
+        load_config(manifest={**manifest, "learn_from": [Identity.generate().peer_id]})

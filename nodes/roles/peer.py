@@ -70,6 +70,8 @@ class Distillation(Protocol):
     sketcher: GradientSketcher
     """Those of the node, with what teachers say."""
     keep: KeepSample
+    notes: Sequence[str]
+    """Lines for the start."""
 
     def between_rounds(self) -> None:
         """Ask about the round's groups, and answer students."""
@@ -188,6 +190,8 @@ class PeerNode(RoleNode):
             self._begun = True
             self._runtime.begin(type(self), self._checkpoints.resumed_from)
             self.note(str(self._ranks.choice), self._ranks.choice.level)
+            for line in self._distillation.notes if self._distillation else ():
+                self.note(line)
             if (path := self._config.pool.recorded) is not None:
                 per_round, before = self._config.pool.recorded_per_round, self._num_joined.get(str(path), 0)
                 self._recorded = extra("recorded.author").RecordedAuthor.of(path, per_round, before, self.note)
@@ -377,6 +381,7 @@ class PeerNode(RoleNode):
             self._transport,
             self._verifier,
             self.policy.decode,
+            self.policy.hides,
             self._ranks,
             self._ranks.sketcher,
             self._runtime.samples.keep,

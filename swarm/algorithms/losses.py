@@ -67,6 +67,8 @@ class Loss(Settings):
     advantages.
     """
 
+    has_token_ratios: ClassVar[bool] = True
+    """Whether each token has a ratio, so that tokens can have advantages; otherwise a completion has one."""
     per_token: ClassVar[bool] = False
     """Whether the mean is over the step's tokens; otherwise over its completions."""
     needs_group_expectation: ClassVar[bool] = False
@@ -228,6 +230,8 @@ class Gspo(ClippedLoss):
     Source: arXiv:2507.18071, eq. 5 and 7.
     """
 
+    has_token_ratios: ClassVar[bool] = False
+
     def __call__(self, batch: LossBatch) -> LossOutput:
         """See `Loss`."""
         ratio = token_means(log_ratio(batch.new, batch.old), batch.mask).exp()  # [B]
@@ -255,6 +259,7 @@ class Gepo(ClippedLoss):
     Source: arXiv:2508.17850, eq. 9, 11, 12 and 15.
     """
 
+    has_token_ratios: ClassVar[bool] = False
     needs_group_expectation: ClassVar[bool] = True
 
     group_epsilon: float = Field(0.0, ge=0, le=1)

@@ -31,6 +31,10 @@ from swarm.training.rows import RewardWeights, Row, RowReader, Tokens, needs_rec
 from swarm.training.sketches import Sketcher
 from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
+MOST_KNOWN_TOKENS = 2**21
+"""Whose log-probabilities are kept for an update, some 100 MB: a node that seldom updates reads for others all the
+while."""
+
 
 class PolicyUpdater:
     """AdamW on one policy; an update does not depend on its split into micro-batches."""
@@ -69,7 +73,7 @@ class PolicyUpdater:
         self._reference = Reference(policy, reference) if settings.reference_kl > 0 else None
         self.sketcher = Sketcher(policy, settings)
         self._known: dict[Tokens, list[float]] = {}
-        """Log-probabilities of rows that were read since the weights changed last."""
+        """Log-probabilities of rows that were read since the weights changed last, or since they were too many."""
         self._known_at = policy.gate.changes
         self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
@@ -178,7 +182,8 @@ class PolicyUpdater:
         """The policy's log-probabilities of each row's tokens; an update has them from the screen before it."""
         if self._policy.media is not None or any(row.routing is not None for row in rows):
             return self._runner.logprobs(rows)  # tokens alone do not determine them
-        if self._known_at != self._policy.gate.changes:
+        num_known = sum(map(len, self._known.values()))
+        if self._known_at != self._policy.gate.changes or num_known > MOST_KNOWN_TOKENS:
             self._known, self._known_at = {}, self._policy.gate.changes
         keys = [row.key for row in rows]
         new = {key: row for key, row in zip(keys, rows, strict=True) if key not in self._known}

@@ -13,7 +13,7 @@ from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
 from swarm.sapo.mixing import MixSettings
-from swarm.training import rows
+from swarm.training import rows, updater as updaters
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Tools
@@ -417,3 +417,13 @@ def test_the_learning_rate_follows_its_schedule(policy: Policy) -> None:
         updater.update([_group(policy)], [])
         rates.append(updater.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([1e-3, 1e-3, 2e-3 / 3, 1e-3 / 3, 0.0])
+
+
+def test_what_was_read_is_forgotten_beyond_a_bound(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    updater, group = _updater(policy), _group(policy, ids=False)
+    first = updater.read([group])
+    monkeypatch.setattr(updaters, "MOST_KNOWN_TOKENS", sum(map(len, updater._known.values())) - 1)
+    other = replace(group, prompt="Calculate 2 + 7.")
+    updater.read([other])
+    assert len(updater._known) == len(TEXTS)
+    assert updater.read([group]) == first

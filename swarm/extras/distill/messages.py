@@ -29,6 +29,9 @@ T = TypeVar("T")
 TEACH_PROTOCOL = "/swarm/teach/1"
 MAX_TEXT_CHARS = 2**17
 MAX_SPANS = 2**17
+MAX_READ_CHARS = 2**16
+"""Of a text that a student may ask about."""
+CHARS_A_PASS = 4_096
 STEPS_PER_NAT = 64
 MAX_STEPS = STEPS_PER_NAT * 10_000
 """As `LogProb` bounds a token's."""
@@ -48,6 +51,11 @@ class Ask(Struct, frozen=True, array_like=True):
     """[G] with whether the policy ended its turn itself."""
     nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
 
+    @property
+    def passes(self) -> int:
+        """What it costs: a pass for each started `CHARS_A_PASS` characters of a text, with its end as one more."""
+        return sum(1 + len(text) // CHARS_A_PASS for text, _ in self.texts)
+
 
 class Said(Struct, frozen=True, array_like=True):
     """A text's spans."""
@@ -64,7 +72,7 @@ class Opinion(Struct, frozen=True, array_like=True):
     asked: Annotated[bytes, Meta(min_length=32, max_length=32)]
     """SHA-256 of the request."""
     version: Count
-    """Of the teacher's policy: its answers about one text are the same while it is."""
+    """Of the teacher's policy, for whoever reads the answers."""
     said: Annotated[tuple[Said, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
     """[G]; without spans where the teacher cannot read the text."""
 

@@ -30,27 +30,33 @@ class Distillation:
         transport: Transport,
         verifier: Verifier,
         decode: Decode,
+        hides: Callable[[Sequence[int]], bool],
         updater: Updater,
         sketcher: GradientSketcher,
         keep: KeepSample,
         count: Callable[[str, Callable[[], dict[str, int]]], None],
     ) -> None:
-        """`decode` is the policy's; `keep` and `count` are the runtime's."""
+        """`decode` and `hides` are the policy's; `keep` and `count` are the runtime's."""
         self.updater, self.sketcher = updater, sketcher
         """Those of the node, with what teachers say."""
+        self.notes: list[str] = []
+        """What is taught and from whom is learned, a line each."""
         self._me = identity.peer_id
         self._keep = keep
         self._learning: Learning | None = None
         self._teaching: Teaching | None = None
         if teachers := [each for each in learn_from if each != self._me]:
             unshared = custom_tool_tasks(tasks)
-            self._learning = Learning(settings, teachers, transport, decode, updater.advantages, unshared)
+            self._learning = Learning(settings, teachers, transport, decode, hides, updater.advantages, unshared)
             worth = WorthEstimator(sketcher, 1, 1)
             self.updater = self.sketcher = TaughtUpdater(updater, sketcher, self._learning, worth)
             count("distill", self._learning.counters)
+            self.notes.append(f"learns from {', '.join(teachers)}: asks about {settings.groups} groups a round")
         if teach.passes_per_min > 0:
             self._teaching = Teaching(teach, identity, transport, unjudged(verifier), updater, decode)
             count("teach", self._teaching.counters)
+            students = ", ".join(teach.students) or "every member that asks"
+            self.notes.append(f"teaches {students}: {teach.passes_per_min:g} forward passes a minute")
 
     def keep(self, fate: Fate, group: GradedGroup | RolloutGroup) -> None:
         """What became of a group; own ones may be asked about."""

@@ -18,6 +18,7 @@ the advantage truncated, as in rllm and prime-rl.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 Decode = Callable[[list[int]], str]
@@ -85,7 +86,7 @@ def differences(cut: Cuts, logprobs: Sequence[float], teacher: Spans) -> list[fl
 
     `cut` and `logprobs` [T] are the student's.
     """
-    said = dict(zip(teacher.ends, _running(teacher.logprobs), strict=True))
+    said = dict(zip(teacher.ends, accumulate(teacher.logprobs), strict=True))
     found: list[float | None] = [None] * len(cut)
     first, before, own = 0, 0.0, 0.0
     for k, (end, logprob) in enumerate(zip(cut, logprobs, strict=True)):
@@ -99,11 +100,3 @@ def differences(cut: Cuts, logprobs: Sequence[float], teacher: Spans) -> list[fl
 def advantages(found: Sequence[float | None], weight: float, bound: float) -> tuple[float, ...]:
     """[T] weight x difference, the difference at most `bound` nats on either side; 0 where there is none."""
     return tuple(0.0 if each is None else weight * min(max(each, -bound), bound) for each in found)
-
-
-def _running(values: Sequence[float]) -> list[float]:
-    total, found = 0.0, []
-    for value in values:
-        total += value
-        found.append(total)
-    return found

@@ -7,7 +7,7 @@
                  agreement with rewards            worth in own groups ──▶ weight of the teacher, 0: dropped
 
 A teacher's numbers cannot be recomputed without its model. What limits a lie: a token's advantage is bounded, an answer
-is signed for one request, a question asked twice must get one answer while the teacher's version is the same, and a
+is signed for one request, a question asked twice must get one answer, and a
 teacher counts in so far as it prefers what this node's verifier rewards. That is measured on the node's own groups with
 signal: the correlation, over a group's completions, of the rewards' advantages with the teacher's, which is the inner
 product of the two policy gradients if those of different completions are orthogonal; and with the teacher's own
@@ -34,7 +34,15 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, Refusal, TransportError
-from swarm.extras.distill.messages import TEACH_PROTOCOL, Ask, Opinion, encode_ask, open_opinion, spans_of
+from swarm.extras.distill.messages import (
+    MAX_READ_CHARS,
+    TEACH_PROTOCOL,
+    Ask,
+    Opinion,
+    encode_ask,
+    open_opinion,
+    spans_of,
+)
 from swarm.extras.distill.spans import Decode, advantages, cuts, differences
 from swarm.groups.credit import has_signal
 from swarm.groups.part import only
@@ -59,11 +67,17 @@ CLEAR = 3.0
 FRESH_ROUNDS = 12
 """Rounds without a group that says something about a teacher, after which it is not trusted: what it teaches may be why
 nothing is rewarded any more."""
+FADED = 0.01
+"""Part of the weight (`half_life`) below which no teacher is asked and nothing is learned."""
 PROBE = 0.125
 """Fraction of the questions that a teacher is still asked which prefers what is not rewarded: it may improve."""
-SAME_NATS, OTHER_VERSION_NATS = 0.5, 3.0
-"""Mean difference of a span in two answers about one text above which one is false: of one version of the teacher's
-policy, which differs by kernels and rounding, and of two."""
+RECENT_GROUPS = 24
+"""Of which the mean agreement must be above 0 too, or a teacher could live on its past."""
+SAME_NATS = 0.5
+"""Mean difference of a span in two answers about one text above which they contradict each other: kernels, rounding and
+an update between them make less."""
+MOST_CONTRADICTIONS = 3
+"""With the third one a teacher is dropped."""
 
 
 @dataclass(eq=False)
@@ -73,6 +87,7 @@ class _Teacher:
     failures: int = 0
     """In a row."""
     rests_until: float = 0.0
+    contradictions: int = 0
     is_dropped: bool = False
     """It contradicts itself, or what it says lowers the reward."""
     agreement: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GROUPS))
@@ -96,7 +111,8 @@ class _Teacher:
             return 0.0
         if self.score is None:
             return untested
-        return float(self.score > CLEAR and round - self.judged_at <= FRESH_ROUNDS)
+        recent = fmean(list(self.agreement)[-RECENT_GROUPS:])
+        return float(self.score > CLEAR and recent > 0 and round - self.judged_at <= FRESH_ROUNDS)
 
     @property
     def is_bad(self) -> bool:
@@ -120,14 +136,16 @@ class Learning:
         teachers: Sequence[str],
         transport: Transport,
         decode: Decode,
+        hides: Callable[[Sequence[int]], bool],
         rewards_to_advantages: Callable[[Sequence[float]], list[float]],
         unshared: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`decode` is the policy's; tasks that are `unshared` go to no teacher either."""
+        """`decode` and `hides` are the policy's; tasks that are `unshared` go to no teacher either."""
         self._settings = settings
         self._transport = transport
         self._decode = decode
+        self._hides = hides
         self._advantages = rewards_to_advantages
         self._unshared = unshared
         self._clock = clock
@@ -136,24 +154,31 @@ class Learning:
         self._round: list[GradedGroup] = []
         """Own groups of this round that can be asked about."""
         self._num_rounds = 0
+        self._decay = 1.0
+        """Part of the weight that is left."""
         self._arrived: deque[_Answered] = deque()
         self._lock = threading.Lock()
         """Of teachers and counts."""
         self._counts: Counter[str] = Counter()
 
     def counters(self) -> dict[str, int]:
-        """Cumulative counts of questions: asked, answered, busy, unreachable, refused, contradicted, stale."""
+        """Cumulative counts of questions: asked, answered, busy, unreachable, refused, contradicted, late."""
         with self._lock:
             return dict(self._counts)
 
     def offer(self, graded: GradedGroup) -> None:
-        """One of this round's own groups; it may be asked about if its answers have one turn each."""
+        """One of this round's own groups; it may be asked about if its answers have one turn each and hide nothing."""
         completions = graded.group.completions
         readable = all(
-            not each.turns and each.forced is None and len(each.logprobs) == len(each.token_ids) > 0
+            not each.turns
+            and each.forced is None
+            and len(each.logprobs) == len(each.token_ids) > 0
+            and not self._hides(each.token_ids)
             for each in completions
         )
-        fits = sum(len(each.text.encode()) for each in completions) < MOST_TEXT_BYTES
+        fits = sum(len(each.text.encode()) for each in completions) < MOST_TEXT_BYTES and all(
+            len(each.text) <= MAX_READ_CHARS for each in completions
+        )
         if readable and fits and graded.group.question.task not in self._unshared:
             self._round.append(graded)
 
@@ -161,6 +186,8 @@ class Learning:
         """Ask about some groups of this round, and forget the others."""
         groups, self._round = self._round, []
         self._num_rounds += 1
+        if self._decay < FADED:
+            return
         self._chance.shuffle(groups)
         if not any(self._trust(each) for each in self.teachers.values()):
             groups = [graded for graded in groups if has_signal(graded.rewards)]  # the others judge nobody
@@ -174,20 +201,21 @@ class Learning:
     def taught(self, version: int) -> tuple[list[GradedGroup], list[str], dict[str, float]]:
         """The groups that teachers have answered about, with a teacher's advantages and no others; their teachers; and
         figures. `version` is that of the policy."""
-        decay = 0.5 ** (version / self._settings.half_life) if self._settings.half_life else 1.0
+        if self._settings.half_life:
+            self._decay = 0.5 ** (version / self._settings.half_life)
         groups, teachers, found, missed = [], [], [], 0
         while self._arrived:
             answered = self._arrived.popleft()
             if version - answered.group.group.oldest_version > self._settings.max_staleness:
-                self._count("stale")
+                self._count("late")
                 continue
             each = self._differences(answered)
             self._judge(answered, each)
             known = [value for tokens in each for value in tokens if value is not None]
             missed += sum(map(len, each)) - len(known)
             found += known
-            if known and (trust := self._trust(answered.teacher)) > 0:
-                weight = self._settings.weight * decay * trust
+            if known and self._decay >= FADED and (trust := self._trust(answered.teacher)) > 0:
+                weight = self._settings.weight * self._decay * trust
                 added = [advantages(tokens, weight, self._settings.bound) for tokens in each]
                 groups.append(_without_rewards(answered.group, added))
                 teachers.append(answered.teacher.peer_id)
@@ -230,7 +258,9 @@ class Learning:
             outcome = "busy" if opinion is None else "answered"
             if opinion is not None and random.random() < self._settings.ask_twice:
                 again = self._answer(teacher, graded)
-                if again is not None and not agree(opinion, again):
+                if again is None:
+                    outcome = "busy"
+                elif not agree(opinion, again):
                     outcome = "contradicted"
             if opinion is not None and outcome == "answered":
                 self._arrived.append(_Answered(teacher, graded, opinion))
@@ -247,8 +277,10 @@ class Learning:
             self._counts[outcome] += 1
             teacher.in_flight -= 1
             if outcome == "contradicted":
-                teacher.is_dropped = True
-                logger.warning("the teacher %s contradicts itself: it is asked no more", teacher.peer_id)
+                teacher.contradictions += 1
+                if teacher.contradictions >= MOST_CONTRADICTIONS:
+                    teacher.is_dropped = True
+                    logger.warning("the teacher %s contradicts itself: it is asked no more", teacher.peer_id)
             teacher.failures = 0 if outcome == "answered" else min(16, teacher.failures + 1)
             if teacher.failures:
                 teacher.rests_until = self._clock() + min(LONGEST_REST_S, 0.5 * 2.0**teacher.failures)
@@ -297,13 +329,12 @@ class Learning:
 
 
 def agree(first: Opinion, second: Opinion) -> bool:
-    """Whether two answers about the same texts can both be true."""
-    same = first.version == second.version
+    """Whether two answers about the same texts can both be true, whatever versions they name."""
     for ours, theirs in zip(map(spans_of, first.said), map(spans_of, second.said), strict=True):
         if list(ours.ends) != list(theirs.ends):
             return False
         apart = [abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]
-        if apart and fmean(apart) > (SAME_NATS if same else OTHER_VERSION_NATS):
+        if apart and fmean(apart) > SAME_NATS:
             return False
     return True
 
@@ -324,8 +355,9 @@ class TaughtUpdater:
         self._learning = learning
         self._worth = worth
         self._num_own = self._num_others = 0
+        """Groups in the last update."""
         self._teachers: list[str] = []
-        """Of the groups in the last update between so many own ones and so many of others."""
+        """Of the groups between them."""
 
     @property
     def version(self) -> int:
@@ -357,7 +389,7 @@ class TaughtUpdater:
         groups, self._teachers, figures = self._learning.taught(self._inner.version)
         self._num_own, self._num_others = len(local), len(external)
         report = self._inner.update([*local, *groups], external)
-        worth = {f"distill/worth/{peer_id[-4:]}": each.value for peer_id, each in measured.items()}
+        worth = {f"distill/worth/{peer_id[-8:]}": each.value for peer_id, each in measured.items()}
         return replace(report, figures={**report.figures, **figures, **worth})
 
     @property

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from swarm.config import load_config
 from swarm.net.records.identity import Identity
-from swarm.telemetry.records import METRICS_FILE, RoundEvent, decode
+from swarm.telemetry.records import METRICS_FILE, NoteEvent, RoundEvent, decode
 
+T = TypeVar("T")
 COMMON = {
     "policy": {"model": "tiny"},
     "evaluation": {"num_questions": 0},
@@ -20,9 +22,9 @@ COMMON = {
 }
 
 
-def _rounds(out: Path) -> list[RoundEvent]:
+def _events(out: Path, kind: type[T]) -> list[T]:
     events = map(decode, (out / METRICS_FILE).read_bytes().splitlines())
-    return [event for event in events if isinstance(event, RoundEvent)]
+    return [event for event in events if isinstance(event, kind)]
 
 
 def test_a_peer_learns_from_another_that_teaches(tmp_path: Path) -> None:
@@ -42,7 +44,10 @@ def test_a_peer_learns_from_another_that_teaches(tmp_path: Path) -> None:
     ]
     turns = Turns()
     take_turns([MemoryRun(members, lambda: False, turns)], turns, lambda: False)
-    student, teacher = _rounds(home), _rounds(lab)
+    notes = [[each.text for each in _events(out, NoteEvent)] for out in folders]
+    assert f"learns from {identity.peer_id}: asks about 4 groups a round" in notes[0]
+    assert "teaches every member that asks: 1e+06 forward passes a minute" in notes[1]
+    student, teacher = (_events(out, RoundEvent) for out in folders)
     assert student[-1].counters["distill/answered"] > 0
     assert teacher[-1].counters["teach/texts"] == 4 * teacher[-1].counters["teach/taught"] > 0
     taught = [round for round in student if round.figures["distill/groups"] > 0]

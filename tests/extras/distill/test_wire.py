@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from statistics import fmean
 
 import msgspec
@@ -20,6 +22,7 @@ from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Refusal
 from swarm.extras.distill import student
 from swarm.extras.distill.messages import (
+    MAX_READ_CHARS,
     MAX_SPANS,
     TEACH_PROTOCOL,
     Ask,
@@ -33,7 +36,7 @@ from swarm.extras.distill.messages import (
 )
 from swarm.extras.distill.spans import Spans
 from swarm.extras.distill.student import Learning, TaughtUpdater
-from swarm.extras.distill.teacher import MAX_WAITING_PER_STUDENT, Teaching
+from swarm.extras.distill.teacher import MAX_WAITING, MAX_WAITING_PER_STUDENT, Teaching
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.records.identity import Identity
 from swarm.policy.loading import Policy
@@ -131,7 +134,7 @@ def _other_policy() -> Policy:
 
 def _learning(net: Net, policy: Policy, updater: PolicyUpdater, **settings: object) -> Learning:
     chosen = DistillSettings(**{"ask_twice": 0, "timeout_s": 10, "untested": 1, **settings})
-    return Learning(chosen, [TEACHER.peer_id], net.student, policy.decode, updater.advantages)
+    return Learning(chosen, [TEACHER.peer_id], net.student, policy.decode, policy.hides, updater.advantages)
 
 
 def _until(condition: Callable[[], object]) -> None:
@@ -148,7 +151,6 @@ def _over(learning: Learning, count: int = 1) -> dict[str, int]:
 
 
 def _spans(text: str, each: float = -1.0) -> Spans:
-    ends = [*range(1, len(text.encode()) + 1)]
     ends = [len(text[: k + 1].encode()) for k in range(len(text))]
     return Spans([*ends, ends[-1] + 1], [each] * (len(ends) + 1))
 
@@ -290,13 +292,44 @@ def test_an_answer_that_is_huge_slow_or_withheld_stops_nothing(policy: Policy, n
 
 
 def test_a_teacher_that_contradicts_itself_is_asked_no_more(policy: Policy, net: Net, verifier) -> None:
+    """Whatever version it says it has: with the third contradiction it is dropped."""
     answers = iter(range(1, 100))
-    net.liar(lambda request, ask: seal(TEACHER, request, 0, [_spans(t, -float(next(answers))) for t, _ in ask.texts]))
+
+    def say(request: bytes, ask: Ask) -> bytes:
+        number = next(answers)
+        return seal(TEACHER, request, number, [_spans(text, -float(number)) for text, _ in ask.texts])
+
+    net.liar(say)
+    learning = _learning(net, policy, _updater(policy), ask_twice=1)
+    teacher = learning.teachers[TEACHER.peer_id]
+    for k in (1, 2, 3):
+        assert not teacher.is_dropped
+        learning.offer(_group(policy, verifier))
+        learning.ask()
+        assert _over(learning, k) == {"asked": k, "contradicted": k}
+        assert learning.taught(0)[0] == []
+        teacher.rests_until = 0.0
+    assert teacher.is_dropped
+
+
+def test_an_answer_that_is_not_given_again_does_not_count(policy: Policy, net: Net, verifier) -> None:
+    answers = iter([True, False])
+    net.liar(lambda request, ask: _honest(request, ask) if next(answers) else b"")
     learning = _learning(net, policy, _updater(policy), ask_twice=1)
     learning.offer(_group(policy, verifier))
     learning.ask()
-    assert _over(learning) == {"asked": 1, "contradicted": 1}
-    assert learning.teachers[TEACHER.peer_id].is_dropped and learning.taught(0)[0] == []
+    assert _over(learning) == {"asked": 1, "busy": 1}
+    assert learning.taught(0)[0] == []
+
+
+def test_a_teacher_does_not_live_on_its_past(policy: Policy, net: Net) -> None:
+    teacher = _learning(net, policy, _updater(policy)).teachers[TEACHER.peer_id]
+    for _ in range(200):
+        teacher.note(1.0, 0)
+    assert teacher.trust(0.0, 0) == 1
+    for _ in range(student.RECENT_GROUPS):
+        teacher.note(-0.1, 0)
+    assert teacher.score > student.CLEAR and teacher.trust(0.0, 0) == 0
 
 
 def test_a_late_answer_is_dropped(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
@@ -307,7 +340,20 @@ def test_a_late_answer_is_dropped(policy: Policy, net: Net, verifier: InlineVeri
         learning.ask()
         _until(lambda: learning._arrived)
         assert len(learning.taught(version)[0]) == groups
-    assert learning.counters()["stale"] == 1
+    assert learning.counters()["late"] == 1
+
+
+def test_a_weight_that_has_faded_asks_and_adds_nothing(policy: Policy, net: Net, verifier) -> None:
+    net.liar(_honest)
+    learning = _learning(net, policy, _updater(policy), half_life=1, max_staleness=99)
+    for version, groups in ((6, 1), (7, 0)):
+        learning.offer(_group(policy, verifier))
+        learning.ask()
+        _until(lambda: learning._arrived)
+        assert len(learning.taught(version)[0]) == groups
+    learning.offer(_group(policy, verifier))
+    learning.ask()
+    assert learning.counters()["asked"] == 2
 
 
 @pytest.mark.parametrize("lie", ["right", "inverted", "random", "noise"])
@@ -357,7 +403,7 @@ def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, 
     net.liar(_honest)
     updater = _updater(policy)
     learning = Learning(
-        DistillSettings(), [TEACHER.peer_id], net.student, policy.decode, updater.advantages, {"secret"}
+        DistillSettings(), [TEACHER.peer_id], net.student, policy.decode, policy.hides, updater.advantages, {"secret"}
     )
     group = _group(policy, verifier)
     secret = replace(group, group=replace(group.group, question=replace(group.group.question, task="secret")))
@@ -369,6 +415,18 @@ def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, 
     assert {peer_id for peer_id, _ in net.asked} == {TEACHER.peer_id} and not heard
     assert group.prompt.encode() not in b"".join(request for _, request in net.asked)
     assert not stranger.drain()
+
+
+def test_what_hides_tokens_from_its_text_is_not_asked_about(policy: Policy, net: Net, verifier) -> None:
+    learning = _learning(net, policy, _updater(policy))
+    group = _group(policy, verifier)
+    first, *others = group.group.completions
+    end = policy.tokenizer.eos_token_id
+    hiding = replace(first, token_ids=(first.token_ids[0], end, *first.token_ids[1:]), logprobs=(-1.0, *first.logprobs))
+    learning.offer(replace(group, group=replace(group.group, completions=(hiding, *others))))
+    assert not learning._round
+    learning.offer(group)
+    assert learning._round == [group]
 
 
 def _request(net: Net, identity: Identity, question: object, texts=PAIRS, run_id: str = "") -> bytes:
@@ -406,17 +464,123 @@ def test_a_student_takes_only_its_share_of_a_teacher(policy: Policy, net: Net, v
     assert teaching.counters()["busy"] == 3
 
 
-def test_a_teacher_spends_what_its_owner_set(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+def test_a_long_text_is_not_asked_about_and_costs_more_passes(policy: Policy, net: Net, verifier) -> None:
     question = verifier.draw(1, 0, 1)[0].ref
+    teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
+    long = "x" * MAX_READ_CHARS
+    assert Ask("run", question, (("", True), ("x" * 4_095, True), (long, False)), bytes(16)).passes == 1 + 1 + 17
+    learning = _learning(net, policy, _updater(policy))
+    group = _group(policy, verifier)
+    first, *others = group.group.completions
+    for text, is_read in ((long, True), (long + "x", False)):
+        request = _request(net, STUDENT, question, ((text, True),))
+        assert (teaching._admit(STUDENT.peer_id, request) is not None) is is_read
+        long_one = replace(group.group, completions=(replace(first, text=text), *others))
+        learning.offer(replace(group, group=long_one))
+    assert len(learning._round) == 1 and teaching.counters() == {"refused": 1}
+
+
+def _waiting_teaching(policy: Policy, net: Net, verifier: InlineVerifier, passes_per_min: float, clock=time.monotonic):
+    """A teacher, and a way to ask it whose answer is what waits."""
+    settings = TeachSettings(passes_per_min=passes_per_min)
+    teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, clock)
+    question = verifier.draw(1, 0, 1)[0].ref
+
+    def ask(name: str, texts=PAIRS):
+        return teaching._admit(name, _request(net, STUDENT, question, texts))
+
+    return teaching, ask
+
+
+def test_a_teacher_spends_what_its_owner_set_and_never_more(policy: Policy, net: Net, verifier) -> None:
     now = 0.0
-    settings = TeachSettings(passes_per_min=8)
+    teaching, ask = _waiting_teaching(policy, net, verifier, 8, lambda: now)
+    half, much = (("x", True),) * 32, (("x", True),) * 65
+    assert ask("a", much) is None and teaching.counters() == {"refused": 1}
+    waiting = [ask("a", half) for _ in range(3)]
+    teaching.teach()
+    assert [each.answer is not None for each in waiting] == [True, True, False]
+    now = 61.0  # 8 passes more
+    small = ask("a", (("x", True),))
+    teaching.teach()
+    assert waiting[2].answer is None and small.answer is None, "whose turn it is waits until it can be paid"
+    now = 4 * 61.0
+    teaching.teach()
+    assert waiting[2].answer and small.answer is None
+    assert 0 <= teaching._budget.left(now) < 1
+
+
+def test_students_have_turns_whoever_asks_more(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    now = 0.0
+    teaching, ask = _waiting_teaching(policy, net, verifier, 4, lambda: now)
+    teaching._budget.spend(64, now)
+    for _ in range(MAX_WAITING_PER_STUDENT):
+        ask("greedy")
+    modest = ask("modest")
+    served = []
+    for minutes in (1.01, 2.02, 3.03):
+        now = minutes * 60
+        served += [each.student for each in teaching._next()]
+        modest = ask("modest") if modest not in teaching._waiting else modest
+    assert served == ["greedy", "modest", "greedy"]
+
+
+def test_who_fills_all_places_makes_room_for_others(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    teaching, ask = _waiting_teaching(policy, net, verifier, 1e6)
+    filled = [ask(name) for name in "abcd" for _ in range(MAX_WAITING_PER_STUDENT)]
+    assert len(teaching._waiting) == MAX_WAITING and ask("a") is None
+    for k in range(MAX_WAITING_PER_STUDENT - 2):
+        assert ask("e") is not None and len(teaching._waiting) == MAX_WAITING, k
+    assert ask("e") is None
+    assert filled[MAX_WAITING_PER_STUDENT - 1].answer == b"" and filled[0].answer is None
+
+
+def test_a_request_that_fails_costs_no_other_its_answer(policy, net, verifier, monkeypatch, caplog) -> None:
+    teaching, ask = _waiting_teaching(policy, net, verifier, 1e6)
+    read = teaching._updater.read
+
+    def reading(groups: Sequence[GradedGroup]):
+        if any(each.text == "panic" for group in groups for each in group.group.completions):
+            raise RuntimeError("a tokenizer panicked")
+        return [
+            [
+                [turn._replace(logprobs=[-math.inf] * len(turn.logprobs)) for turn in turns]
+                if c.text == "inf"
+                else turns
+                for c, turns in zip(group.group.completions, found, strict=True)
+            ]
+            for group, found in zip(groups, read(groups), strict=True)
+        ]
+
+    monkeypatch.setattr(teaching._updater, "read", reading)
+    texts = (("panic", True),), (("inf", True), ("fine", True)), PAIRS
+    bad, infinite, good = (ask(name, each) for name, each in zip("abc", texts, strict=True))
+    teaching.teach()
+    assert bad.answer == b"" and good.answer
+    opinion = open_opinion(infinite.answer, infinite.request, texts[1], TEACHER.peer_id)
+    assert [bool(said.deltas) for said in opinion.said] == [False, True]
+    assert teaching.counters() == {"failed": 1, "taught": 2, "texts": 6} and "panicked" in caplog.text
+
+
+def test_a_question_without_end_is_not_waited_for_twice(policy, net, verifier, monkeypatch) -> None:
+    now = 0.0
+    settings = TeachSettings(passes_per_min=1e6, seconds_per_round=0.05)
     teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, lambda: now)
-    request = _request(net, STUDENT, question)
-    assert list(map(bool, _outcomes(teaching, net, [STUDENT] * 3, request))).count(True) == 2
-    assert not _outcomes(teaching, net, [STUDENT], request)[0]
-    now = 30.0
-    assert _outcomes(teaching, net, [STUDENT], request)[0]
-    assert teaching.counters() == {"taught": 3, "texts": 12, "busy": 2}
+    question = verifier.draw(1, 0, 1)[0].ref
+    endless = replace(question, seed=7)
+    begin = verifier.begin
+    monkeypatch.setattr(verifier, "begin", lambda ref, texts: Future() if ref == endless else begin(ref, texts))
+    slow, good = (
+        teaching._admit(name, _request(net, STUDENT, ref)) for name, ref in (("slow", endless), ("good", question))
+    )
+    began = time.monotonic()
+    teaching.teach()
+    assert time.monotonic() - began < 5
+    assert slow.answer == b"" and good.answer
+    for seconds, is_admitted in ((299.0, False), (300.0, True)):
+        now = seconds
+        assert (teaching._admit("slow", _request(net, STUDENT, question)) is not None) is is_admitted
+    assert teaching._admit("good", _request(net, STUDENT, question)) is not None
 
 
 def test_a_teacher_refuses_strangers_other_runs_and_what_it_cannot_read(policy, net, verifier) -> None:
@@ -446,3 +610,15 @@ def test_a_teacher_that_leaves_answers_nothing(policy: Policy, net: Net, verifie
     teaching = Teaching(OFTEN, TEACHER, net.teacher, verifier, _updater(policy), policy.decode)
     teaching.teach = teaching.close  # type: ignore[method-assign]
     assert _outcomes(teaching, net, [STUDENT], _request(net, STUDENT, question)) == [b""]
+    assert net.student.request(TEACHER.peer_id, TEACH_PROTOCOL, _request(net, STUDENT, question), 1) == b""
+
+
+def test_a_student_waits_as_long_as_it_likes(policy: Policy, net: Net, verifier: InlineVerifier) -> None:
+    now = 0.0
+    teaching, _ = _waiting_teaching(policy, net, verifier, 1e6, lambda: now)
+    serving = teaching._serve("a", _request(net, STUDENT, verifier.draw(1, 0, 1)[0].ref))
+    assert next(serving) is None
+    now = 3_000.0
+    assert next(serving) is None
+    teaching.teach()
+    assert next(serving)
