@@ -258,22 +258,25 @@ SPECIAL = [
     *("<|python_tag|>", "<|eom_id|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[AVAILABLE_TOOLS]"),
     *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
     *("<|tool_response>", "<tool_response|>", '<|"|>', "<start_function_call>", "<end_function_call>", "<escape>"),
-    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
 ]
 SHOWN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-SHOWN += ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-"""Tokens that a decoded text shows, as those of Qwen3, DeepSeek-R1 and GLM-4.5 do."""
+"""Tokens that a decoded text shows, as those of Qwen3 and DeepSeek-R1 do."""
+GLM_SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+GLM_SHOWN = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+"""GLM's alone: the random policies of the others stay as they are."""
 
 
 def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
     """Bytes as tokens, with the marks of all families; 1 and 2 are also one token."""
+    is_glm = "<arg_key>" in family.template
+    shown, special = (SHOWN + GLM_SHOWN, [*SPECIAL, *GLM_SPECIAL]) if is_glm else (SHOWN, SPECIAL)
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12"]
     inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[("1", "2")]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_tokens([AddedToken(token, normalized=False) for token in SHOWN])
+    inner.add_tokens([AddedToken(token, normalized=False) for token in shown])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=family.end, pad_token="<|eos|>", extra_special_tokens=list(SPECIAL)
+        tokenizer_object=inner, eos_token=family.end, pad_token="<|eos|>", extra_special_tokens=list(special)
     )
     tokenizer.chat_template = family.template
     return tokenizer
