@@ -264,11 +264,15 @@ def fields_of(answers: Answers, changes: Changes) -> list[Field]:
     return [*fields, *sorted([*network, *model, *rest], key=lambda field: field.path.split(".")[:-1])]
 
 
+def _start(recipe: Recipe | None, file: Path) -> str:
+    return f"swarm {recipe.command if recipe else 'join'} {file}"
+
+
 def in_yaml(fields: Sequence[Field], machine: str, date: str, file: Path, recipe: Recipe | None = None) -> str:
     """The whole file: these fields, in or above those of a recipe."""
     head = [
         f"# Written by `swarm init` on {date} for {machine}.",
-        f"# Start the node:            swarm {recipe.command if recipe else 'join'} {file}",
+        f"# Start the node:            {_start(recipe, file)}",
         f"# Check this file:           swarm config check {file}",
         f"# All fields and defaults:   swarm config show {file}, and docs/configuration.md",
         "# Tasks, group size and mix are the run's, unless you set them here.",
@@ -338,8 +342,7 @@ def init(file: Path, given: Given, console: Console) -> None:
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}; name another file") from error
     chosen = with_settings(config, changes)
-    start = f"swarm {recipe.command if recipe else 'join'} {file}"
-    console.print(Text(f"wrote {file}; start it with: ").append(start, "bold"), soft_wrap=True)
+    console.print(Text(f"wrote {file}; start it with: ").append(_start(recipe, file), "bold"), soft_wrap=True)
     costs = Table.grid(padding=(0, 2))
     costs.add_row("memory", Text(unknown or memory_in_words(found, changes)))
     costs.add_row("bandwidth", Text(bandwidth(chosen)))

@@ -183,8 +183,8 @@ class RoleRuntime:
         self._success.note(event.tasks)
         self._wants = self._success.learnability(MAX_TOLD_TASKS)
         share = self.config.share
-        told = {author: worth for author, worth in (measured or {}).items() if author != RECORDED}
-        self.measured = statement(told) if share.worth else b""
+        stated = {author: worth for author, worth in (measured or {}).items() if author != RECORDED}
+        self.measured = statement(stated) if share.worth else b""
         summary = replace(self._summary(event), tries=tries or {}) if share.summary else None
         self._transport.summarize(summary, self.measured)
         network = self._transport.status()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -124,10 +125,7 @@ def open_opinion(answer: bytes, request: bytes, texts: Sequence[tuple[str, bool]
 
 def spans_of(said: Said) -> Spans:
     """The spans as they were meant, up to rounding."""
-    ends, end = [], 0
-    for delta in said.deltas:
-        ends.append(end := end + delta)
-    return Spans(ends, [-steps / STEPS_PER_NAT for steps in said.steps])
+    return Spans(list(accumulate(said.deltas)), [-steps / STEPS_PER_NAT for steps in said.steps])
 
 
 def _said(opinion: Spans) -> Said:

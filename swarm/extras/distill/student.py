@@ -7,13 +7,13 @@
                  agreement with rewards            worth in own groups ──▶ weight of the teacher, 0: dropped
 
 A teacher's numbers cannot be recomputed without its model. What limits a lie: a token's advantage is bounded, an answer
-is signed for one request, a question asked twice must get one answer, and a
-teacher counts in so far as it prefers what this node's verifier rewards. That is measured on the node's own groups with
-signal: the correlation, over a group's completions, of the rewards' advantages with the teacher's, which is the inner
-product of the two policy gradients if those of different completions are orthogonal; and with the teacher's own
-numbers, whichever is less. The first alone would trust noise: where what is right is improbable to the student, T - S
-prefers it whatever T is. Where sketches of gradients are taken (`telemetry.worth_every_rounds`), the worth of a
-teacher's groups is estimated as that of other peers'.
+is signed for one request, a question asked twice must get one answer, and a teacher counts in so far as it prefers what
+this node's verifier rewards. That is measured on the node's own groups with signal: the correlation, over a group's
+completions, of the rewards' advantages with the teacher's, which is the inner product of the two policy gradients if
+those of different completions are orthogonal; and with the teacher's own numbers, whichever is less. The first alone
+would trust noise: where what is right is improbable to the student, T - S prefers it whatever T is. Where sketches of
+gradients are taken (`telemetry.worth_every_rounds`), the worth of a teacher's groups is estimated as that of other
+peers'.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from swarm.extras.distill.messages import (
     MAX_READ_CHARS,
     TEACH_PROTOCOL,
     Ask,
-    Opinion,
     encode_ask,
     open_opinion,
     spans_of,
 )
-from swarm.extras.distill.spans import Decode, advantages, cuts, differences
+from swarm.extras.distill.spans import Decode, Spans, advantages, cuts, differences
 from swarm.groups.credit import has_signal
 from swarm.groups.part import only
 from swarm.net.records.envelope import MAX_REQUEST_BYTES
@@ -124,7 +123,8 @@ class _Teacher:
 class _Answered:
     teacher: _Teacher
     group: GradedGroup
-    opinion: Opinion
+    said: Sequence[Spans]
+    """[G]"""
 
 
 class Learning:
@@ -254,16 +254,16 @@ class Learning:
     def _ask(self, teacher: _Teacher, graded: GradedGroup) -> None:
         outcome = "unreachable"
         try:
-            opinion = self._answer(teacher, graded)
-            outcome = "busy" if opinion is None else "answered"
-            if opinion is not None and random.random() < self._settings.ask_twice:
+            said = again = self._answer(teacher, graded)
+            if said is not None and random.random() < self._settings.ask_twice:
                 again = self._answer(teacher, graded)
-                if again is None:
-                    outcome = "busy"
-                elif not agree(opinion, again):
-                    outcome = "contradicted"
-            if opinion is not None and outcome == "answered":
-                self._arrived.append(_Answered(teacher, graded, opinion))
+            if said is None or again is None:
+                outcome = "busy"
+            elif not agree(said, again):
+                outcome = "contradicted"
+            else:
+                outcome = "answered"
+                self._arrived.append(_Answered(teacher, graded, said))
         except Refusal as refusal:
             outcome = "refused"
             logger.info("the teacher %s gave no usable answer: %s", teacher.peer_id, refusal)
@@ -285,23 +285,23 @@ class Learning:
             if teacher.failures:
                 teacher.rests_until = self._clock() + min(LONGEST_REST_S, 0.5 * 2.0**teacher.failures)
 
-    def _answer(self, teacher: _Teacher, graded: GradedGroup) -> Opinion | None:
-        """Raises `PeerUnreachable`, `Refusal`."""
+    def _answer(self, teacher: _Teacher, graded: GradedGroup) -> list[Spans] | None:
+        """[G] what the teacher says of each completion; None for not now. Raises `PeerUnreachable`, `Refusal`."""
         manifest = self._transport.manifest()
         if manifest is None:
             return None
         texts = tuple((each.text, each.finish_reason == "stop") for each in graded.group.completions)
         request = encode_ask(Ask(manifest.run_id, graded.group.question, texts, os.urandom(16)))
         answer = self._transport.request(teacher.peer_id, TEACH_PROTOCOL, request, self._settings.timeout_s)
-        return open_opinion(answer, request, texts, teacher.peer_id) if answer else None
+        return list(map(spans_of, open_opinion(answer, request, texts, teacher.peer_id).said)) if answer else None
 
     def _differences(self, answered: _Answered) -> list[list[float | None]]:
         """[G][T] nats by which the teacher finds each token's span likelier."""
         found = []
-        for completion, said in zip(answered.group.group.completions, answered.opinion.said, strict=True):
+        for completion, said in zip(answered.group.group.completions, answered.said, strict=True):
             cut = cuts(self._decode, completion.token_ids, completion.text, completion.finish_reason == "stop")
             nothing: list[float | None] = [None] * len(completion.token_ids)
-            found.append(differences(cut, completion.logprobs, spans_of(said)) if cut else nothing)
+            found.append(differences(cut, completion.logprobs, said) if cut else nothing)
         return found
 
     def _judge(self, answered: _Answered, found: Sequence[Sequence[float | None]]) -> None:
@@ -313,9 +313,7 @@ class Learning:
                 fmean(min(max(each, -bound), bound) for each in tokens if each is not None),
                 fmean(theirs.logprobs),
             )
-            for wanted, tokens, theirs in zip(
-                self._advantages(rewards), found, map(spans_of, answered.opinion.said), strict=True
-            )
+            for wanted, tokens, theirs in zip(self._advantages(rewards), found, answered.said, strict=True)
             if any(each is not None for each in tokens)
         ]
         if has_signal(rewards) and len(rows) > 1:
@@ -328,9 +326,9 @@ class Learning:
             self._counts[name] += 1
 
 
-def agree(first: Opinion, second: Opinion) -> bool:
-    """Whether two answers about the same texts can both be true, whatever versions they name."""
-    for ours, theirs in zip(map(spans_of, first.said), map(spans_of, second.said), strict=True):
+def agree(first: Sequence[Spans], second: Sequence[Spans]) -> bool:
+    """Whether two answers [G] about the same texts can both be true, whatever versions they name."""
+    for ours, theirs in zip(first, second, strict=True):
         if list(ours.ends) != list(theirs.ends):
             return False
         apart = [abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]

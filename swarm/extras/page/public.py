@@ -19,7 +19,7 @@ from swarm.extras.page.report import in_one_file
 from swarm.extras.page.site import Json
 from swarm.sanitize import clean
 from swarm.telemetry.curves import Curve
-from swarm.telemetry.nodes import CLAIMS, CREDIT, NodeReader, credited, kinds, leaders, short, tail
+from swarm.telemetry.nodes import CLAIMS, CREDIT, Credited, Leader, NodeReader, credited, kinds, leaders, short, tail
 
 SCRIPTS = ("dom.js", "chart.js", "members.js", "public.js")
 MARK = b'<meta name="generator" content="swarm site">'
@@ -86,8 +86,13 @@ def make_site(runs: Sequence[OpenRun], before: bytes, now: float, every_s: float
     """The files by name. `before` is the `swarm.json` made before, from whose history the new one goes on; `every_s`:
     seconds until the next."""
     history = _history(before)
-    shown = [_shown(run) for run in runs[:MAX_RUNS]]
-    kept = history | {run.run_id: _longer(history.get(run.run_id, {}), run, now) for run in runs if run.nodes}
+    ranked = [(leaders(run.nodes, public=True), credited(run.nodes)) for run in runs]
+    shown = [_shown(run, *each) for run, each in zip(runs[:MAX_RUNS], ranked, strict=False)]
+    kept = history | {
+        run.run_id: _longer(history.get(run.run_id, {}), run.members, *each, now)
+        for run, each in zip(runs, ranked, strict=True)
+        if run.nodes
+    }
     kept = dict([*kept.items()][-MAX_RUNS:])
     data = {"made": now, "every": every_s, "claims": CLAIMS, "about_credit": CREDIT, "runs": shown, "history": kept}
     renewed = f'\n<meta http-equiv="refresh" content="{math.ceil(every_s)}">' if every_s else ""
@@ -102,7 +107,7 @@ def _history(before: bytes) -> History:
         return {}
 
 
-def _shown(run: OpenRun) -> Json:
+def _shown(run: OpenRun, best: Sequence[Leader], credit: Sequence[Credited]) -> Json:
     found: dict[str, object] = {
         "run": clean(run.run_id),  # the key of its history
         "name": short(run.run_id.rpartition("-")[0] or run.run_id),
@@ -117,8 +122,7 @@ def _shown(run: OpenRun) -> Json:
         "give": command(run.give),
     }
     if run.nodes:
-        found |= {"leaders": leaders(run.nodes, public=True), "credit": credited(run.nodes), "kinds": kinds(run.nodes)}
-        found["curves"] = _curves(run.nodes)
+        found |= {"leaders": best, "credit": credit, "kinds": kinds(run.nodes), "curves": _curves(run.nodes)}
     return found
 
 
@@ -143,11 +147,12 @@ def _mean(curves: Sequence[Curve]) -> Points:
     ]
 
 
-def _longer(before: Mapping[str, Points], run: OpenRun, now: float) -> dict[str, Points]:
+def _longer(
+    before: Mapping[str, Points], members: int, best: Sequence[Leader], credit: Sequence[Credited], now: float
+) -> dict[str, Points]:
     """The figures of a run until now."""
-    known = [each.accuracy[0] for each in leaders(run.nodes) if each.accuracy is not None and not each.claimed]
-    worth = [each.worth for each in credited(run.nodes)]
-    latest = {"members": [float(run.members)], "accuracy": known, "credit": worth}
+    known = [each.accuracy[0] for each in best if each.accuracy is not None and not each.claimed]
+    latest = {"members": [float(members)], "accuracy": known, "credit": [each.worth for each in credit]}
     return {
         name: _spread([*before.get(name, []), *([(int(now), fmean(values))] if values else [])], now)
         for name, values in latest.items()

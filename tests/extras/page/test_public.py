@@ -138,7 +138,7 @@ def test_the_oldest_points_of_a_week_stay(tmp_path: Path) -> None:
     run = run_of(NodeReader(tmp_path))
     points: dict[str, Points] = {}
     for number in range(7 * 1_440):
-        points = _longer(points, run, 60.0 * number)
+        points = _longer(points, run.members, [], [], 60.0 * number)
     times = [at for at, _ in points["members"]]
     assert MAX_POINTS / 2 <= len(times) <= MAX_POINTS and times == sorted(times)
     assert sum(at < times[-1] / 2 for at in times) >= len(times) / 3

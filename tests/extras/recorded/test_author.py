@@ -159,7 +159,7 @@ def node(folder: Path, **values: object) -> PeerNode:
 
 
 def test_a_lone_node_learns_from_what_an_earlier_one_recorded(tmp_path: Path) -> None:
-    """Its claims decide nothing: groups whose rewards the file forges are graded anew, and are dropped."""
+    """Its claims decide nothing: groups whose rewards the file forges are graded again, and are dropped."""
     first = node(tmp_path / "first")
     first.begin()
     for _ in range(3):
