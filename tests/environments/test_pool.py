@@ -242,9 +242,9 @@ def test_own_groups_go_before_submitted_ones_and_the_oldest_overflow(
 def test_submitting_never_waits_for_a_worker() -> None:
     with closing(VerificationPool([PLAIN, HANGING], VerificationSettings(queue_groups=20, time_limit_s=600))) as pool:
         ref = pool.draw(1, 0, 1)[0].ref
-        pool.submit("blocks", POISON, ["x"])
+        pool.submit("blocks", POISON, ["x"], sender="somebody")
         for number in range(100):
-            pool.submit(str(number), ref, ["x"])
+            pool.submit(str(number), ref, ["x"], sender="displaces its own groups only")
         assert eventually(lambda: pool.counters()["overflows"] >= 80)
         dropped = len(pool.collect())
         assert dropped <= pool.counters()["overflows"] <= dropped + len(pool.collect())

@@ -65,7 +65,7 @@ def test_a_roster_travels_and_its_schema_is_the_agreed_one(tmp_path: Path) -> No
     assert set(plain) == {"time", "run_id", "self", "peers"}
     assert set(plain["peers"][0]) == {
         *("peer_id", "model", "tasks", "role", "version", "connected", "received", "used", "dropped", "bytes"),
-        *("last_seen", "reputation", "quarantined_until", "name", "summary", "credit"),
+        *("last_seen", "reputation", "quarantined_until", "name", "summary", "credit", "expires_at"),
     }
     write_roster(tmp_path, ROSTER)
     assert read_roster(tmp_path) == ROSTER
