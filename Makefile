@@ -13,8 +13,10 @@ demo: $(VENV)/.installed
 demo-llm: $(VENV)/.installed-smollm
 	@$(BIN)/swarm demo --model smollm2 --local 2 --external 2 $(ARGS)
 
+# The processes that tests start share what is compiled, which takes each one seconds otherwise, also where an image forbids
+# Python to write it.
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 # What tests/fuzz tries for seconds, for minutes or hours: make fuzz ARGS='--seconds 3600'.
 fuzz: $(VENV)/.installed-dev $(VENV)/.installed-fuzz

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from nodes.commands.reference import config_reference as reference
+from nodes.commands.reference import config_reference
 from swarm.config import NodeConfig, describe_config, load_config
 from swarm.environments.config import TASKS
 from swarm.environments.rewards import REWARDS
@@ -307,13 +307,18 @@ def test_what_show_prints_is_a_configuration_again() -> None:
     assert NodeConfig.model_validate(values) == load_config(command_line=[("mix.local", "3")]).config
 
 
-def test_every_field_is_explained_in_the_reference() -> None:
-    text = reference()
+@pytest.fixture(scope="module")
+def reference() -> str:
+    """Made once: that takes seconds."""
+    return config_reference()
+
+
+def test_every_field_is_explained_in_the_reference(reference: str) -> None:
     for name in ("external_old_logprobs", "max_share_per_peer", "answer_pattern", "nat_port_map"):
-        assert f"`{name}`" in text
+        assert f"`{name}`" in reference
     shipped = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text().split("\n## ")
     here = [section for section in shipped if not _is_of_a_missing_extra(section)]
-    assert "\n## ".join(here) == text, "run: swarm config reference > docs/configuration.md"
+    assert "\n## ".join(here) == reference, "run: swarm config reference > docs/configuration.md"
 
 
 def _is_of_a_missing_extra(section: str) -> bool:
@@ -323,8 +328,10 @@ def _is_of_a_missing_extra(section: str) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "default"), [("reasoning_gym", "0.99"), ("dataset", "null"), ("python", "null")])
-def test_what_a_task_s_score_becomes_is_explained_with_the_default_of_its_kind(kind: str, default: str) -> None:
-    _, _, section = reference().partition(f"An item of `tasks` with `kind: {kind}`")
+def test_what_a_task_s_score_becomes_is_explained_with_the_default_of_its_kind(
+    kind: str, default: str, reference: str
+) -> None:
+    _, _, section = reference.partition(f"An item of `tasks` with `kind: {kind}`")
     assert f"| `reward.threshold` | `{default}` |" in section.partition("\n## ")[0]
 
 

@@ -46,7 +46,7 @@ RULES: tuple[FindRule, ...] = ("last_number", "boxed", "tags")
 def list_tasks(pattern: str, as_json: bool, console: Console) -> None:
     """Print the tasks whose name contains `pattern`, each with an example and its options."""
     with console.status("making an example of every task"):
-        entries = [entry for entry in catalogue() if pattern in entry.name]
+        entries = catalogue(pattern=pattern)
     if as_json:
         print(json.dumps([structs.asdict(entry) for entry in entries], indent=1))
         return

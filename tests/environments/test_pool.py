@@ -6,26 +6,30 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from msgspec.structs import replace
 
+from swarm.children import Channel, Oversized
 from swarm.environments.config import TaskConfig, VerificationSettings
 from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.sources.hf_datasets import DatasetSource
 from swarm.environments.sources.reasoning_gym import ReasoningGymTask
 from swarm.environments.tiny import TINY_TASKS
 from swarm.environments.verification.messages import (
+    MAX_TEXT_REPLY_BYTES,
     Draw,
     DrawnSeveral,
     DrawSeveral,
@@ -33,6 +37,7 @@ from swarm.environments.verification.messages import (
     GradeGroup,
     Refused,
     Reply,
+    decode_reply,
     in_order,
 )
 from swarm.environments.verification.pool import VerificationPool
@@ -50,6 +55,8 @@ pytestmark = pytest.mark.slow
 FAST = VerificationSettings(time_limit_s=3.0)
 GCD = TINY_TASKS[2]
 PATIENCE_S = 120.0
+ONE_OF_EACH = ("a message too long", "no reply", "two replies", "too few rewards", "counts of the pool's own")
+"""Rubbish that is noticed in several places: by length, by form, before a request, by the request, by the counters."""
 ROOT = Path(__file__).parents[2]
 TAKES_ITS_TIME = """
 import time
@@ -271,14 +278,30 @@ def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch:
     monkeypatch.setattr("swarm.environments.verification.processes.WORKER", "tests.environments.rubbish_worker")
     with closing(VerificationPool([PLAIN], VerificationSettings(time_limit_s=600, workers=2))) as pool:
         question = pool.draw(1, 0, 1)[0]
-        for number, what in enumerate(RUBBISH, start=1):
+        for number, what in enumerate(ONE_OF_EACH, start=1):
             before = pool.worker_pids()
             (verdict,) = pool.grade([(question.ref, [what, "x"])])
             assert isinstance(verdict, Rejection) and verdict.reason == "verifier_crash", what
             assert pool.counters()["violations"] == number, what
             assert eventually(lambda before=before: pool.worker_pids() != before)
         assert pool.draw(1, 0, 1) == [question]
-        assert pool.counters()["restarts"] == len(RUBBISH) and pool.counters()["timeouts"] == 0
+        assert pool.counters()["restarts"] == len(ONE_OF_EACH) and pool.counters()["timeouts"] == 0
+
+
+@pytest.mark.parametrize("what", sorted(RUBBISH.keys() - set(ONE_OF_EACH)))
+def test_whatever_else_no_intact_worker_sends_is_a_violation_too(what: str) -> None:
+    asked = GradeGroup(ProceduralRef("plain", "none", "", 0, 0, ""), (what, "x"))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as worker:
+        channel = Channel(ours, MAX_TEXT_REPLY_BYTES)
+        worker.submit(RUBBISH[what], theirs.fileno(), asked)
+        try:
+            while (message := channel.receive()) is None:
+                pass
+            reply = decode_reply(message)
+        except (Oversized, msgspec.DecodeError, RecursionError):
+            return
+    assert not in_order(asked, reply, {"plain": ()}, took_s=2.0)
 
 
 @pytest.mark.parametrize("request_", [Draw(0, 0), GradeGroup(POISON, ("x",))])

@@ -21,9 +21,10 @@ def _embedded_policy() -> None:
 def run_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int | str | None, str]]:
-    """Runs a command in this process, which has imported already what takes others seconds: exit code and errors."""
+    """Runs a command in this process, which has imported already what takes others seconds: exit code and errors, or
+    output."""
 
-    def run(*arguments: str) -> tuple[int | str | None, str]:
+    def run(*arguments: str, stream: str = "err") -> tuple[int | str | None, str]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["swarm", *arguments])
@@ -33,6 +34,6 @@ def run_here(
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        return ended.value.code, capsys.readouterr().err
+        return ended.value.code, getattr(capsys.readouterr(), stream)
 
     return run

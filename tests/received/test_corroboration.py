@@ -13,12 +13,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from swarm.received.corroboration import Corroboration, CorroborationSettings, CorroborationState, Drift
+from swarm.received.corroboration import (
+    MAX_AUTHORS,
+    MAX_TASKS,
+    Corroboration,
+    CorroborationSettings,
+    CorroborationState,
+    Drift,
+)
 from swarm.received.pushes import ReadGroup, hashed
 from tests.received.reading import read
 
 MARKER, TAG, END = 900, 901, 902
 GROUP = 8
+GROUPS = 8
+"""Of a round, where a test has thousands: they are read at once, in a fraction of the time."""
 
 
 def _group(
@@ -316,12 +325,14 @@ def test_an_author_whose_wrong_answers_lack_the_form_of_the_right_ones_is_not_bl
     """A ninth of the questions is answered by a fraction: all own answers have the slash there, right or wrong."""
     source = random.Random(seed)
     known = Corroboration(CorroborationSettings())
-    for _ in range(6_000):
+
+    def group(lacks: bool) -> ReadGroup:
         slash = [MARKER] * (source.random() < 1 / 9)
-        known.learn([_group(source, lambda right, answer, slash=slash: [TAG, answer, *slash, END])], [0.5])
-        slash = [MARKER] * (source.random() < 1 / 9)
-        theirs = _group(source, lambda right, answer, slash=slash: [TAG, answer, *slash[: right * 9], END])
-        known.credited([["author"]], [theirs])
+        return _group(source, lambda right, answer: [TAG, answer, *([] if lacks and not right else slash), END])
+
+    for _ in range(6_000 // GROUPS):
+        known.learn([group(lacks=False) for _ in range(GROUPS)], [0.5] * GROUPS)
+        known.credited([["author"]] * GROUPS, [group(lacks=True) for _ in range(GROUPS)])
         assert known.drift() is None
 
 
@@ -423,13 +434,19 @@ def test_a_rising_habit_is_noticed_though_the_node_restarts_in_between() -> None
 
 
 def test_what_is_saved_is_bounded() -> None:
+    """Of more authors, tasks and own groups than are kept, each with most buckets. Own ones come last: before that,
+    there is nothing to compare with, which would take a minute."""
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
-    for number in range(300):
+
+    def group(number: int) -> ReadGroup:
         everything = [[source.randrange(10**6) for _ in range(400)] for _ in range(GROUP)]
-        group = read(f"task {number}", everything, [float(source.choice((-1, 1))) for _ in range(GROUP)])
-        known.learn([group], [0.5])
-        known.credited([[f"author {number}"]], [group])
+        return read(f"task {number}", everything, [float(source.choice((-1, 1))) for _ in range(GROUP)])
+
+    for number in range(MAX_AUTHORS + MAX_TASKS):
+        known.credited([[f"author {number}"]], [group(number)])
+    for number in range(300):
+        known.learn([group(number)], [0.5])
     assert len(msgspec.msgpack.encode(known.dump())) < 2**26
 
 

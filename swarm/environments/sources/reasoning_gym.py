@@ -293,15 +293,18 @@ class CatalogueEntry(Struct, frozen=True):
     """Why there is no example."""
 
 
-def catalogue(time_limit_s: float = 5.0, max_lines: int = 3) -> list[CatalogueEntry]:
-    """Every data set by name; one that fails or takes longer than the limit is listed with the reason.
+def catalogue(time_limit_s: float = 5.0, max_lines: int = 3, pattern: str = "") -> list[CatalogueEntry]:
+    """Every data set whose name contains `pattern`, by name; one that fails or takes longer than the limit is listed
+    with the reason.
 
     Must be called in the main thread: the limit is an alarm.
     """
     from swarm.environments.sources.library import DATASETS, load_all
 
     load_all()
-    return [_entry(name, time_limit_s, max_lines) for name in sorted(DATASETS) if name not in NOT_TASKS]
+    return [
+        _entry(name, time_limit_s, max_lines) for name in sorted(DATASETS) if name not in NOT_TASKS and pattern in name
+    ]
 
 
 def _entry(name: str, time_limit_s: float, max_lines: int) -> CatalogueEntry:

@@ -84,8 +84,10 @@ def test_groups_that_come_one_by_one_make_the_update_of_all_at_once(policy: Poli
         torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("arrivals", [[1, 1, 1], [2, 1], [1, 2]])
-@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 2), (2, 1), (2, 2), (3, 5)])
+@pytest.mark.parametrize(
+    ("arrivals", "epochs", "minibatches"),
+    [([1, 1, 1], 1, 2), ([1, 1, 1], 2, 1), ([1, 1, 1], 2, 2), ([1, 1, 1], 3, 5), ([2, 1], 2, 2), ([1, 2], 3, 5)],
+)
 @pytest.mark.parametrize("importance", ["none", "token_truncate"])
 def test_several_steps_are_those_of_all_groups_at_once(
     policy: Policy, arrivals: list[int], epochs: int, minibatches: int, importance: str
