@@ -13,6 +13,8 @@ from tests import libp2p_process
 torchao.hide()  # as the command does
 
 MAX_ID_CHARS = 80
+DONE_BY = (1.0, 0.7, 0.3, 0.8, 1.0)
+"""By rank: the part of all tests after which the last of the rank has begun, where several processes run them."""
 
 # In the background of a script SIGINT is ignored, and SIGHUP under `nohup`: so they would be by processes that tests
 # interrupt.
@@ -45,25 +47,41 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: a mistake shows within seconds. Among those that start processes of their own, long ones first:
-    no process is left with a long one at the end.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first: a mistake shows within seconds. Among those that start processes of their own, long ones first.
 
-    Tests that share something stay together in one of several processes.
+    Tests that share something stay together in one of several processes. These get all kinds in turn: while some tests
+    wait, for a network or for other processes, others keep the cores busy. At the end there are short ones of each
+    kind: no process is left with a long one.
     """
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_rank)
+        groups.setdefault(group or item.nodeid, []).append(item)
+    if not hasattr(config, "workerinput"):
+        items.sort(key=_rank)
+        return
+    by_rank: list[list[list[pytest.Item]]] = [[] for _ in DONE_BY]
+    for group_items in groups.values():
+        by_rank[max(map(_rank, group_items))].append(group_items)
+    places = [
+        (end * (number + 1) / len(together), together[number])
+        for end, together in zip(DONE_BY, by_rank, strict=True)
+        for number in range(len(together))
+    ]
+    items[:] = [item for _, group_items in sorted(places, key=lambda each: each[0]) for item in group_items]
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: while tests wait, for a network or for other processes, another runs."""
+    """One process more than there are cores: while tests wait, another runs."""
     return num_cores() + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without groups every process makes anew what tests share, and runs all of libp2p's tests."""
+    """Without groups every process makes anew what tests share, and runs all of libp2p's tests. xdist would begin with
+    the groups of the most tests, and so end with all that start processes."""
+    config.option.loadscopereorder = False
     if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError("pytest-xdist does not group tests under this pytest: see pyproject.toml")
     config.pluginmanager.register(libp2p_process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -236,9 +237,10 @@ class _WithoutBuilders(ast.NodeTransformer):
         return None if node.name in BUILDERS else node
 
 
-def _imports(path: Path, built: bool = True) -> set[str]:
+@cache
+def _imports(path: Path, built: bool = True) -> frozenset[str]:
     """The modules that a file imports; without `built`, only those that no builder imports."""
-    found = set()
+    found: set[str] = set()
     parsed: ast.AST = ast.parse(path.read_text())
     for node in ast.walk(parsed if built else _WithoutBuilders().visit(parsed)):
         if isinstance(node, ast.Import):
@@ -250,9 +252,10 @@ def _imports(path: Path, built: bool = True) -> set[str]:
             found |= {f"{module}.{name}" for name in submodules}
             if len(submodules) < len(node.names):
                 found.add(module)
-    return found
+    return frozenset(found)
 
 
+@cache
 def _is_module(name: str) -> bool:
     path = ROOT / name.replace(".", "/")
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
@@ -279,7 +282,7 @@ def test_a_part_keeps_away_from_what_it_must_not_know(part: str) -> None:
         assert not bad, f"{path.relative_to(ROOT)} must not import {sorted(bad)}"
 
 
-def _graph() -> dict[str, set[str]]:
+def _graph() -> dict[str, frozenset[str]]:
     """What each module of this project imports of it, wherever in the file it does so but in builders."""
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

@@ -6,11 +6,8 @@ needs another one is parsed and not executed.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import metadata
@@ -25,6 +22,7 @@ from nodes.cli import app
 from nodes.cli.options import rewrite
 from swarm.config import load_config
 from swarm.distribution import NAME, UNPINNED
+from tests.nodes.processes import swarm
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
@@ -69,13 +67,13 @@ def test_every_block_is_of_a_language_that_is_checked() -> None:
 
 
 @_each("python")
-def test_python_runs(block: Block, tmp_path: Path) -> None:
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", block.text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert found.returncode == 0, found.stderr
+    (tmp_path / "block.py").write_text(block.text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with swarm(tmp_path, module="block") as running:
+        assert running.wait() == 0, running.text()
 
 
 @_each("yaml")

@@ -75,7 +75,7 @@ def test_a_founders_data_set_that_grows_is_refused_in_one_sentence_and_leaves_no
     assert not list(cache.rglob("*.incomplete"))
 
 
-@pytest.mark.parametrize("what", [what for what in BOMBS if "columns" not in what and "list" not in what])
+@pytest.mark.parametrize("what", ["a text that is stored once", "rows that are stored once", "compressed: train.zip"])
 def test_ones_own_may_grow(what: str, tmp_path: Path) -> None:
     name, content, _ = BOMBS[what]
     rows = store(task(tmp_path, name, content), Conversion(OWN))

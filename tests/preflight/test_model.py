@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from swarm.policy.attention import Segments, packed_attention
 from swarm.policy.config import FrozenDtype, LoraSettings
 from swarm.policy.loading import Policy
 from swarm.policy.scoring import selected_logprobs
-from swarm.preflight.model import LiveBytes, ModelSize, counted, head_bytes, measure, tracing
+from swarm.preflight.model import LiveBytes, ModelSize, PassSize, counted, head_bytes, measure, tracing
 from swarm.training.forward import TrainingLayers
 from tests.engines.models import ARCHITECTURES, make, make_published
 from tests.gpu.test_memory import SHAPE
@@ -66,6 +67,13 @@ def _saved_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
     return sum(num_bytes for num_bytes, _ in saved.values())
 
 
+@pytest.fixture
+def without_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sizes of the model alone: what its passes keep takes a second or two to find."""
+    monkeypatch.setattr(swarm.preflight.model, "_measure_passes", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("without_passes")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_weights_gradients_and_states_are_counted_exactly(architecture: str) -> None:
     model = _deeper(architecture)
@@ -98,6 +106,11 @@ def _first_without_experts(num_dense: int, num_layers: int = 6) -> PreTrainedMod
     return Glm4MoeForCausalLM(config).eval()
 
 
+@cache
+def _dense_passes() -> PassSize | None:
+    return _size(_first_without_experts(6)).passes
+
+
 @pytest.mark.parametrize("num_dense", [0, 1, 2, 3, 6])
 def test_layers_of_each_kind_count_as_they_are(num_dense: int) -> None:
     """Models of experts that begin with several layers without."""
@@ -105,7 +118,7 @@ def test_layers_of_each_kind_count_as_they_are(num_dense: int) -> None:
     passes = _size(model).passes
     assert passes is not None
     assert passes.kept.at(ROWS * WIDTH) == pytest.approx(_saved_bytes(model, torch.float32), rel=0.02)
-    dense = _size(_first_without_experts(6)).passes
+    dense = _dense_passes()
     assert dense is not None and passes.cached_per_token == dense.cached_per_token
     assert (passes.layer.per_token > dense.layer.per_token) == (num_dense < 6)
 
@@ -121,9 +134,8 @@ def test_code_that_depends_on_values_is_said_to_be_left_out(monkeypatch: pytest.
 
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixtral", "untied qwen2"])
-def test_the_copy_that_generates_is_counted_exactly(
-    architecture: str, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("without_passes")
+def test_the_copy_that_generates_is_counted_exactly(architecture: str, rank: int) -> None:
     if architecture == "untied qwen2":
         plain = make("qwen2")
         plain.model.config.tie_word_embeddings = False
@@ -140,7 +152,6 @@ def test_the_copy_that_generates_is_counted_exactly(
     generating.refresh()
     own = {id(tensor) for tensor in policy.model.parameters()}
     copied = sum(each.nbytes for each in generating.model.parameters() if id(each) not in own)
-    monkeypatch.setattr(swarm.preflight.model, "_measure_passes", lambda *_, **__: None)  # which takes seconds
     assert measure(config, lora, lambda _: torch.bfloat16).copied_bytes == copied
 
 
