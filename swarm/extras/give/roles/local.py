@@ -14,7 +14,8 @@ from swarm.extras.give.giving import GivingPlan
 from swarm.extras.give.roles.giver import GiverNode
 from swarm.groups.episodes import Stream
 from swarm.net.records.identity import Identity
-from swarm.policy.loading import find_device, load_policy
+from swarm.policy.devices import find_device
+from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
 from swarm.preflight.duties import Duties
 from swarm.protocols import Transport, Turns, Verifier
