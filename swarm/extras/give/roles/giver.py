@@ -60,9 +60,12 @@ class GiverNode(RoleNode):
     @classmethod
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
         """See `RoleNode`."""
+        return [("endpoint", f"{config.endpoint.model} at {config.endpoint.url}"), *cls._plan_of_rounds(config)]
+
+    @classmethod
+    def _plan_of_rounds(cls, config: NodeConfig) -> list[tuple[str, str]]:
         generation, endpoint = config.generation, config.endpoint
         return [
-            ("endpoint", f"{endpoint.model} at {endpoint.url}"),
             *([("groups", f"ends after {endpoint.groups}")] if endpoint.groups else []),
             ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
             (
@@ -197,7 +200,7 @@ class GiverNode(RoleNode):
                 round=self._rounds,
                 reward=report.reward,
                 groups=self._giver.ledger.snapshot(),
-                tokens_generated=self._engine.num_tokens if self._engine else 0,
+                tokens_generated=self._num_tokens,
                 figures=finite({**report.figures, **self._pace()}),
                 tasks=report.tasks,
                 timings={"generate": report.seconds},
@@ -252,6 +255,10 @@ class GiverNode(RoleNode):
     @property
     def _num_shared(self) -> int:
         return int(self._giver.ledger.snapshot()["shared"])
+
+    @property
+    def _num_tokens(self) -> int:
+        return self._engine.num_tokens if self._engine else 0
 
     def _write_usage(self) -> None:
         write_given(self._config.out, Given(self._num_shared, self._usage.known))

@@ -30,7 +30,8 @@ from swarm.groups.building import Member, OwnGroups
 from swarm.groups.flow import BATCHES_A_CALL
 from swarm.net.records.identity import Identity
 from swarm.policy.config import public_name
-from swarm.policy.loading import Policy, find_device, load_policy
+from swarm.policy.devices import find_device
+from swarm.policy.loading import Policy, load_policy
 from swarm.policy.ranks import Ranks
 from swarm.preflight.duties import Duties
 from swarm.protocols import StreamingEngine, Transport, Verifier
