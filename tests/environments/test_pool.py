@@ -48,7 +48,7 @@ from swarm.types import DatasetRef, Grade, Message, ProceduralRef, Prompt, Quest
 from swarm.types.media import Image
 from tests.environments.altered import alter_workers, plain_workers  # noqa: F401
 from tests.environments.plain_worker import HANGING, PLAIN, POISON
-from tests.environments.rubbish_worker import RUBBISH
+from tests.environments.rubbish_worker import RUBBISH, graded
 
 pytestmark = pytest.mark.slow
 
@@ -291,6 +291,7 @@ def test_a_worker_that_answers_with_rubbish_is_replaced_and_counted(monkeypatch:
 @pytest.mark.parametrize("what", sorted(RUBBISH.keys() - set(ONE_OF_EACH)))
 def test_whatever_else_no_intact_worker_sends_is_a_violation_too(what: str) -> None:
     asked = GradeGroup(ProceduralRef("plain", "none", "", 0, 0, ""), (what, "x"))
+    assert in_order(asked, decode_reply(graded(1, 1)), {"plain": ()}, took_s=2.0), "else all would be violations"
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as worker:
         channel = Channel(ours, MAX_TEXT_REPLY_BYTES)
