@@ -119,7 +119,8 @@ class Run:
     def _worker(self, name: str, stop: threading.Event, make: type[WorkerNode]) -> WorkerNode:
         identity = Identity.generate()
         config = self.config(name)
-        return make(config, identity, self.transport(identity.peer_id), InlineVerifier(config.tasks), stop.is_set)
+        transport, verifier = self.transport(identity.peer_id), InlineVerifier(config.tasks)
+        return make(NodeParts(config, identity, transport, verifier, stop.is_set))
 
     def events(self, name: str) -> list[RoundEvent]:
         return PeerHistory.read(self.out / name / METRICS_FILE).series()
