@@ -325,7 +325,7 @@ def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
     ]
 
 
-def _teaches(peer: str, figures: Mapping[str, float]) -> str:
+def _teaches(peer: str, figures: Mapping[str, float | None]) -> str:
     """What a peer is as a teacher of the node; empty where it is none."""
     trust, worth = (figures.get(f"distill/{name}/{peer}") for name in ("trust", "worth"))
     if trust is None:

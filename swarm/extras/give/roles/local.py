@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
+from nodes.roles.runtime import NodeParts
 from swarm.config import NodeConfig
 from swarm.engines.choice import choose, look_for_vllm, open_engine
-from swarm.errors import ConfigError
 from swarm.extras.give.giving import GivingPlan
 from swarm.extras.give.roles.giver import GiverNode
 from swarm.groups.episodes import Stream
-from swarm.net.records.identity import Identity
 from swarm.policy.devices import find_device
 from swarm.policy.loading import load_policy
-from swarm.policy.ranks import Ranks
 from swarm.preflight.duties import Duties
-from swarm.protocols import Transport, Turns, Verifier
+from swarm.protocols import Turns
 from swarm.types import Answers, Context, Rejection, Sampling
 
 
@@ -40,22 +38,12 @@ class LocalGiverNode(GiverNode):
         """See `RoleNode`."""
         return cls._plan_of_rounds(config)
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        identity: Identity,
-        transport: Transport,
-        verifier: Verifier,
-        cancelled: Callable[[], bool] = lambda: False,
-        progress: Callable[[int, int], None] | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def __init__(self, parts: NodeParts) -> None:
         """Load everything. Raises `PolicyError`, `ConfigError`, `EngineError`, and `PeerUnreachable` without a run."""
-        if ranks is not None and ranks.size > 1:
-            raise ConfigError(f"a giver runs in one process, got {ranks.size}: start one for each GPU instead")
-        self._progress = progress
-        self._device = find_device(config.policy.device)
-        super().__init__(config, identity, transport, verifier, cancelled)
+        parts.check_one_process(self.role)
+        self._progress = parts.progress
+        self._device = find_device(parts.config.policy.device)
+        super().__init__(parts)
 
     def _make_plan(self, first: int) -> GivingPlan:
         num_questions = self._config.num_questions(self._device.type)
