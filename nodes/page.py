@@ -5,13 +5,14 @@ Both are in `swarm/extras/page`; `swarm ui` serves the page, and `swarm site` wr
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from swarm.children import inherited, python_path
@@ -81,14 +82,25 @@ def page_of(folder: Path, port: int | None, say: Callable[[str], None]) -> Itera
         yield
 
 
-def prepare_site(out: Path) -> None:
-    """Make the folder. Raises `ConfigError` for one that has the page of something else, or cannot be made."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / INDEX).exists() and extra(PUBLIC).MARK not in (out / INDEX).read_bytes():
-            raise ConfigError(f"{out / INDEX} is not of `swarm site`; choose another folder, or remove it")
-    except OSError as error:
-        raise ConfigError(f"the folder {out} cannot be used: {error.strerror or error}") from error
+@contextmanager
+def site_folder(out: Path) -> Iterator[None]:
+    """Make the folder, and have it alone while the block runs.
+
+    Raises `ConfigError` for one that another process writes, that has another page, or that cannot be made.
+    """
+    with ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            if (out / INDEX).exists() and extra(PUBLIC).MARK not in (out / INDEX).read_bytes():
+                raise ConfigError(f"{out / INDEX} is not of `swarm site`; choose another folder, or remove it")
+            opened = os.open(out, os.O_RDONLY)
+            stack.callback(os.close, opened)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{out} is kept up to date by another process; choose another folder") from error
+        except OSError as error:
+            raise ConfigError(f"the folder {out} cannot be used: {error.strerror or error}") from error
+        yield
 
 
 @contextmanager
@@ -96,7 +108,8 @@ def site_of(folder: Path, site: Path) -> Iterator[None]:
     """Keep the swarm's page for everybody in the folder `site` up to date, likewise, with what the node in `folder`
     knows. Raises `ConfigError`."""
     site = at_home(site)
-    prepare_site(site)
+    with site_folder(site):
+        pass  # the child has it from here on
     arguments = ["site", str(site), str(folder), "--every", str(SITE_EVERY_S)]
     with _beside(arguments, folder / SITE_LOG_FILE):
         yield

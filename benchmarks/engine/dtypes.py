@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.common.report import Row, row
 from benchmarks.engine.ahead import QUICK, Load, Training, saved
-from swarm.policy.loading import BFLOAT16_PARAMETERS, multiplies_bfloat16
+from swarm.policy.devices import BFLOAT16_PARAMETERS, multiplies_bfloat16
 
 LOADS = {"0.13 M": Load(16, 8, 32, 4), "25 M": Load(2, 8, 32, 2), "135 M": Load(2, 8, 16, 1)}
 """By size, in its order; rounds take longer than starting them."""

@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks.common.running import scratch
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
+from nodes.roles.runtime import NodeParts
 from swarm.config import NodeConfig
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
@@ -132,7 +133,7 @@ class Run:
         """The learner, before its first snapshot."""
         config = self._config("learner", 0)
         transport = self._transport(self._identity.peer_id)
-        node = AttackedLearner(config, self._identity, transport, InlineVerifier(config.tasks))
+        node = AttackedLearner(NodeParts(config, self._identity, transport, InlineVerifier(config.tasks)))
         try:
             yield node
         finally:
@@ -143,7 +144,8 @@ class Run:
         config = self._config(f"worker-{number}", number)
         heard, identity = Listening(config.tasks), Identity.load_or_create(config.out / IDENTITY_FILE)
         self.peer_ids.append(identity.peer_id)
-        return WorkerNode(config, identity, self._transport(identity.peer_id), heard, turns.ended), heard
+        parts = NodeParts(config, identity, self._transport(identity.peer_id), heard, turns.ended)
+        return WorkerNode(parts), heard
 
     def _config(self, name: str, number: int) -> NodeConfig:
         config = self._plan.config(self._plan.model, ("learner.rollouts_per_step", str(ROLLOUTS)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,8 @@ from nodes.boot.manifest import check_group_size, sharing_of_own_tools
 from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of, site_of
-from nodes.roles.runtime import RoleNode
+from nodes.roles.role import RoleNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import own_version
 from swarm.environments.judge import with_raters
@@ -197,15 +199,15 @@ def _assemble(
     ):
         if shown is not None:
             say(console, shown)
-    make: Callable[..., RoleNode] = role  # what the classes of roles are called with is in `RoleNode`
+    parts = NodeParts(config, directory.identity, transport, verifier, stop)
     if not role.has_policy:
-        node = make(config, directory.identity, transport, verifier, stop)
+        node = role(parts)
     else:
         if config.policy.model not in MADE_HERE:
             where = "" if Path(config.policy.model).exists() else "; from the hub first, if it is not in the cache"
             say(console, f"loading {config.policy.model}{where}")
         with policy_progress(console, config.policy.model) as progress:
-            node = make(config, directory.identity, transport, verifier, stop, progress, ranks)
+            node = role(dataclasses.replace(parts, progress=progress, ranks=ranks))
     stack.callback(node.close)
     stack.callback(Lister(config.network.list_at, transport, node.note).close)
     write_addresses(config.out, transport.multiaddrs(), network.address_file)

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from nodes import exits
 from nodes.boot.assemble import RunningNode, opened
-from nodes.roles.runtime import EndReason, RoleNode
+from nodes.roles.role import RoleNode
+from nodes.roles.runtime import EndReason
 from nodes.stop import StopRequest
 from swarm.config import LoadedConfig, NodeConfig
 from swarm.distribution import versions

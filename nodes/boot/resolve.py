@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nodes.boot.directory import RunDirectory, resumed
 from nodes.boot.manifest import manifest_values, other_files, other_options
-from nodes.roles.runtime import RoleNode
+from nodes.roles.role import RoleNode
 from swarm.config import LoadedConfig, NodeConfig, overlay
 from swarm.environments.judge import lacking_raters, other_judges
 from swarm.environments.specs import left_out

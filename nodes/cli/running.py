@@ -229,6 +229,10 @@ def give(
     bootstrap: BootstrapOption = None,
     endpoint: EndpointOption = None,
     model: EndpointModelOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Load the model here, without an endpoint: auto, transformers, or vllm; --model as in join."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of this giver in views and reports.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds of questions.")] = None,
     groups: Annotated[int | None, typer.Option(min=1, help="Stop after this many groups are given.")] = None,
@@ -238,14 +242,19 @@ def give(
 ) -> None:
     """Give a swarm the graded answers of any model behind an endpoint: no GPU, no torch. Trains nothing.
 
-    Set any configuration field with --path.to.field VALUE, such as --endpoint.api_key_env OPENAI_API_KEY.
+    With --engine, the model is loaded here instead. Set any configuration field with --path.to.field VALUE, such as
+    --endpoint.api_key_env OPENAI_API_KEY.
     """
     from nodes.commands.give import give as run
 
+    if engine is not None and endpoint is not None:
+        raise ConfigError("--engine loads the model here, and --endpoint asks a server for it: give one of the two")
+    if engine is not None and model is None:
+        raise ConfigError("--engine needs --model: a hub id, a local directory, or tiny")
     options: Options = {
         "out": out or "runs/giver",
         "endpoint.url": endpoint,
-        "endpoint.model": model,
+        **({"endpoint.model": model} if engine is None else {"generation.engine": engine, "policy.model": model}),
         "endpoint.groups": groups,
         "name": name,
         "rounds": rounds,

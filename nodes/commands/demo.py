@@ -46,6 +46,7 @@ from swarm.distribution import versions
 from swarm.errors import ConfigError, Interrupted
 from swarm.files import private_directory
 from swarm.policy.config import EMBEDDED, TINY, TINY_SEES, TINY_SPARSE, check_model_path
+from swarm.telemetry.benefit.verdict import by_controls
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.live import LiveView, plain_line
 from swarm.telemetry.records import METRICS_FILE
@@ -304,7 +305,13 @@ class _Watch:
             due = done // self._plain_every > self._printed[history.name] // self._plain_every or last
             if due and done != self._printed[history.name]:
                 self._printed[history.name] = done
-                console.print(plain_line(history), markup=False, highlight=False, soft_wrap=True)
+                # What the control says counts more than the nodes' own estimates.
+                answer = by_controls(self._histories)
+                lines = [plain_line(history, estimates=answer is None)]
+                if history.control and answer is not None and not last:
+                    lines.append(f"until now | {answer.line}")
+                for line in lines:
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _report(options: DemoOptions, histories: Sequence[PeerHistory], console: Console) -> None:

@@ -13,15 +13,24 @@ from nodes.console import say, warn
 from nodes.roles import ROLES
 from swarm.config import LoadedConfig
 from swarm.kinds import extra
+from swarm.policy.config import BEHIND_ENDPOINT
 from swarm.sanitize import clean
 
 MAX_SHOWN_CHARS = 80
 
 
 def give(loaded: LoadedConfig, console: Console, *, live: bool, supervised: bool) -> int:
-    """Run a giver; returns the exit code. Raises `SwarmError` for errors before the start, the endpoint's included."""
-    _probe(loaded, "give", console)
-    code = launch(ROLES["give"], loaded, console, live=live, report=False, supervised=supervised)
+    """Run a giver, of a model that is loaded here if `policy.model` names one; returns the exit code.
+
+    Raises `SwarmError` for errors before the start, the endpoint's included.
+    """
+    if loaded.config.policy.model == BEHIND_ENDPOINT:
+        role = ROLES["give"]
+        _probe(loaded, "give", console)
+    else:
+        role = extra("give.roles.local").LocalGiverNode
+        check_gives(loaded, "give")
+    code = launch(role, loaded, console, live=live, report=False, supervised=supervised)
     _show_given(loaded.config.out, console)
     return code
 

@@ -331,7 +331,7 @@ def init(file: Path, given: Given, console: Console) -> None:
     config = load_config(recipe.file if recipe else None, command_line=answers.pairs).config
     console.print(_looking_at(config), highlight=False, soft_wrap=True)
     from nodes.commands.costs import bandwidth, fitting, machine_in_words, memory_in_words, power  # these import torch
-    from swarm.policy.loading import find_device
+    from swarm.policy.devices import find_device
     from swarm.preflight.check import with_settings
 
     found, changes, unknown = fitting(config)

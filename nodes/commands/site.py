@@ -20,7 +20,7 @@ from nodes.commands.peers import STALE_AFTER_S, Listing, asking
 from nodes.commands.runs import Listed, look, own_bootstraps, terms
 from nodes.commands.watching import check_named, find_nodes
 from nodes.console import say, warn
-from nodes.page import INDEX, NICENESS, PUBLIC, prepare_site
+from nodes.page import INDEX, NICENESS, PUBLIC, site_folder
 from nodes.stop import Stop, StopRequest
 from swarm.errors import PeerUnreachable, SwarmError
 from swarm.files import replace_file
@@ -71,8 +71,12 @@ def write_site(options: SiteOptions, console: Console) -> int:
         check_named(options.runs)
     elif not options.addresses:
         options = replace(options, addresses=Bootstraps(own_bootstraps()).multiaddrs())
-    prepare_site(options.out)
     Bootstraps(options.addresses)
+    with site_folder(options.out):
+        return _keep_up_to_date(options, page, console)
+
+
+def _keep_up_to_date(options: SiteOptions, page: Any, console: Console) -> int:
     stop: Stop = StopRequest(options.supervised) if options.every_s is not None else lambda: False
     if options.supervised:
         os.nice(NICENESS)
@@ -158,8 +162,11 @@ class _Here:
         runs = []
         for node in self._nodes:
             node.read()
+            address = NOBODY
+            with contextlib.suppress(OSError, IndexError):
+                address = (node.folder / ADDRESS_FILE).read_text().splitlines()[0]
             if (sealed := remembered(node.folder)) is None:
-                problems[str(node.folder)] = "this node is in no run yet"
+                problems[str(node.folder)] = f"this node is in no run yet; of a bootstrap, give the address: {address}"
                 continue
             seen_at = max(node.roster.time if node.roster else 0.0, node.history.alive_at or 0.0)
             # A round may be longer.
@@ -168,9 +175,6 @@ class _Here:
                 continue
             rows = _members(node.roster.peers if node.roster else ())
             found = FoundRun(sealed.manifest, "", len(rows) + 1, _models(rows))
-            address = NOBODY
-            with contextlib.suppress(OSError, IndexError):
-                address = (node.folder / ADDRESS_FILE).read_text().splitlines()[0]
             runs.append(_Run(Listed(found, address, address), address, [node]))
         return runs
 

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec.structs import replace
 
 from nodes.boot.directory import running_nodes
 from nodes.boot.manifest import check_group_size
-from swarm.config import NodeConfig, Values
+from swarm.config import NodeConfig
 from swarm.distribution import versions
 from swarm.environments.judge import unjudged
-from swarm.errors import CheckpointError, Interrupted, SwarmError
+from swarm.errors import CheckpointError, ConfigError, Interrupted, SwarmError
 from swarm.evaluation import Evaluation, evaluate
 from swarm.net.records.identity import Identity
 from swarm.net.records.wire import Limits
 from swarm.net.services.usage import GroupUsage, serve_usage, usage_by
 from swarm.net.trust.credit import statement
 from swarm.net.trust.exchange import Exchange
-from swarm.policy.config import PolicySettings, local_name, public_name
-from swarm.preflight.duties import Duties
+from swarm.policy.config import PolicySettings, local_name
 from swarm.protocols import RECORDED, RolloutEngine, Transport, Verifier
 from swarm.reasons import Reason
 from swarm.received.corroboration import CorroborationState
@@ -33,7 +32,6 @@ from swarm.received.pool import PooledGroup
 from swarm.sapo.curriculum import Bucket, TaskSuccess
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
-from swarm.schedule import Pausing, Schedule
 from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
@@ -52,14 +50,15 @@ from swarm.telemetry.records import (
 )
 from swarm.telemetry.samples import SampleLog
 from swarm.telemetry.sinks import MetricsWriter
-from swarm.types import Estimate, MemberSummary, RunManifest, Terms
+from swarm.types import Estimate, MemberSummary
 from swarm.types.bounds import MAX_TOLD_TASKS
 from swarm.types.runs import Tries
 
-if TYPE_CHECKING:  # all of it needs torch, and not every role has a policy
+if TYPE_CHECKING:  # most of it needs torch, and not every role has a policy
     from nodes.roles.ranks import RankGroup
     from nodes.roles.suites import NodeSuites
     from swarm.policy.loading import Policy
+    from swarm.policy.ranks import Ranks
     from swarm.training.checkpoint import CheckpointStore, TrainingState
 
 NEIGHBOURS_EVERY_S = 30.0
@@ -79,21 +78,34 @@ class ReceivedGroups(Protocol):
         """Number of unused groups."""
 
 
+@dataclass(frozen=True)
+class NodeParts:
+    """What a node of any role is made of, on an open transport."""
+
+    config: NodeConfig
+    identity: Identity
+    transport: Transport
+    verifier: Verifier
+    cancelled: Callable[[], bool] = lambda: False
+    """Whether it is to stop."""
+    progress: Callable[[int, int], None] | None = None
+    """Called while its policy is made, with steps done and in all."""
+    ranks: Ranks | None = None
+    """Its processes, of which this is the first; by default this one alone."""
+    clock: Callable[[], float] = time.time
+
+    def check_one_process(self, role: str) -> None:
+        """Raises `ConfigError` where a role that runs in one process has several."""
+        if self.ranks is not None and self.ranks.size > 1:
+            raise ConfigError(f"a {role} runs in one process, got {self.ranks.size}: start one for each GPU instead")
+
+
 class RoleRuntime:
     """The parts around a role, which provides its steps and their figures."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        identity: Identity,
-        transport: Transport,
-        verifier: Verifier,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """On an open transport.
-
-        Raises `ConfigError` for an unavailable sink, and for larger groups than those of the run.
-        """
+    def __init__(self, parts: NodeParts) -> None:
+        """Raises `ConfigError` for an unavailable sink, and for larger groups than those of the run."""
+        config, identity, transport, verifier = parts.config, parts.identity, parts.transport, parts.verifier
         check_group_size(config.generation.group_size, transport.manifest())
         limits = Limits(config.network.max_record_bytes, config.network.max_completion_chars)
         self.exchange = Exchange(
@@ -102,7 +114,7 @@ class RoleRuntime:
             limits,
             config.network.safety,
             offer_life_s=config.network.backfill_s,
-            clock=clock,
+            clock=parts.clock,
         )
         serve_usage(transport, self._usage_of)
         self._worth: Mapping[str, Estimate] = {}
@@ -144,16 +156,16 @@ class RoleRuntime:
         """Put further cumulative counts into the events of rounds, named `prefix/NAME`."""
         self._counted[prefix] = counters
 
-    def begin(self, node: type[RoleNode], resumed_from: int | None = None) -> None:
-        """Write the start event of such a node."""
+    def begin(self, role: str, model: str, resumed_from: int | None = None) -> None:
+        """Write the start event."""
         self._write(
             StartEvent(
                 time=time.time(),
                 peer_id=self.peer_id,
                 run_id=self._transport.status().run_id,
                 name=self.config.called(self.peer_id),
-                role=node.role,
-                model=node.model(self.config),
+                role=role,
+                model=model,
                 rounds=self.config.rounds,
                 config=self.config.model_dump(mode="json"),
                 versions=versions(),
@@ -491,103 +503,6 @@ class Checkpoints:
         self._store.distrust()
         self.outdate()
         return outcome
-
-
-class RoleNode(ABC):
-    """A node of one role, which its class is: what the role asks of a run, and steps between pauses.
-
-    A class is found in `nodes.roles.ROLES` and called with config, identity, transport, verifier, cancelled, progress
-    and ranks. Raises `SwarmError`.
-    """
-
-    role: ClassVar[str]
-    duties: ClassVar[Duties] = Duties()
-    """What it does with its policy, as far as memory goes."""
-    alone: ClassVar[str]
-    """Its activity while no peer is connected, for messages."""
-    invites: ClassVar[str] = "join"
-    """The subcommand with which others join it."""
-    has_policy: ClassVar[bool] = True
-    """Whether it holds a model; otherwise nothing of torch is loaded, and it is called without progress and ranks."""
-    founds: ClassVar[bool] = False
-    """Whether a node of this role without an address founds a run as a matter of course."""
-
-    @classmethod
-    @abstractmethod
-    def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
-        """Lines that describe its plan: names and values."""
-
-    @classmethod
-    def model(cls, config: NodeConfig) -> str:
-        """Its model's name for other members."""
-        return public_name(config.policy.model)
-
-    @classmethod
-    def terms(cls, config: NodeConfig) -> Terms | None:
-        """What members of a run that it founds must share with it, as far as the configuration says."""
-        return None
-
-    @classmethod
-    def values_of(cls, manifest: RunManifest) -> Values:
-        """What the run sets for this role only, as a layer of the configuration."""
-        return {}
-
-    @classmethod  # noqa: B027  # most fit any run
-    def check(cls, config: NodeConfig, manifest: RunManifest, peer_id: str) -> None:
-        """Raises `ConfigError` for a run in which this node cannot have the role."""
-
-    def __init__(self, runtime: RoleRuntime, cancelled: Callable[[], bool]) -> None:
-        """Raises `ConfigError` for a schedule that cannot be kept here."""
-        self._runtime = runtime
-        self._config = runtime.config
-        self._cancelled = cancelled
-        self._open = ExitStack()
-        schedule = Schedule(self._config.schedule, self._config.out)
-        self._pausing = Pausing(schedule, self, runtime, cancelled)
-        self._open.callback(self._pausing.close)
-
-    @property
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether the node has finished."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Write the start event and prepare the first step. Raises `Interrupted`."""
-
-    @abstractmethod
-    def end(self, reason: EndReason) -> None:
-        """Save, and write the end event."""
-
-    def step(self) -> None:
-        """One round, step or batch; a moment of a pause instead, if there is one.
-
-        Raises `Interrupted` in a consistent state.
-        """
-        if not self._pausing.hold():
-            self._work()
-
-    @abstractmethod
-    def _work(self) -> None:
-        """What `step` does outside of pauses."""
-
-    def note(self, text: str, level: str = "info", alert: str = "") -> None:
-        """Put a line for people into the metrics file; `alert`: see `NoteEvent`."""
-        self._runtime.note(text, level, alert)
-
-    def close(self) -> None:
-        """Stop background work; always called, possibly twice."""
-        self._open.close()
-
-    @abstractmethod
-    def on_pause(self) -> None:
-        """A pause begins."""
-
-    def while_paused(self) -> None:  # noqa: B027  # most roles have nothing to do
-        """Called now and then during a pause."""
-
-    def on_resume(self) -> None:  # noqa: B027
-        """A pause is over."""
 
 
 def check_model(checkpoint: Path, state: TrainingState, settings: PolicySettings) -> None:

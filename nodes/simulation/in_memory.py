@@ -12,6 +12,7 @@ from nodes import exits
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from nodes.simulation.configs import Member
 from nodes.stop import Stop, StopRequest
 from swarm.config import NodeConfig, load_config
@@ -112,7 +113,7 @@ class MemoryRun:
             clock=self._clock,
         )
         transport.start()
-        return PeerNode(config, identity, transport, self._verifier(config), self._stop, clock=self._clock)
+        return PeerNode(NodeParts(config, identity, transport, self._verifier(config), self._stop, clock=self._clock))
 
     def _verifier(self, config: NodeConfig) -> TaskVerifier:
         """One for all nodes with the same tasks: setting them up takes time."""

@@ -26,7 +26,8 @@ from swarm.config import NodeConfig
 from swarm.engines.choice import Vllm, choose, look_for_vllm
 from swarm.errors import ConfigError, PolicyError
 from swarm.policy.config import EMBEDDED, MADE_HERE, LoraSettings, PolicySettings, check_model_path
-from swarm.policy.loading import find_device, find_dtype, find_source
+from swarm.policy.devices import find_device, find_dtype
+from swarm.policy.loading import find_source
 from swarm.policy.out_of_memory import free_bytes
 from swarm.policy.reading import check_hub, read_config
 from swarm.preflight.duties import PEER, Duties

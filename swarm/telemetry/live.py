@@ -258,8 +258,8 @@ class Progress(Struct, frozen=True):
         return cls(done, total, max(left, default=None))
 
 
-def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> str:
-    """One peer's state in one line of plain text, for logs and pipes, and its own estimate in another."""
+def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time, estimates: bool = True) -> str:
+    """One peer's state in one line of plain text, for logs and pipes, and with `estimates` its own one in another."""
     parts = [history.name, state_text(history, clock())]
     more = ""
     event = history.latest
@@ -275,7 +275,7 @@ def plain_line(history: PeerHistory, clock: Callable[[], float] = time.time) -> 
         ]
         if decided := mix_in_words(event):
             parts.append(f"mix {clean(decided)}")
-        if event.worth is not None and groups["received"]:
+        if estimates and event.worth is not None and groups["received"]:
             answer = verdict([history])
             kind = "own estimate: " if answer.how == BY_ESTIMATE else ""
             more = f"\n{history.name} | {kind}{answer.line}"

@@ -16,6 +16,7 @@ from benchmarks.common.running import scratch
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from nodes.simulation.configs import Fields, as_fields, real_model
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
@@ -196,7 +197,7 @@ class Node(PeerNode):
         self.listening = Listening(config.tasks)
         self.fates: Counter[tuple[str, Fate]] = Counter()
         """By author and fate."""
-        super().__init__(config, identity, transport, self.listening, clock=clock)
+        super().__init__(NodeParts(config, identity, transport, self.listening, clock=clock))
 
     def _make_node(self) -> SapoNode:
         counting(self._runtime.samples, self.fates)

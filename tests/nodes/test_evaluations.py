@@ -9,6 +9,7 @@ import pytest
 from nodes.boot.manifest import found_run
 from nodes.roles import runtime
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
@@ -28,7 +29,7 @@ def _node(out: Path, identity: Identity) -> PeerNode:
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(NodeParts(config, identity, transport, InlineVerifier(config.tasks)))
 
 
 def _evaluated(out: Path) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -34,7 +35,7 @@ def _node(out: Path) -> PeerNode:
     identity = Identity.load_or_create(out / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(NodeParts(config, identity, transport, InlineVerifier(config.tasks)))
 
 
 def test_weights_go_back_to_the_last_good_checkpoint_and_people_are_told(tmp_path: Path) -> None:

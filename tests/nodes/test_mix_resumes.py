@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -23,7 +24,7 @@ def _node(out: Path, identity: Identity) -> PeerNode:
     config = load_config(None, values).config.model_copy(update={"out": out, "seed": 1})
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(NodeParts(config, identity, transport, InlineVerifier(config.tasks)))
 
 
 def test_a_restarted_peer_knows_what_its_policy_knew(tmp_path: Path) -> None:

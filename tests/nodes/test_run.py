@@ -11,7 +11,7 @@ from nodes.boot.assemble import shown_address
 from nodes.boot.directory import MANIFEST_FILE, best_address, claim_directory, remember, remembered
 from nodes.boot.manifest import found_run, lacking_files, manifest_values, other_files, other_options
 from nodes.boot.resolve import Notice, possible
-from nodes.roles.runtime import RoleRuntime
+from nodes.roles.runtime import NodeParts, RoleRuntime
 from swarm.config import NodeConfig, load_config
 from swarm.environments.specs import left_out
 from swarm.environments.verification.inline import InlineVerifier
@@ -51,12 +51,14 @@ def test_a_node_whose_groups_members_would_refuse_does_not_start(tmp_path: Path)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(founder, identity))
     verifier = InlineVerifier(founder.tasks)
     for size in ("2", "4"):
-        runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
+        runtime = RoleRuntime(
+            NodeParts(_config(tmp_path, ("generation.group_size", size)), identity, transport, verifier)
+        )
         assert runtime.max_group_size() == 4, "of others' groups, whatever its own are"
     with pytest.raises(ConfigError, match="at most 4 in run .*, got 8: members refuse larger groups"):
-        RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, transport, verifier)
+        RoleRuntime(NodeParts(_config(tmp_path, ("generation.group_size", "8")), identity, transport, verifier))
     alone = MemoryTransport(MemoryHub(), identity.peer_id)
-    runtime = RoleRuntime(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier)
+    runtime = RoleRuntime(NodeParts(_config(tmp_path, ("generation.group_size", "8")), identity, alone, verifier))
     assert runtime.max_group_size() == 8
 
 
@@ -72,7 +74,7 @@ def test_what_groups_are_worth_is_said_only_by_those_who_want_to(tmp_path: Path,
     identity, hub = Identity.generate(), MemoryHub()
     receiver, author = Stating(hub, identity.peer_id), MemoryTransport(hub, "author")
     config = _config(tmp_path, ("share.worth", str(shares).lower()))
-    runtime = RoleRuntime(config, identity, receiver, InlineVerifier(config.tasks))
+    runtime = RoleRuntime(NodeParts(config, identity, receiver, InlineVerifier(config.tasks)))
     receiver.start(), author.start()
     runtime.exchange.book.admit("author", 1, 100)
     worth = {"author": Estimate(0.5, 0.4, 0.6)}

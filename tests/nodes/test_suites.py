@@ -13,6 +13,7 @@ from nodes.boot.directory import IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles import suites
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from nodes.roles.suites import NodeSuites
 from swarm.config import NodeConfig, load_config
 from swarm.environments.config import TaskConfig
@@ -175,7 +176,7 @@ def _peer(out: Path, **evaluation: object) -> PeerNode:
     identity = Identity.load_or_create(out / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(NodeParts(config, identity, transport, InlineVerifier(config.tasks)))
 
 
 def _train(node: PeerNode) -> None:

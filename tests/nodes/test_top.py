@@ -12,10 +12,13 @@ from msgspec import structs
 from rich.console import Console
 
 from nodes.commands import watching as top
+from nodes.commands.demo import _Watch
 from nodes.commands.watching import find_nodes, show_top
 from swarm.errors import ConfigError
 from swarm.telemetry import nodes as module
-from swarm.telemetry.records import RoundEvent
+from swarm.telemetry.history import PeerHistory
+from swarm.telemetry.live import LiveView
+from swarm.telemetry.records import METRICS_FILE, RoundEvent
 from tests.telemetry.folders import ending_at, events, hostile, swarm as directories
 from tests.telemetry.synthetic import write
 
@@ -31,6 +34,20 @@ def test_top_shows_nodes_alerts_and_what_to_do(tmp_path: Path) -> None:
     assert all(name in shown for name in ("peer-1", "peer-4", "alone"))
     assert "The swarm helps: per round ×1." in shown and "in the same time ×1." in shown
     assert "No round for 10 min" in shown and "swarm health" in shown and "swarm docs operate.md" in shown
+
+
+def test_lines_of_a_demo_have_the_answer_of_its_control_instead_of_estimates(tmp_path: Path) -> None:
+    for control in (True, False):
+        folder = directories(tmp_path / str(control), time.time(), 2, control=control)
+        read = [
+            PeerHistory.read(each.folder / METRICS_FILE, each.name, control=each.control)
+            for each in find_nodes([folder])
+        ]
+        plain = Console(width=400, file=io.StringIO())
+        _Watch(LiveView(read), read, plain, 30)._print_rounds(plain)
+        shown = plain.file.getvalue()  # type: ignore[attr-defined]
+        assert shown.count("until now | The swarm helps: per round ×1.") == control
+        assert shown.count("own estimate: ") == (0 if control else 2)
 
 
 def test_top_of_one_node_has_its_curves(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from nodes.boot.directory import CHECKPOINTS, IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
 from swarm.errors import EngineError
 from swarm.net.in_memory import MemoryHub, MemoryTransport
@@ -57,7 +58,7 @@ def node(tmp_path: Path, script: Path) -> Iterator[PeerNode]:
     identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    node = PeerNode(config, identity, transport, Parity())
+    node = PeerNode(NodeParts(config, identity, transport, Parity()))
     node.begin()
     while not node.done:
         node.step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarm.errors import PolicyError
-from swarm.policy import loading
+from swarm.policy import devices
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.loading import Policy, load_policy
 from swarm.policy.reading import outline
@@ -32,8 +32,8 @@ def test_a_cpu_computes_in_bfloat16_where_that_is_faster(
     least: int,
     expected: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: has_instructions)
-    monkeypatch.setattr(loading, "BFLOAT16_PARAMETERS", least)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr(devices, "BFLOAT16_PARAMETERS", least)
     policy.save(tmp_path)
     loaded = load_policy(PolicySettings(model=str(tmp_path), device="cpu"))
     assert loaded.dtype == expected
@@ -44,7 +44,7 @@ def test_a_cpu_computes_in_bfloat16_where_that_is_faster(
 @pytest.mark.parametrize("instruction", ["avx512_bf16", "amx_bf16", "avx512_f"])
 def test_the_instructions_are_those_that_torch_finds(monkeypatch: pytest.MonkeyPatch, instruction: str) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", instruction: True})
-    assert loading.multiplies_bfloat16() == (instruction != "avx512_f")
+    assert devices.multiplies_bfloat16() == (instruction != "avx512_f")
 
 
 def test_a_models_outline_has_its_size_and_no_weights(policy: Policy, tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_frozen_weights_take_the_type_that_was_chosen(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft", reason="needs the extra lora")
-    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(loading, "BFLOAT16_PARAMETERS", 1)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "BFLOAT16_PARAMETERS", 1)
     policy.save(tmp_path)
     loaded = load_policy(PolicySettings(model=str(tmp_path), device="cpu", lora=LoraSettings(rank=2)))
     assert {(p.requires_grad, p.dtype) for p in loaded.model.parameters()} == {

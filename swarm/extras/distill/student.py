@@ -223,6 +223,7 @@ class Learning:
             "distill/groups": float(len(groups)),
             "distill/trust": fmean(map(self._trust, self.teachers.values())),
         }
+        figures |= {f"distill/trust/{name[-8:]}": self._trust(each) for name, each in self.teachers.items()}
         if found:
             figures |= {"distill/kl": -fmean(found), "distill/left_out": missed / (missed + len(found))}
         if known_agreement := [value for each in self.teachers.values() for value in each.agreement]:

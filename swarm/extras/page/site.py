@@ -303,6 +303,7 @@ def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
     """The other members as the node knows them, the most useful first."""
     rows = sorted(node.roster.peers if node.roster else (), key=lambda row: row.usefulness, reverse=True)
     senders = node.history.worth.senders if node.history.worth else {}
+    figures = node.history.latest.figures if node.history.latest else {}
     return [
         {
             "peer": tail(row.peer_id),
@@ -318,9 +319,20 @@ def _peers(node: NodeReader, names: Mapping[str, str]) -> list[Json]:
             "bytes": row.bytes,
             "reputation": row.reputation,
             "worth": in_own_groups(senders[row.peer_id]) if row.peer_id in senders else "",
+            "teaches": _teaches(tail(row.peer_id), figures),
         }
         for row in rows[:MAX_ROWS]
     ]
+
+
+def _teaches(peer: str, figures: Mapping[str, float | None]) -> str:
+    """What a peer is as a teacher of the node; empty where it is none."""
+    trust, worth = (figures.get(f"distill/{name}/{peer}") for name in ("trust", "worth"))
+    if trust is None:
+        return ""
+    return ("not trusted" if trust == 0 else f"trusted {trust:.0%}") + (
+        "" if worth is None else f", worth {worth:z.1f}"
+    )
 
 
 def _complaints(row: PeerRow) -> str:

@@ -119,6 +119,11 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
         with giver(tmp_path / "few", address, server, "--groups=5") as one:
             assert one.wait() == 0
             assert read_given(one.out).shared == 5
+        local = ["give", address, "--engine=transformers", "--model=tiny", "--groups=3", "--no-live", *LOOPBACK]
+        with swarm(tmp_path / "local", *local, f"--out={tmp_path / 'local'}") as one:
+            assert one.wait() == 0
+            assert read_given(one.out).shared == 3 and one.history().role == "giver"
+            assert one.history().latest.tokens_generated > 0 and "endpoint" not in one.text(), one.text()
         with giver(tmp_path / "give", address, server) as one:
             until(lambda: one.round() > 0, one, "a round")
             server.respond = lambda asked: (401, b"")
@@ -136,6 +141,9 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
     ("arguments", "says", "code"),
     [
         (["give"], "name the server and its model: --endpoint", 2),
+        (["give", "--engine", "auto"], "--engine needs --model", 2),
+        (["give", "--engine", "auto", "--endpoint", "http://127.0.0.1:9/v1", "--model", "x"], "give one of the two", 2),
+        (["give", "--engine", "auto", "--model", "tiny"], "a giver needs the address of a member", 2),
         (["give", "--endpoint", "localhost:1", "--model", "x"], "must begin with http://", 2),
         (["give", "--endpoint", "http://127.0.0.1:9/v1", "--model", "x"], "a giver needs the address of a member", 2),
         (["answer"], "a giver needs the address of a member", 2),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from nodes.boot.directory import CHECKPOINTS, IDENTITY_FILE
 from nodes.boot.manifest import found_run
 from nodes.roles import runtime
+from nodes.roles.runtime import NodeParts
 from swarm.config import NodeConfig, load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import CheckpointError, ConfigError, Interrupted, TaskError
@@ -82,7 +83,7 @@ class Run:
     def learner(self, rounds: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[LearnerNode]:
         transport = self.transport(self.identity.peer_id)
         config = self.config("learner", rounds=rounds)
-        node = LearnerNode(config, self.identity, transport, InlineVerifier(config.tasks), cancelled)
+        node = LearnerNode(NodeParts(config, self.identity, transport, InlineVerifier(config.tasks), cancelled))
         yield node
         node.close()
         transport.close()
@@ -118,7 +119,8 @@ class Run:
     def _worker(self, name: str, stop: threading.Event, make: type[WorkerNode]) -> WorkerNode:
         identity = Identity.generate()
         config = self.config(name)
-        return make(config, identity, self.transport(identity.peer_id), InlineVerifier(config.tasks), stop.is_set)
+        transport, verifier = self.transport(identity.peer_id), InlineVerifier(config.tasks)
+        return make(NodeParts(config, identity, transport, verifier, stop.is_set))
 
     def events(self, name: str) -> list[RoundEvent]:
         return PeerHistory.read(self.out / name / METRICS_FILE).series()
@@ -363,7 +365,7 @@ def test_several_processes_for_a_worker_are_refused(tmp_path: Path) -> None:
     ranks.size = 2
     transport = run.transport(run.identity.peer_id)
     with pytest.raises(ConfigError, match="got 2: start one for each GPU"):
-        WorkerNode(config, run.identity, transport, InlineVerifier(config.tasks), ranks=ranks)
+        WorkerNode(NodeParts(config, run.identity, transport, InlineVerifier(config.tasks), ranks=ranks))
     transport.close()
 
 

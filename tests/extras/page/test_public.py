@@ -23,7 +23,7 @@ from rich.console import Console
 from nodes.boot.directory import ADDRESS_FILE, MANIFEST_FILE
 from nodes.commands.peers import STALE_AFTER_S
 from nodes.commands.site import DATA, INDEX, SiteOptions, write_site
-from nodes.page import site_of
+from nodes.page import site_folder, site_of
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.extras.page.public import MAX_POINTS, OpenRun, Points, _longer, _mean, command, make_site
 from swarm.net.records.identity import Identity
@@ -173,6 +173,17 @@ def test_a_folder_with_another_page_and_targets_of_no_use_are_refused(tmp_path: 
     with pytest.raises(PeerUnreachable, match="nothing is known of any run"):
         site(tmp_path / "www", folder)
     assert not (tmp_path / "www" / INDEX).exists()
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path: Path) -> None:
+    (folder := tmp_path / "ada").mkdir()
+    with site_folder(tmp_path / "www"):
+        with pytest.raises(ConfigError, match="kept up to date by another process; choose another folder"):
+            site(tmp_path / "www", folder)
+        with pytest.raises(ConfigError, match="by another process"), site_of(folder, tmp_path / "www"):
+            pass
+    with site_folder(tmp_path / "www"):
+        pass
 
 
 @pytest.mark.parametrize(

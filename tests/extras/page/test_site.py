@@ -10,11 +10,11 @@ from msgspec import structs
 
 from nodes.commands.watching import find_nodes
 from swarm.extras.page.site import MAX_MEMBERS, Site
-from swarm.net.roster import PROGRESS_FILE, Progress, write_progress
+from swarm.net.roster import PROGRESS_FILE, Progress, read_roster, write_progress
 from swarm.telemetry.curves import MAX_BINS
 from swarm.telemetry.history import FIRST_ROUNDS, KEPT_ROUNDS
 from swarm.telemetry.nodes import NodeReader
-from swarm.telemetry.records import METRICS_FILE, NoteEvent, encode
+from swarm.telemetry.records import METRICS_FILE, NoteEvent, RoundEvent, encode
 from swarm.types.thumbnails import as_url, thumbnail
 from tests.telemetry.folders import LONG, PICTURE, crowd, ending_at, events, hostile, swarm
 from tests.telemetry.synthetic import EPOCH, TASKS, write
@@ -86,6 +86,28 @@ def test_a_node_in_detail(tmp_path: Path) -> None:
         drop["count"] for drop in groups["dropped"]
     )
     assert site.detail(9) is None and site.samples(9) is None
+
+
+@pytest.mark.parametrize(
+    ("trust", "worth", "shown"),
+    [(0.0, None, "not trusted"), (1.0, 0.44, "trusted 100%, worth 0.4"), (0.5, None, "trusted 50%")],
+)
+def test_who_teaches_a_node_and_how_far_it_is_trusted(
+    trust: float, worth: float | None, shown: str, tmp_path: Path
+) -> None:
+    home = swarm(tmp_path, NOW, 2) / "peer-1"
+    roster = read_roster(home)
+    assert roster is not None
+    teacher = roster.peers[0].peer_id[-8:]
+    last = next(event for event in reversed(events(1, 200, 0.0)) if isinstance(event, RoundEvent))
+    figures = {"trust": trust} | ({} if worth is None else {"worth": worth})
+    taught = structs.replace(
+        last, time=NOW, round=201, figures={f"distill/{name}/{teacher}": value for name, value in figures.items()}
+    )
+    with (home / METRICS_FILE).open("ab") as file:
+        file.write(encode(taught) + b"\n")
+    teaches = {peer["peer"]: peer["teaches"] for peer in _detail(_site(tmp_path))["peers"]}
+    assert teaches.pop(teacher) == shown and not any(teaches.values())
 
 
 def test_samples_of_both_sides_and_what_became_of_them(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import ConfigError
@@ -155,7 +156,7 @@ def node(folder: Path, **values: object) -> PeerNode:
     identity = Identity.generate()
     transport = MemoryTransport(MemoryHub(), identity.peer_id, found_run(config, identity))
     transport.start()
-    return PeerNode(config, identity, transport, InlineVerifier(config.tasks))
+    return PeerNode(NodeParts(config, identity, transport, InlineVerifier(config.tasks)))
 
 
 def test_a_lone_node_learns_from_what_an_earlier_one_recorded(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from nodes.boot.manifest import found_run
 from nodes.roles.peer import PeerNode
+from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.errors import Interrupted
@@ -102,7 +103,7 @@ def node(folder: Path, identity: Identity, stop_after: int = 99) -> PeerNode:
     def stops() -> bool:
         return bool(made) and made[0]._imitated >= stop_after
 
-    made.append(PeerNode(config, identity, transport, InlineVerifier(config.tasks), stops))
+    made.append(PeerNode(NodeParts(config, identity, transport, InlineVerifier(config.tasks), stops)))
     return made[0]
 
 

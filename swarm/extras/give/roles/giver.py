@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
-from nodes.roles.runtime import EndReason, RoleNode, RoleRuntime
+from nodes.roles.role import RoleNode
+from nodes.roles.runtime import EndReason, NodeParts
 from swarm.config import NodeConfig
 from swarm.errors import ConfigError, EndpointError, PeerUnreachable
 from swarm.extras.give.demand import TaskDemand
@@ -21,9 +22,7 @@ from swarm.extras.give.usage import Given, UsageWatch, write_given
 from swarm.figures import finite
 from swarm.groups.building import Member
 from swarm.groups.episodes import Stream
-from swarm.net.records.identity import Identity
 from swarm.policy.config import prompt_of
-from swarm.protocols import Transport, Verifier
 from swarm.telemetry.records import RoundEvent
 from swarm.types import PolicyId, RunManifest
 from swarm.types.questions import stream_seed
@@ -60,9 +59,12 @@ class GiverNode(RoleNode):
     @classmethod
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
         """See `RoleNode`."""
+        return [("endpoint", f"{config.endpoint.model} at {config.endpoint.url}"), *cls._plan_of_rounds(config)]
+
+    @classmethod
+    def _plan_of_rounds(cls, config: NodeConfig) -> list[tuple[str, str]]:
         generation, endpoint = config.generation, config.endpoint
         return [
-            ("endpoint", f"{endpoint.model} at {endpoint.url}"),
             *([("groups", f"ends after {endpoint.groups}")] if endpoint.groups else []),
             ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
             (
@@ -82,23 +84,15 @@ class GiverNode(RoleNode):
                 "runs of peers"
             )
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        identity: Identity,
-        transport: Transport,
-        verifier: Verifier,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, parts: NodeParts) -> None:
         """Raises `ConfigError` without an endpoint or for a missing key, `PeerUnreachable` without a run."""
-        if transport.manifest() is None:
+        if parts.transport.manifest() is None:
             raise PeerUnreachable(
                 "no member of the run has answered, and without one a giver does not know what to ask: check the "
                 "address, or try again"
             )
-        runtime = RoleRuntime(config, identity, transport, verifier)
-        super().__init__(runtime, cancelled)
-        self._transport = transport
+        super().__init__(parts)
+        config, identity, runtime = parts.config, parts.identity, self._runtime
         self._rounds = 0
         self._noted: set[str] = set()
         self._idle_since: float | None = None
@@ -112,13 +106,13 @@ class GiverNode(RoleNode):
             self._make_plan(first),
             Member(identity.peer_id, PolicyId(self.model(config), "", 0), config.generation.sampling(), seed),
             self._make_stream(),
-            verifier,
+            parts.verifier,
             runtime.exchange,
             runtime.samples.keep,
             self._demand,
         )
         self._open.callback(self._giver.stop)
-        self._usage = UsageWatch(transport, self._demand)
+        self._usage = UsageWatch(parts.transport, self._demand)
         self._given: deque[tuple[float, int]] = deque()
         """Times of the last minute's rounds, and the groups shared before each."""
         self._open.callback(self._usage.close)
@@ -162,7 +156,7 @@ class GiverNode(RoleNode):
 
     def begin(self) -> None:
         """Write the start event. Raises `Interrupted`."""
-        self._runtime.begin(type(self))
+        self._write_start()
         self._pausing.wait()
         self._runtime.start_clock()
 
@@ -197,7 +191,7 @@ class GiverNode(RoleNode):
                 round=self._rounds,
                 reward=report.reward,
                 groups=self._giver.ledger.snapshot(),
-                tokens_generated=self._engine.num_tokens if self._engine else 0,
+                tokens_generated=self._num_tokens,
                 figures=finite({**report.figures, **self._pace()}),
                 tasks=report.tasks,
                 timings={"generate": report.seconds},
@@ -252,6 +246,10 @@ class GiverNode(RoleNode):
     @property
     def _num_shared(self) -> int:
         return int(self._giver.ledger.snapshot()["shared"])
+
+    @property
+    def _num_tokens(self) -> int:
+        return self._engine.num_tokens if self._engine else 0
 
     def _write_usage(self) -> None:
         write_given(self._config.out, Given(self._num_shared, self._usage.known))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct, json, structs
 
 from nodes.boot.directory import CHECKPOINTS
-from nodes.roles.runtime import Checkpoints, EndReason, RoleNode, RoleRuntime
+from nodes.roles.role import RoleNode
+from nodes.roles.runtime import Checkpoints, EndReason, NodeParts
 from swarm.config import NodeConfig
 from swarm.errors import Interrupted
 from swarm.extras.learner.audit import SnapshotAuditor
@@ -30,11 +31,9 @@ from swarm.extras.learner.terms import check_only_learner, differences, terms_of
 from swarm.extras.learner.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.figures import finite
 from swarm.files import RandomAccessFile, replace_file
-from swarm.net.records.identity import Identity
 from swarm.policy.loading import load_policy
 from swarm.policy.ranks import Ranks
 from swarm.preflight.duties import Duties
-from swarm.protocols import Transport, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.watch import Alarm, RewardGuard
 from swarm.telemetry.records import LearningFigures, RoundEvent
@@ -85,23 +84,13 @@ class LearnerNode(RoleNode, LearnerObserver):
         """Raises `ConfigError` for a run that another learner founded."""
         check_only_learner(peer_id, manifest)
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        identity: Identity,
-        transport: Transport,
-        verifier: Verifier,
-        cancelled: Callable[[], bool] = lambda: False,
-        progress: Callable[[int, int], None] | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def __init__(self, parts: NodeParts) -> None:
         """Load everything. Raises `PolicyError`, `CheckpointError`, `ConfigError`, `EngineError`, `SnapshotError`."""
-        runtime = RoleRuntime(config, identity, transport, verifier)
+        super().__init__(parts)
+        config, transport, runtime = parts.config, parts.transport, self._runtime
         store = CheckpointStore(config.out / CHECKPOINTS, config.checkpoint.keep)
         found = store.newest()
-        self._ranks = LearnerRanks(config, found, ranks or Ranks(), cancelled, progress)
-        super().__init__(runtime, cancelled)
-        self._verifier = verifier
+        self._ranks = LearnerRanks(config, found, parts.ranks or Ranks(), parts.cancelled, parts.progress)
         self._policy, self._updater = self._ranks.policy, self._ranks.updater
         self._terms = terms_of(config, self._policy)
         self._workforce = Workforce(config.learner, time.monotonic, self._terms, runtime.exchange.established)
@@ -111,7 +100,7 @@ class LearnerNode(RoleNode, LearnerObserver):
         """Workers whose differences a note has named."""
         self._looked_at = 0.0
         serve_heartbeats(transport, self._workforce.beat)
-        self._snapshots = self._open.enter_context(open_publisher(transport, identity, config))
+        self._snapshots = self._open.enter_context(open_publisher(transport, parts.identity, config))
         runtime.count_also("snapshots", self._snapshots.counters)
         self._learner = self._make_learner()
         self._checkpoints = Checkpoints(runtime, store, self._ranks, self._watch, "learner")
@@ -120,7 +109,7 @@ class LearnerNode(RoleNode, LearnerObserver):
             with self._checkpoints.restoring_evidence():
                 self._learner.corroboration.restore(state.workers)
         self._rise()
-        suites = runtime.prepare_suites(self._policy, cancelled, self._learner.receive)
+        suites = runtime.prepare_suites(self._policy, parts.cancelled, self._learner.receive)
         self._open.callback(suites.close)
 
     @property
@@ -130,7 +119,7 @@ class LearnerNode(RoleNode, LearnerObserver):
 
     def begin(self) -> None:
         """Publish the current policy; evaluate if due. Raises `Interrupted`."""
-        self._runtime.begin(type(self), self._checkpoints.resumed_from)
+        self._write_start(self._checkpoints.resumed_from)
         self._pausing.wait()
         self._learner.publish()
         self._runtime.evaluate_at_start(self._ranks, self._learner.round)

@@ -15,7 +15,8 @@ from functools import partial
 
 from msgspec import Struct
 
-from nodes.roles.runtime import EndReason, RoleNode, RoleRuntime
+from nodes.roles.role import RoleNode
+from nodes.roles.runtime import EndReason, NodeParts, RoleRuntime
 from swarm.config import NodeConfig, Values
 from swarm.engines.choice import choose, look_for_vllm, open_engine
 from swarm.environments.config import custom_tool_tasks
@@ -28,10 +29,9 @@ from swarm.extras.learner.terms import check_terms, differences, sampling_of, te
 from swarm.figures import finite
 from swarm.groups.building import Member, OwnGroups
 from swarm.groups.flow import BATCHES_A_CALL
-from swarm.net.records.identity import Identity
 from swarm.policy.config import public_name
-from swarm.policy.loading import Policy, find_device, load_policy
-from swarm.policy.ranks import Ranks
+from swarm.policy.devices import find_device
+from swarm.policy.loading import Policy, load_policy
 from swarm.preflight.duties import Duties
 from swarm.protocols import StreamingEngine, Transport, Verifier
 from swarm.sanitize import clean
@@ -76,33 +76,23 @@ class WorkerNode(RoleNode):
         """Raises `ConfigError` for other terms than those of the learner that founded the run."""
         check_terms(config, manifest)
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        identity: Identity,
-        transport: Transport,
-        verifier: Verifier,
-        cancelled: Callable[[], bool] = lambda: False,
-        progress: Callable[[int, int], None] | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def __init__(self, parts: NodeParts) -> None:
         """Load everything. Raises `PolicyError`, `ConfigError`, `EngineError`."""
-        if ranks is not None and ranks.size > 1:
-            raise ConfigError(f"a worker runs in one process, got {ranks.size}: start one for each GPU instead")
-        runtime = RoleRuntime(config, identity, transport, verifier)
+        parts.check_one_process(self.role)
+        super().__init__(parts)
+        config = parts.config
         device = find_device(config.policy.device)
         look = partial(look_for_vllm, config.generation.vllm.python)
         self._choice = choose(
             config.generation, config.policy.model, device.type, 1, look, config.policy.routing_replay
         )
         # A worker trains nothing: vLLM's copy of the weights is the only one that the GPU needs.
-        self._policy = load_policy(config.policy, progress=progress, only_handed_over=self._choice.name == "vllm")
-        super().__init__(runtime, cancelled)
-        self._engine = open_engine(self._choice, self._policy, config.policy, config.generation, cancelled, device)
+        self._policy = load_policy(config.policy, progress=parts.progress, only_handed_over=self._choice.name == "vllm")
+        self._engine = open_engine(
+            self._choice, self._policy, config.policy, config.generation, parts.cancelled, device
+        )
         self._open.callback(self._engine.close)
         self._engine.check(config.generation.sampling())
-        self._transport = transport
-        self._verifier = verifier
         self._batches = 0
         self._tokens = 0
         self._assignment: Assignment | None = None
@@ -122,7 +112,7 @@ class WorkerNode(RoleNode):
 
     def begin(self) -> None:
         """Wait until the learner is known, and follow it. Raises `Interrupted`."""
-        self._runtime.begin(type(self))
+        self._write_start()
         self.note(str(self._choice), self._choice.level)
         self._pausing.wait()
         self._assignment = Assignment(

@@ -278,6 +278,7 @@ function peers(rows) {
     ["+\u00a0not\u00a0used", (row) => count(row.unused), "number"],
     ["complaints", (row) => row.complaints, "some"],
     ["worth, in own groups", (row) => row.worth],
+    ...(rows.some((row) => row.teaches) ? [["as a teacher", (row) => row.teaches || "–"]] : []),
     ["sent", (row) => size(row.bytes), "number"],
     ["reputation", (row) => row.reputation.toFixed(2), "number"],
     ["role", (row) => row.role],
