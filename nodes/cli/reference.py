@@ -110,9 +110,13 @@ def config_reference() -> None:
 @config_app.command("sizing")
 def config_sizing() -> None:
     """Print which models fit on which GPUs, in Markdown."""
+    from nodes.commands.init import recipes
+    from swarm.config import load_config
     from swarm.kinds import extra
 
-    print(extra("preflight.sizing").page(lambda command: ROLES[command].duties), end="")
+    sizing = extra("preflight.sizing")
+    offered = [sizing.Recipe(name, each.command, load_config(each.file).config) for name, each in recipes().items()]
+    print(sizing.page(lambda command: ROLES[command].duties, offered), end="")
 
 
 @tasks_app.command("list")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 
 import torch
@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 from swarm.config import NodeConfig
 from swarm.policy.config import LoraSettings, PolicySettings
 from swarm.policy.published import THINKING_TOKENS
-from swarm.preflight.check import LORA_RANK, Changes, Memory, Preflight, judge
+from swarm.preflight.check import LORA_RANK, Changes, Memory, Preflight, judge, with_settings
 from swarm.preflight.duties import Duties
 from swarm.preflight.model import ModelSize, measure
 from swarm.preflight.need import GIB
@@ -114,6 +114,25 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
 }
 """The shapes in the `config.json` of each model's repository."""
+OF_RECIPES: dict[str, PreTrainedConfig] = {
+    "Qwen3-0.6B": Qwen3Config(
+        hidden_size=1_024,
+        intermediate_size=3_072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+    ),
+}
+"""Of models that only recipes have."""
+RECIPES = """## Recipes
+
+Those of `swarm init`, each with its own settings. Not listed are those with an embedded policy, with which a node takes
+less than 1 GiB of any machine, with SmolLM2-135M, which takes 3 to 5 GiB on a CPU, and with a model that reads images:
+ask `swarm doctor`. The time of a round was not measured on a GPU.
+"""
 
 
 class Mode(Struct, frozen=True):
@@ -142,22 +161,49 @@ MODES = (
 )
 
 
-def page(duties: Callable[[str], Duties]) -> str:
+class Recipe(Struct, frozen=True):
+    """A configuration that comes with the package."""
+
+    name: str
+    command: str
+    config: NodeConfig
+
+
+def page(duties: Callable[[str], Duties], recipes: Iterable[Recipe]) -> str:
     """The page as Markdown; `duties`: those of the role that a command starts."""
     lines = [HEADER + "\n".join(f"| {code} | {meaning} |" for code, meaning in MEANINGS.items())]
     for mode in MODES:
-        lines += ["", f"## {mode.title}", "", f"| model | {' | '.join(GPUS)} |", f"| --- |{' --- |' * len(GPUS)}"]
+        lines += ["", f"## {mode.title}", "", *_head("model")]
         lines += [line(name, mode, duties(mode.command)) for name in MODELS]
+    lines += ["", RECIPES, *_head("recipe", "model", "node")]
+    lines += [of_recipe(each, duties(each.command)) for each in recipes if _shape(each.config) in MODELS | OF_RECIPES]
     return "\n".join([*lines, "", RATES])
 
 
 def line(model: str, mode: Mode, duties: Duties) -> str:
     """One model's line in the table of a mode."""
-    return f"| {model} | {' | '.join(_cells(model, mode, duties))} |"
+    config = NodeConfig(policy=PolicySettings(model=model, lora=mode.lora))
+    return f"| {model} | {' | '.join(_cells(model, config, duties))} |"
 
 
-def _cells(model: str, mode: Mode, duties: Duties) -> Iterator[str]:
-    config = NodeConfig(policy=PolicySettings(model=model, dtype="bfloat16", lora=mode.lora))
+def of_recipe(recipe: Recipe, duties: Duties) -> str:
+    """A recipe's line in the table of recipes."""
+    model = _shape(recipe.config)
+    return f"| `{recipe.name}` | {model} | `{recipe.command}` | {' | '.join(_cells(model, recipe.config, duties))} |"
+
+
+def _head(*columns: str) -> tuple[str, str]:
+    names = (*columns, *GPUS)
+    return f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"
+
+
+def _shape(config: NodeConfig) -> str:
+    """The name of a configuration's model among those with known shapes."""
+    return config.policy.model.removeprefix("Qwen/").removesuffix("-Instruct")
+
+
+def _cells(model: str, config: NodeConfig, duties: Duties) -> Iterator[str]:
+    config = with_settings(config, (("policy.dtype", "bfloat16"),))
     for gib in GPUS.values():
         memory = Memory("cuda", free=round(gib * GIB), total=round(gib * GIB))
         yield _cell(judge(partial(size_of, model), config, duties, memory, leave=LEFT))
@@ -165,9 +211,9 @@ def _cells(model: str, mode: Mode, duties: Duties) -> Iterator[str]:
 
 @cache
 def size_of(model: str, lora: LoraSettings) -> ModelSize:
-    """What a model of `MODELS` is made of, for a GPU."""
+    """What a model of known shape is made of, for a GPU."""
     return measure(
-        MODELS[model],
+        (MODELS | OF_RECIPES)[model],
         lora,
         lambda _: torch.bfloat16,
         compiled=lambda whole: pays(whole, "cuda"),

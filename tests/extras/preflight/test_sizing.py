@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from nodes.commands.init import recipes
 from swarm.config import load_config
 from swarm.engines.choice import Vllm
-from swarm.extras.preflight.sizing import GPUS, HEADER, MODELS, MODES, RATES, line, size_of
+from swarm.extras.preflight.sizing import GPUS, HEADER, MODELS, MODES, RATES, Recipe, line, of_recipe, size_of
 from swarm.policy.config import LoraSettings
 from swarm.preflight.check import Memory, judge
 from swarm.preflight.duties import PEER
@@ -49,7 +50,10 @@ def test_a_command_fits_the_gpu_that_it_names(command: re.Match[str]) -> None:
 def test_the_page_of_sizes_is_current() -> None:
     """One model's lines: all of them would take long."""
     shipped = (ROOT / "docs" / "sizing.md").read_text()
-    assert line("Qwen2.5-0.5B", MODES[0], PEER) in shipped, "run: swarm config sizing > docs/sizing.md"
+    config = recipes()["gsm8k"]
+    recipe = Recipe("gsm8k", config.command, load_config(config.file).config)
+    for made in (line("Qwen2.5-0.5B", MODES[0], PEER), of_recipe(recipe, PEER)):
+        assert made in shipped, "run: swarm config sizing > docs/sizing.md"
     assert shipped.startswith(HEADER) and shipped.endswith(RATES)
 
 

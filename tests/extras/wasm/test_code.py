@@ -14,6 +14,7 @@ from psutil import Process
 
 wasmtime = pytest.importorskip("wasmtime", reason="needs the extra tools")
 
+from benchmarks.sharing.functions import FUNCTIONS, main  # noqa: E402
 from swarm.config import load_config  # noqa: E402
 from swarm.environments.digests import digest  # noqa: E402
 from swarm.environments.mixture import TaskMixture  # noqa: E402
@@ -73,6 +74,19 @@ def test_300_programs_have_the_verdicts_that_are_known(runner: Runner) -> None:
             told.append(((verdict.passed == verdict.of) is expected, problem.name, what, verdict.why))
     assert len(told) >= 300
     assert [each for each in told if not each[0]] == []
+
+
+def test_the_one_line_functions_of_a_benchmark_are_what_their_rows_say(runner: Runner, tmp_path: Path) -> None:
+    main(tmp_path)
+    config = load_config(tmp_path / "functions.yaml").config
+    source = CodeSource(config.tasks[0])
+    right = [code.replace("K", str(value)) for *_, code, values in FUNCTIONS for value in values]
+    read = [json.loads(line) for line in (tmp_path / "functions.jsonl").read_text().splitlines()]
+    assert len(read) == len(right) == 171 and len({row["prompt"] for row in read}) == 171 and source is not None
+    for row, code in zip(read, right, strict=True):
+        tests = read_tests(row["test_list"], None)
+        passed = [runner.verdict(f"{row['start']}\n{answer}", "", tests, True) for answer in (f" {code}\n", " None\n")]
+        assert passed[0].passed == passed[0].of > passed[1].passed == 0, (row, passed)
 
 
 def test_how_many_problems_micropython_runs() -> None:
