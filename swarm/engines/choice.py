@@ -23,6 +23,7 @@ from swarm.protocols import StreamingEngine
 if TYPE_CHECKING:
     import torch
 
+    from swarm.policy.cache import Progress
     from swarm.policy.loading import Policy
 
 LOOK_FOR_VLLM = """
@@ -169,6 +170,33 @@ def open_engine(
         return open_named(policy, settings, policy_settings.trust_remote_code, device, cancelled)
     with custom_code(f"generation.engine {choice.name}"):
         return open_named(policy, settings, policy_settings.trust_remote_code, device, cancelled)
+
+
+def open_untrained(
+    policy_settings: PolicySettings,
+    settings: GenerationSettings,
+    cancelled: Callable[[], bool],
+    progress: Progress | None = None,
+) -> tuple[EngineChoice, Policy, StreamingEngine]:
+    """A policy that only samples, and its engine, which takes the configured sampling.
+
+    vLLM's copy of the weights is the only one that a GPU then needs. Raises `PolicyError`, `ConfigError`,
+    `EngineError`, `SamplingError`, `Interrupted`.
+    """
+    from swarm.policy.devices import find_device
+    from swarm.policy.loading import load_policy
+
+    device = find_device(policy_settings.device)
+    look = partial(look_for_vllm, settings.vllm.python)
+    choice = choose(settings, policy_settings.model, device.type, 1, look, policy_settings.routing_replay)
+    policy = load_policy(policy_settings, progress=progress, only_handed_over=choice.name == "vllm")
+    engine = open_engine(choice, policy, policy_settings, settings, cancelled, device)
+    try:
+        engine.check(settings.sampling())
+    except BaseException:
+        engine.close()
+        raise
+    return choice, policy, engine
 
 
 def _why_not_vllm(model: str, device: str, num_processes: int) -> str:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from functools import partial
+from collections.abc import Generator
+from typing import Any
 
 from msgspec.structs import replace
 
 from nodes.roles.runtime import NodeParts
 from swarm.config import NodeConfig
-from swarm.engines.choice import choose, look_for_vllm, open_engine
+from swarm.engines.choice import open_untrained
 from swarm.extras.give.giving import GivingPlan
 from swarm.extras.give.roles.giver import GiverNode
 from swarm.groups.episodes import Stream
 from swarm.policy.devices import find_device
-from swarm.policy.loading import load_policy
 from swarm.preflight.duties import Duties
-from swarm.protocols import Turns
-from swarm.types import Answers, Context, Rejection, Sampling
+from swarm.types import Answers, Rejection
 
 
 class LocalGiverNode(GiverNode):
@@ -42,31 +40,20 @@ class LocalGiverNode(GiverNode):
         """Load everything. Raises `PolicyError`, `ConfigError`, `EngineError`, and `PeerUnreachable` without a run."""
         parts.check_one_process(self.role)
         self._progress = parts.progress
-        self._device = find_device(parts.config.policy.device)
         super().__init__(parts)
 
     def _make_plan(self, first: int) -> GivingPlan:
-        num_questions = self._config.num_questions(self._device.type)
+        num_questions = self._config.num_questions(find_device(self._config.policy.device).type)
         slots = self._config.generation.max_batch_sequences
         return replace(super()._make_plan(first), num_questions=num_questions, slots=slots)
 
     def _make_stream(self) -> Stream:
-        generation, settings = self._config.generation, self._config.policy
-        look = partial(look_for_vllm, generation.vllm.python)
-        choice = choose(generation, settings.model, self._device.type, 1, look, settings.routing_replay)
-        policy = load_policy(settings, progress=self._progress, only_handed_over=choice.name == "vllm")
-        engine = open_engine(choice, policy, settings, generation, self._cancelled, self._device)
+        config = self._config
+        _, _, engine = open_untrained(config.policy, config.generation, self._cancelled, self._progress)
         self._open.callback(engine.close)
-        engine.check(generation.sampling())
 
-        def stream(
-            prompts: Sequence[Context],
-            num_completions: int,
-            sampling: Sampling,
-            seed: int,
-            turns: Turns | None = None,
-        ) -> Generator[tuple[int, Answers]]:
-            for name, answers in engine.stream(prompts, num_completions, sampling, seed, turns):
+        def stream(*asked: Any, **named: Any) -> Generator[tuple[int, Answers]]:
+            for name, answers in engine.stream(*asked, **named):
                 if not isinstance(answers, Rejection):
                     self._generated += sum(len(each.token_ids) for each in answers)
                 yield name, answers

@@ -18,7 +18,7 @@ from msgspec import Struct
 from nodes.roles.role import RoleNode
 from nodes.roles.runtime import EndReason, NodeParts, RoleRuntime
 from swarm.config import NodeConfig, Values
-from swarm.engines.choice import choose, look_for_vllm, open_engine
+from swarm.engines.choice import open_untrained
 from swarm.environments.config import custom_tool_tasks
 from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.extras.learner.follower import BatchReport, Follower, SamplingPlan, SnapshotInstaller, WorkerGroups
@@ -30,8 +30,7 @@ from swarm.figures import finite
 from swarm.groups.building import Member, OwnGroups
 from swarm.groups.flow import BATCHES_A_CALL
 from swarm.policy.config import public_name
-from swarm.policy.devices import find_device
-from swarm.policy.loading import Policy, load_policy
+from swarm.policy.loading import Policy
 from swarm.preflight.duties import Duties
 from swarm.protocols import StreamingEngine, Transport, Verifier
 from swarm.sanitize import clean
@@ -81,18 +80,10 @@ class WorkerNode(RoleNode):
         parts.check_one_process(self.role)
         super().__init__(parts)
         config = parts.config
-        device = find_device(config.policy.device)
-        look = partial(look_for_vllm, config.generation.vllm.python)
-        self._choice = choose(
-            config.generation, config.policy.model, device.type, 1, look, config.policy.routing_replay
-        )
-        # A worker trains nothing: vLLM's copy of the weights is the only one that the GPU needs.
-        self._policy = load_policy(config.policy, progress=parts.progress, only_handed_over=self._choice.name == "vllm")
-        self._engine = open_engine(
-            self._choice, self._policy, config.policy, config.generation, parts.cancelled, device
+        self._choice, self._policy, self._engine = open_untrained(
+            config.policy, config.generation, parts.cancelled, parts.progress
         )
         self._open.callback(self._engine.close)
-        self._engine.check(config.generation.sampling())
         self._batches = 0
         self._tokens = 0
         self._assignment: Assignment | None = None
