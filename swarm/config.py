@@ -198,6 +198,14 @@ class NodeConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _who_is_named_is_a_peer(self) -> NodeConfig:
+        for field, peer_ids in (("teach.students", self.teach.students), ("learner.workers", self.learner.workers)):
+            for peer_id in peer_ids or ():
+                if not is_peer_id(peer_id):
+                    raise ValueError(f"{field} must be peer ids (12D3Koo...), got {peer_id!r:.100}")
+        return self
+
+    @model_validator(mode="after")
     def _task_names_differ(self) -> NodeConfig:
         names = [task.name for task in self.tasks]
         doubled = sorted({name for name in names if names.count(name) > 1})

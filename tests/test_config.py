@@ -266,6 +266,7 @@ def test_a_dotted_name_in_a_file_is_shown_nested(text: str, hint: str, tmp_path:
         ("/ip4/1.2.3.4/tcp/4001x", "must look like"),
         ("/ip4/1.2.3.400/tcp/4001", "Octet 400"),
         ("/ip6/1.2.3.4/tcp/4001", "must look like"),
+        ("/ip6/fe80::1%$(reboot)/tcp/4001", "must look like"),
         ("/dns4/a b/tcp/4001", "must look like"),
         ("/ip4/1.2.3.4/tcp/70000", "with a port from 1 to 65535"),
         ("/ip4/1.2.3.4/tcp/0", "with a port from 1 to 65535"),
@@ -277,6 +278,14 @@ def test_garbage_that_is_to_be_announced_is_refused(address: str, problem: str) 
     with pytest.raises(ConfigError) as error:
         load_config(command_line=[("network.announce", json.dumps([address]))])
     assert "an address in announce" in str(error.value) and problem in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["teach.students", "learner.workers", "learn_from", "trusted"])
+def test_who_is_named_must_be_a_peer(field: str) -> None:
+    for wrong in ("12D3KooWaaaa", f"{Identity.generate().peer_id} ", f"/p2p/{Identity.generate().peer_id}"):
+        with pytest.raises(ConfigError, match=rf"(?s){field}.*peer id"):
+            load_config(command_line=[(field, json.dumps([wrong]))])
+    load_config(command_line=[(field, json.dumps([Identity.generate().peer_id]))])
 
 
 def test_addresses_of_all_kinds_are_announced() -> None:

@@ -106,7 +106,9 @@ def rewrite(given: Sequence[str]) -> tuple[list[str], Fields]:
     """
     if list(given[:2]) == ["service", "install"]:
         return list(given), []  # the rest is another command's line
-    arguments, fields = split_fields(given)
+    # An address that was copied may have blanks or a line's end around it.
+    bare = [each.strip() if each.strip().startswith(MULTIADDR_STARTS) else each for each in given]
+    arguments, fields = split_fields(bare)
     if several := SEVERAL.get(arguments[0] if arguments else ""):
         arguments = repeat_option(arguments, several)
     if arguments[:1] == ["tasks"] and arguments[1:2] not in (["list"], ["try"], ["strategy"], ["--help"]):

@@ -26,6 +26,10 @@ def test_a_file_is_read_again_when_it_changes_and_kept_when_it_goes(tmp_path: Pa
     assert list(bootstraps.by_peer()) == [address.rpartition("/")[2] for address in (B, C)]
 
 
+def test_blanks_around_an_address_are_none_of_it(tmp_path: Path) -> None:
+    assert Bootstraps([f" {A}\n", f"{C}\t"], {}).multiaddrs() == (A, C)
+
+
 def test_a_file_without_addresses_is_named(tmp_path: Path) -> None:
     there, empty, folder = tmp_path / "boot", tmp_path / "empty", tmp_path / "folder"
     empty.write_text("# nobody\nnonsense\n")

@@ -272,9 +272,17 @@ def test_in_a_public_run_strangers_name_no_machine_of_this_net(tmp_path: Path, m
     assert len(node.dialled) == 2
 
 
-def test_fake_records_make_no_flood_of_dials_at_a_third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["/ip4/9.9.9.9", "/dns4/N{}.ExAmple."])
+def test_fake_records_make_no_flood_of_dials_at_a_third_party(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = Node(tmp_path, monkeypatch, PUBLIC_BOOTSTRAP)
-    fakes = [told(*(f"/ip4/9.9.9.9/tcp/{1_000 + 16 * i + k}" for k in range(16))) for i in range(200)]
+
+    async def look_up(runtime: AsyncioRuntime, host: str) -> list[str]:
+        return ["9.9.9.9"]
+
+    monkeypatch.setattr(AsyncioRuntime, "look_up", look_up)
+    fakes = [told(*(f"{place.format(i)}/tcp/{1_000 + 16 * i + k}" for k in range(16))) for i in range(200)]
     node.member.peers.learn([(fake, b"") for fake in fakes], "liar")
     node.problem = "nobody there"
     for _ in range(200):

@@ -321,6 +321,7 @@ def test_a_lying_list_shows_nothing_that_its_founder_did_not_sign(
         OpenRun(run.sealed, "/ip4/203.0.113.7/tcp/22/p2p/" + FOUNDER.peer_id),
         OpenRun(run.sealed, "/ip4/203.0.113.7/tcp/4001/p2p/nobody"),
         OpenRun(run.sealed, "\x1b[31m" + address),
+        OpenRun(run.sealed, f"/ip6/fe80::1%;reboot;/tcp/4001/p2p/{FOUNDER.peer_id}"),
         OpenRun(sealed("future", created_at=time.time() + 10**6).sealed, address),
     ]
     keeper.serve(RUNS_PROTOCOL, lambda remote, request: msgspec.msgpack.encode([*listed, OpenRun(run.sealed, address)]))

@@ -180,7 +180,10 @@ def test_a_fair_crowd_is_not_thrown_out() -> None:
     [
         ("/ip4/10.0.0.9/tcp/4001", "10.0.0.9"),
         ("/ip6/2001:db8:1:2:3:4:5:6/udp/1/quic-v1", "2001:db8:1:2::/64"),
+        ("/ip6/::ffff:10.0.0.9/tcp/4001", "10.0.0.9"),
+        ("/ip6/2001:db8:1:2::%a/tcp/4001", "2001:db8:1:2::/64"),
         ("/dns4/example.org/tcp/1", "example.org"),
+        ("/dns4/Example.ORG./tcp/1", "example.org"),
         ("", ""),
     ],
 )

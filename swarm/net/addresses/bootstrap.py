@@ -52,7 +52,7 @@ class Bootstraps:
         variables = os.environ if environment is None else environment
         self._sources: list[_File | _Name | tuple[str, ...]] = []
         self._grouped: tuple[tuple[str, ...], dict[str, tuple[str, ...]]] = ((), {})
-        for entry in entries:
+        for entry in map(str.strip, entries):  # as from `$(cat FILE)` in quotes
             kind, _, rest = entry.partition(":")
             if kind == "file":
                 self._sources.append(_File(entry, Path(rest)))

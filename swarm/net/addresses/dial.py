@@ -67,10 +67,10 @@ def host_of(address: str) -> str:
     parts = address.split("/")
     host = parts[2] if len(parts) > 2 else ""
     try:
-        version = ip_address(host).version
+        ip = plain_ip(host.partition("%")[0])
     except ValueError:
-        return host
-    return str(ip_network(f"{host}/64", strict=False)) if version == 6 else host
+        return host.lower().removesuffix(".")
+    return str(ip_network(f"{ip}/64", strict=False)) if ":" in ip else ip
 
 
 def is_quic(address: str) -> bool:
@@ -261,7 +261,7 @@ def address_problem(address: str, least_port: int = 0) -> str | None:
     try:
         if kind == "ip4":
             IPv4Address(host)
-        elif kind == "ip6":
+        elif kind == "ip6" and "%" not in host:  # a zone may be any text
             IPv6Address(host)
         elif kind not in ("dns", "dns4", "dns6") or _NAME.fullmatch(host) is None:
             return like

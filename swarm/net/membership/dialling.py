@@ -189,24 +189,28 @@ class Dialling:
         """Connect, and record the outcome for addresses that only other peers report. Raises `PeerUnreachable`."""
         given = self._given.get(peer_id, ())
         reported = [] if self._private else [address for address in addresses if address not in given]
+        found: Sequence[str] = ()
         try:
             async with self._runtime.timeout(timeout_s):
-                # An untrusted name may resolve to a machine in this network, so it is resolved and filtered here.
+                # An untrusted name may resolve to a machine in this network, so it is resolved and filtered here; and
+                # a machine may have any number of names.
                 found = [ip for address in reported for ip in await self._ips(address)]
+                found = self._reported.choose(found, time.monotonic())
                 if reported and not (given or found):
                     raise PeerUnreachable(
-                        f"{', '.join(reported)}: a public run dials only public addresses of a peer that others report"
+                        f"{', '.join(reported)}: a public run dials only public addresses of a peer that others "
+                        "report, and none that failed of late"
                     )
                 await self._dialler.connect(peer_id, (*(each for each in addresses if each not in reported), *found))
         except PeerUnreachable:
-            self._reported.failed(reported, time.monotonic())
+            self._reported.failed((*reported, *found), time.monotonic())
             raise
         except TimeoutError as error:
             # A request's own limit may be too short for a peer that is far away.
             if timeout_s >= DIAL_TIMEOUT_S:
-                self._reported.failed(reported, time.monotonic())
+                self._reported.failed((*reported, *found), time.monotonic())
             raise PeerUnreachable(f"{peer_id} could not be dialled within {timeout_s:g} s") from error
-        self._reported.succeeded(reported)
+        self._reported.succeeded((*reported, *found))
 
     async def _ips(self, address: str) -> list[str]:
         return with_ips(address, await self._runtime.look_up(address.split("/")[2])) if is_name(address) else [address]

@@ -14,7 +14,6 @@ A handler must not block: the first request starts the dials, later requests fet
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import struct
 import threading
 import time
@@ -26,6 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from swarm.errors import PeerUnreachable
+from swarm.net.addresses.dial import plain_ip
 from swarm.protocols import RequestHandler, RequestTransport
 from swarm.types import complete
 
@@ -206,7 +206,7 @@ def asker_ip(multiaddrs: Iterable[str]) -> str | None:
         if "p2p-circuit" in parts or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
             continue
         with suppress(ValueError):
-            return str(ipaddress.ip_address(parts[2]))
+            return plain_ip(parts[2])
     return None
 
 
