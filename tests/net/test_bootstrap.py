@@ -10,6 +10,7 @@ from swarm.net.addresses.bootstrap import Bootstraps, read_addresses, write_addr
 from swarm.net.records.identity import Identity
 
 A, B, C = (f"/ip4/10.0.0.{i}/tcp/{i}/p2p/{Identity.generate().peer_id}" for i in (1, 2, 3))
+ID = Identity.generate().peer_id
 
 
 def test_a_file_is_read_again_when_it_changes_and_kept_when_it_goes(tmp_path: Path) -> None:
@@ -57,7 +58,22 @@ def test_a_variable_and_host_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["", "boot.example:1", "env:UNSET", "env:BAD", "hosts:boot.example", "hosts:boot:1/p2p/Qm", "/ip4/1.2.3.4"]
+    "entry",
+    [
+        "",
+        "boot.example:1",
+        "env:UNSET",
+        "env:BAD",
+        "hosts:boot.example",
+        "hosts:boot:1/p2p/Qm",
+        "/ip4/1.2.3.4",
+        A.replace("/tcp/", "/tcp"),
+        f"/ip4/127.0.0.300/tcp/1/p2p/{ID}",
+        f"/ip4/127.0.0.1/tcp/p2p/{ID}",
+        f"/ip4/127.0.0.1/tcp/99999/p2p/{ID}",
+        f"/ip4/127.0.0.1/4001/p2p/{ID}",
+        f"/dns4/a b/tcp/1/p2p/{ID}",
+    ],
 )
 def test_entries_that_name_no_peer_are_refused(entry: str) -> None:
     with pytest.raises(ConfigError):

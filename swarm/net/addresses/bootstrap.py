@@ -18,7 +18,7 @@ from pathlib import Path
 
 from swarm.errors import ConfigError, PeerUnreachable
 from swarm.files import at_home, replace_file
-from swarm.net.addresses.dial import by_peer, split_multiaddr
+from swarm.net.addresses.dial import address_problem, by_peer, split_multiaddr
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def read_addresses(path: Path) -> tuple[str, ...]:
         if not address:
             continue
         try:
-            split_multiaddr(address)
+            check_multiaddr(address)
         except ConfigError as error:
             logger.warning("skipped a line of %s: %s", path, error)
             continue
@@ -212,8 +212,17 @@ def _host(entry: str) -> str:
 
 def _checked(multiaddrs: Iterable[str]) -> tuple[str, ...]:
     addresses = tuple(multiaddrs)
-    by_peer(addresses)
+    for address in addresses:
+        check_multiaddr(address)
     return addresses
+
+
+def check_multiaddr(multiaddr: str) -> None:
+    """Raises `ConfigError` for what names no peer, or no place to dial: a daemon would try it forever."""
+    address, _ = split_multiaddr(multiaddr)
+    place = address.partition("/p2p/")[0]  # of a relayed address, the relay's
+    if problem := address_problem("/".join(place.split("/")[:5]), 1):
+        raise ConfigError(f"{multiaddr!r} is no address of a peer: before /p2p/ it {problem}")
 
 
 def check_name(entry: str) -> None:
@@ -259,7 +268,7 @@ def _named(name: str) -> Iterator[str]:
         if kind != "dnsaddr":
             continue
         try:
-            check_name(address) if address.startswith(DNSADDR) else split_multiaddr(address)
+            check_name(address) if address.startswith(DNSADDR) else check_multiaddr(address)
         except ConfigError as error:
             logger.debug("ignored a TXT record of %s: %s", name, error)
             continue
