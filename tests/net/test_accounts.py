@@ -18,6 +18,7 @@ from swarm.net.trust.accounts import (
     PeerBook,
     SafetySettings,
 )
+from swarm.protocols import RECORDED
 from swarm.reasons import Reason
 
 
@@ -421,3 +422,12 @@ def test_a_clock_that_is_set_back_costs_nobody_anything(clock: Clock, back_s: fl
     assert _refused(book, "honest", 60) is None and "honest" not in book.quarantined()
     clock.now += 600.0
     assert book.stats()["honest"].offence == pytest.approx(before.offence / 2), "weights fade on from there"
+
+
+def test_recorded_groups_make_no_member_a_newcomer(clock: Clock) -> None:
+    book = _book(clock)
+    for _ in range(20):
+        book.report(RECORDED, "used")
+        clock.now += 60.0
+    book.report("member", "used")
+    assert book.established() == {RECORDED, "member"}

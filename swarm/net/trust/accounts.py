@@ -22,6 +22,7 @@ from swarm.errors import Refusal
 from swarm.lru import LruDict
 from swarm.net.bandwidth import TokenBucket
 from swarm.net.records.wire import MAX_CLOCK_SKEW_S
+from swarm.protocols import RECORDED
 from swarm.reasons import FRAUDS, Outcome, Reason
 from swarm.settings import Settings
 
@@ -226,9 +227,10 @@ class PeerBook:
         """Peers with at least half the highest standing, which is capped.
 
         New identities do not qualify for a while, however much they send. In a young swarm without any standing,
-        every peer soon qualifies.
+        every peer soon qualifies. Recorded groups, which are there from the first round, make nobody a newcomer.
         """
-        enough = NEWCOMER * max((stats.standing_s for stats in self._peers.values()), default=0.0)
+        standings = (stats.standing_s for peer_id, stats in self._peers.items() if peer_id != RECORDED)
+        enough = NEWCOMER * max(standings, default=0.0)
         return frozenset(peer_id for peer_id, stats in self._peers.items() if stats.standing_s >= enough)
 
     def quarantined(self) -> frozenset[str]:

@@ -170,7 +170,8 @@ class Exchange:
             except Refusal as refusal:
                 refused[refusal.reason] += 1
         self.judge()
-        self._demand.heard(sum(self._pulled.pop(each.content_id, None) is None for each in arrivals))
+        others = (each for each in arrivals if each.group.peer_id != RECORDED)
+        self._demand.heard(sum(self._pulled.pop(each.content_id, None) is None for each in others))
         return [self._received(each) for each in arrivals], dict(refused)
 
     def _received(self, arrival: VerifiedGroup) -> ReceivedGroup:
@@ -212,9 +213,9 @@ class Exchange:
 
     def report(self, peer_id: str, outcome: Outcome, verify_s: float = 0.0) -> None:
         """Report the outcome of a group of `peer_id`, and the seconds that its verification took."""
-        if outcome == "used":
+        if outcome == "used" and peer_id != RECORDED:
             self._demand.used(1)
-        if verify_s and peer_id not in self._known:  # it was chosen and graded
+        if verify_s and peer_id not in self._known and peer_id != RECORDED:  # it was chosen and graded
             self._newcomers.update(outcome == "informative")
         self.book.report(peer_id, outcome, verify_s)
 
