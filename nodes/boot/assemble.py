@@ -145,7 +145,7 @@ def opened(
         for line in lines:
             say(console, line)
     network = loaded.config.network
-    asked = ask_bootstraps(network, console)
+    asked = ask_bootstraps(network, role.alone, console)
     terms = role.terms(loaded.config)
     directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
@@ -232,8 +232,8 @@ def open_network(
     return open_transport(network, directory.identity, directory.run, profile), network
 
 
-def ask_bootstraps(settings: NetworkSettings, console: Console) -> SealedManifest | None:
-    """The manifest of the bootstraps' run; None when there are none or none answers.
+def ask_bootstraps(settings: NetworkSettings, alone: str, console: Console) -> SealedManifest | None:
+    """The manifest of the bootstraps' run; None when there are none or none answers. `alone`: see `RoleNode`.
 
     Raises `ConfigError` for a bootstrap address without a peer id, and when all are in another run than
     `network.run_id`.
@@ -251,7 +251,7 @@ def ask_bootstraps(settings: NetworkSettings, console: Console) -> SealedManifes
     except OtherRun as error:
         raise ConfigError(f"network.run_id is {settings.run_id}, but {error}") from error
     except PeerUnreachable as error:
-        warn(console, f"{error}; training alone until one answers")
+        warn(console, f"{error}; {alone} until one answers")
         return None
 
 

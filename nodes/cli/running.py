@@ -251,6 +251,7 @@ def give(
         raise ConfigError("--engine loads the model here, and --endpoint asks a server for it: give one of the two")
     if engine is not None and model is None:
         raise ConfigError("--engine needs --model: a hub id, a local directory, or tiny")
+    say_starting("`swarm give`")
     options: Options = {
         "out": out or "runs/giver",
         "endpoint.url": endpoint,
