@@ -99,10 +99,11 @@ class ModelSettings(Settings):
 class PokerTask(EnvironmentTask):
     """A poker game. A hand not over after `max_turns`, and an answer that fails, lose the whole stack."""
 
-    model: ModelSettings | None = None
-    """The model that is `model` among `opponents`. No other machine could replay such hands: for suites, `swarm learn`
-    and a node with `share.groups: none`."""
     opponents: tuple[str, ...]
+    model: ModelSettings | None = None
+    """The one that is `model` among `opponents`: `path`, a directory in Hugging Face format, a hub id or a policy that
+    is made here; `system_prompt`; `temperature` (0, greedy); `max_new_tokens` (32). No other machine could replay such
+    hands: for suites, `swarm learn` and a node with `share.groups: none`."""
 
     style: Literal["words", "compact"] = "words"
     """`words`: sentences with rules and moves; `compact`: a few characters, for embedded policies, which write a move's
