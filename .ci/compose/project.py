@@ -200,4 +200,4 @@ def published(container: str, address: str) -> int:
 
 def bootstrap_address(swarm: Swarm) -> str:
     """The first address that the bootstrap gave out."""
-    return run("docker", "exec", *swarm.containers("bootstrap"), "head", "-n", "1", "addresses/bootstrap")
+    return run("docker", "exec", *swarm.containers("bootstrap"), "head", "-n", "1", "addresses/bootstrap").strip()

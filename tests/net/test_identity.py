@@ -52,6 +52,15 @@ def test_other_peer_ids_are_refused(peer_id: str) -> None:
     assert not verify(peer_id, b"", b"")
 
 
+@pytest.mark.parametrize("space", [" ", "\n", "\t\x0b", "\x00"])
+def test_a_key_has_one_peer_id(space: str) -> None:
+    identity = Identity.generate()
+    for alias in (identity.peer_id + space, space + identity.peer_id, "1" + identity.peer_id):
+        with pytest.raises(IdentityError):
+            public_key_of(alias)
+        assert not verify(alias, b"message", identity.sign(b"message"))
+
+
 @pytest.mark.parametrize("content", [b"", b"junk", bytes(68), bytes((8, 1, 18, 64)) + bytes(range(64))])
 def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "node.key"

@@ -51,9 +51,13 @@ def test_the_verdict_follows_the_intervals_of_both_clocks(tmp_path: Path) -> Non
     )
     slower = _told(tmp_path / "3", replace(HELPS, time_alone=0.5))
     assert (slower.standing, slower.in_time) == ("mixed", "×0.8 (0.6 to 0.9)")
-    assert slower.why.startswith("More per round, less in the same time.")
+    assert slower.why.startswith("More per round; in the same time, an estimate that low says nothing.")
     assert _told(tmp_path / "4", HURTS).standing == "hurts"
     assert _told(tmp_path / "5", UNCLEAR).line.startswith("No clear difference: per round ×1.0")
+    costly = _told(tmp_path / "7", replace(UNCLEAR, time_alone=0.5))
+    assert (costly.standing, costly.in_time) == ("open", "×0.5 (0.4 to 0.6)")
+    assert costly.line.startswith("Not clear, as estimates are mostly too low: per round ×1.0 (0.8 to 1.2)")
+    assert _told(tmp_path / "8", replace(HURTS, time_alone=0.5)).standing == "hurts"
     assert _told(tmp_path / "6", OPEN).line.startswith("Not clear yet: per round ×1.4 (0.7 to 2.2)")
 
 

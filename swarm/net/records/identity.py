@@ -69,7 +69,8 @@ def public_key_of(peer_id: str) -> bytes:
     if len(peer_id) > MAX_PEER_ID_CHARS:
         raise IdentityError(f"a peer id must have at most {MAX_PEER_ID_CHARS} characters, got {len(peer_id)}")
     try:
-        encoded: bytes = base58.b58decode(peer_id)
+        # base58 ignores trailing white space, with which a peer would have several ids.
+        encoded: bytes = base58.b58decode(peer_id) if peer_id.isalnum() else b""
     except ValueError:
         encoded = b""
     if len(encoded) != len(PEER_ID_HEADER) + KEY_BYTES or not encoded.startswith(PEER_ID_HEADER):

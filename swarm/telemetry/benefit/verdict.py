@@ -39,6 +39,7 @@ BY_ESTIMATE = (
     "rounds, from the gradients, with 95% intervals."
 )
 BY_PROGRESS = "Mean rewards of the first and the last rounds."
+TOO_LOW = "Not clear, as estimates are mostly too low"
 MAX_DEMO_CHARS = 40
 NOT_KNOWN = "not known yet"
 HOW_LONG = (
@@ -207,12 +208,16 @@ def _few(node: PeerHistory) -> int:
 def _of_one(found: SwarmWorth) -> Verdict:
     assert found.help is not None
     clocks = [in_time] if (in_time := found.help_in_time) is not None else []
-    standing = standing_of(found.help, clocks)
+    standing, compared = standing_of(found.help, clocks), _compared(found.help, clocks)
+    word = _word(standing, found.help, clocks)
+    if found.help.high >= 1 and any(each.high < 1 for each in clocks):  # the gain a round is mostly too low
+        compared = f"{_than(found.help).capitalize()} per round; in the same time, an estimate that low says nothing."
+        standing, word = (standing, word) if standing == "mixed" else ("open", TOO_LOW)
     each = "" if found.each is None else f" A group of others is worth {in_own_groups(found.each)} of its own."
     return Verdict(
         standing,
-        _word(standing, found.help, clocks),
-        f"{_compared(found.help, clocks)}{each}",
+        word,
+        f"{compared}{each}",
         BY_ESTIMATE,
         with_interval(found.help),
         with_interval(in_time),
