@@ -57,7 +57,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 MODEL = "model"
 """The opponent that is a language model."""
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
 class ModelSettings(Settings):

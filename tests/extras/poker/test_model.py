@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from itertools import pairwise
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 from msgspec.structs import replace
 from pydantic import ValidationError
@@ -211,3 +213,21 @@ def test_a_model_that_cannot_be_opened_is_an_error_of_one_sentence(tmp_path: Pat
     task = HoldemTask.model_validate(against("earlier", "model", tmp_path / "empty"))
     with pytest.raises(TaskError, match="cannot play: .*no config.json"):
         TaskMixture([task.from_anywhere()])
+
+
+def test_a_model_of_the_hub_is_read_where_the_cache_keeps_its_files(
+    caller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, commit = tmp_path / "models--owner--caller", "0" * 40
+    for folder in ("blobs", "refs", f"snapshots/{commit}"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for file in caller.iterdir():
+        shutil.copy(file, repository / "blobs" / file.name)
+        (repository / "snapshots" / commit / file.name).symlink_to(f"../../blobs/{file.name}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    task = HoldemTask.model_validate(against("hub", "model") | {"model": {"path": "owner/caller"}}).from_anywhere()
+    assert task.folders == {repository / "snapshots" / commit, repository / "blobs"}
+    here = HoldemTask.model_validate(against("here", "model", caller)).from_anywhere()
+    assert task.options["model"] == here.options["model"], "members with the same model in another place agree"
