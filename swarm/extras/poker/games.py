@@ -41,7 +41,7 @@ from pokerkit import (
 )
 
 from swarm.environments.digests import RESOLUTION, Chance
-from swarm.extras.poker.tasks import MODEL, SITUATIONS
+from swarm.extras.poker.tasks import MODEL, SITUATIONS, Speaker
 from swarm.types import Observation, Terminal, Text
 
 AUTOMATIONS = (
@@ -129,10 +129,6 @@ class Menu(Struct, frozen=True):
     def __str__(self) -> str:
         """Text for the policy, e.g. `1 fold, 2 call 4`."""
         return ", ".join(f"{number} {move}" for number, move in self.numbered.items())
-
-
-Speaker = Callable[[Observation, int], str]
-"""(what a player is shown at its turn, seed of its draws) -> what it says; remembers one hand."""
 
 
 class HeadsUp(ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -21,10 +21,7 @@ from swarm.errors import SwarmError, TaskError
 from swarm.policy.config import PolicySettings, check_model_path, is_on_hub, origin, prompt_of
 from swarm.protocols import Environment
 from swarm.settings import Settings
-from swarm.types import MAX_TURNS
-
-if TYPE_CHECKING:
-    from swarm.extras.poker.games import Speaker
+from swarm.types import MAX_TURNS, Observation
 
 SITUATIONS = tuple(card + before for card in "JQK" for before in ("", "c", "b", "cb"))
 
@@ -55,6 +52,8 @@ nothing on average to anyone, seats taken in turn: it is an equilibrium, of whic
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
+Speaker = Callable[[Observation, int], str]
+"""(what a player is shown at its turn, seed of its draws) -> what it says; remembers one hand."""
 MODEL = "model"
 """The opponent that is a language model."""
 MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -78,6 +77,13 @@ class ModelSettings(Settings):
     def policy(self) -> PolicySettings:
         """It as a policy."""
         return PolicySettings(model=self.path, device="cpu", dtype="float32", system_prompt=self.system_prompt)
+
+    def build(self, task: str) -> Callable[[], Speaker]:
+        """Makes what speaks for the model in one hand of a task. Raises `TaskError`."""
+        from swarm.extras.poker.model import ModelPlayer, open_model
+
+        model = open_model(task, self)
+        return lambda: ModelPlayer(model)
 
     def from_anywhere(self) -> ModelSettings:
         """The same model by its directory, which is made or fetched if it is missing. Raises `SwarmError`."""
@@ -171,13 +177,8 @@ class PokerTask(EnvironmentTask):
             self.player()
 
     def player(self) -> Callable[[], Speaker] | None:
-        """Makes what answers for the model in one hand; None without a model. Raises `TaskError`."""
-        if self.model is None:
-            return None
-        from swarm.extras.poker.model import ModelPlayer, open_model
-
-        model = open_model(self.name, self.model)
-        return lambda: ModelPlayer(model)
+        """Makes what speaks for the model in one hand; None without a model. Raises `TaskError`."""
+        return None if self.model is None else self.model.build(self.name)
 
     @model_validator(mode="after")
     def _the_model_is_an_opponent(self) -> Self:

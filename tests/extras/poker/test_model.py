@@ -24,9 +24,9 @@ from swarm.engines.transformers.engine import TransformersEngine
 from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.errors import ConfigError, TaskError
-from swarm.extras.poker.games import HeadsUp, Holdem, Kuhn, Speaker
+from swarm.extras.poker.games import HeadsUp, Holdem, Kuhn
 from swarm.extras.poker.model import Model, ModelPlayer, open_model
-from swarm.extras.poker.tasks import HoldemTask, KuhnTask, ModelSettings
+from swarm.extras.poker.tasks import HoldemTask, KuhnTask, ModelSettings, Speaker
 from swarm.kinds import extra
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
