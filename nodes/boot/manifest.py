@@ -38,7 +38,7 @@ from swarm.types.media import Modality
 MEMBER_FIELDS = frozenset({"name", "kind", "weight", "public", "path", "revision", DIGEST, CODE, "scorer", "target"})
 """Settings of a task in which members may differ, or which are compared otherwise."""
 MAX_SHOWN_CHARS = 60
-NO_TASKS = "it lists none: its founder's use tools of its own, and it trusts nobody"
+NO_TASKS = "it lists none: its founder's use models or tools of its own, and it trusts nobody"
 
 
 def found_run(

@@ -154,6 +154,7 @@ def resolve(
     config = possible(loaded.config, tasks_of_the_run, notices, role.has_policy)
     if (resuming := resumed(config, role.role, tasks_of_the_run)) is not None:
         notices.append(Notice(resuming))
+    _check_sharing(role.role, config)
     notices += map(Notice, directory.warnings)
     for field, path in (("demonstrations.path", config.demonstrations.path), ("pool.recorded", config.pool.recorded)):
         if path is not None and role.role != "peer":
@@ -164,6 +165,16 @@ def resolve(
         if short := check_start(config, role.duties, num_processes):
             notices.append(Notice(short))
     return ResolvedNode(role, config, directory, tasks_of_the_run, loaded)
+
+
+def _check_sharing(role: str, config: NodeConfig) -> None:
+    """Raises `ConfigError` for a node that would share episodes which members cannot replay."""
+    names = [task.name for task in config.tasks if not task.is_replayable]
+    if names and role not in ("learner", "worker") and config.share.groups != "none":
+        raise ConfigError(
+            f"tasks {', '.join(names)}: no other machine could replay episodes against a model; name them in a suite "
+            "(evaluation.suites) instead of here, or set share.groups to none to learn from them alone"
+        )
 
 
 def possible(config: NodeConfig, tasks_of_the_run: bool, notices: list[Notice], has_policy: bool = True) -> NodeConfig:

@@ -50,7 +50,7 @@ def open_verifier(tasks: Sequence[TaskConfig], settings: VerificationSettings) -
     Raises `TaskError` for tasks that cannot be set up.
     """
     # As for a run's tasks: what a founder may have chosen is read without this user's token.
-    lenient = all(task.public for task in tasks if isinstance(task, RowsTask))
+    lenient = all(task.public if isinstance(task, RowsTask) else task.is_replayable for task in tasks)
     pool = VerificationPool(tasks, settings, lenient)
     try:
         if left_out := pool.wait_until_ready():

@@ -165,9 +165,14 @@ class TaskSettings(Settings):
         return True
 
     @property
-    def folder(self) -> Path | None:
-        """The local folder whose files its rows may name; None without such rows."""
-        return None
+    def is_replayable(self) -> bool:
+        """Whether strangers can replay its episodes; if not, no run lists it and no manifest names it."""
+        return True
+
+    @property
+    def folders(self) -> frozenset[Path]:
+        """The local folders of its user that its source reads."""
+        return frozenset()
 
     def from_anywhere(self) -> Self:
         """The same task for a process in another directory. Raises `TaskError`."""

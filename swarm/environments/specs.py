@@ -45,13 +45,15 @@ _STAND_IN = "owner/name"
 
 
 def to_specs(configs: Iterable[TaskConfig], trusted: Collection[str] = ()) -> tuple[TaskSpec, ...]:
-    """Tasks in the form of a manifest; those with custom tools only if the run has `trusted` peers.
+    """Tasks in the form of a manifest; those with custom tools only if the run has `trusted` peers, and none whose
+    episodes others cannot replay.
 
     Raises `TaskError` for one that members would refuse.
     """
     configs = tuple(configs)
     own = custom_tool_tasks(configs)
-    return tuple(_to_spec(config, config.name in own) for config in configs if trusted or config.name not in own)
+    listed = [config for config in configs if config.is_replayable and (trusted or config.name not in own)]
+    return tuple(_to_spec(config, config.name in own) for config in listed)
 
 
 def from_specs(
@@ -300,6 +302,8 @@ def _config_of(spec: TaskSpec, code: Mapping[str, object] = MappingProxyType({})
         settings["path"] = _STAND_IN
     try:
         parsed: TaskConfig = TASKS.parse(settings, FOREIGN)
+        if not parsed.is_replayable:
+            raise ValueError("a run must not list it, because members cannot replay its episodes")
         return parsed
     except ValueError as error:
         if not isinstance(error, ValidationError):

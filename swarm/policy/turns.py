@@ -25,6 +25,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import JsonValue
 from transformers import PreTrainedTokenizerBase
 
@@ -532,9 +533,16 @@ class TemplateRenderer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        self._here: ImmutableSandboxedEnvironment | None = None
+
+    def stay(self) -> None:
+        """Render in this process from now on: in one that is confined and can start no other."""
+        self._here = template_process.environment()
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
         """A template rendered with these values. Raises `PolicyError` for whatever it raises, and at the limits."""
+        if self._here is not None:
+            return _text(template_process.reply(self._here, {"template": template, "values": dict(values)}))
         request = json.dumps({"template": template, "values": dict(values)}).encode()
         with self._lock:
             answer = self._ask(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
@@ -543,10 +551,7 @@ class TemplateRenderer:
                 f"the model's chat template takes over {template_process.LIMIT_S:.0f} s of processor time, or over "
                 f"{template_process.MAX_MEMORY_BYTES} bytes of memory: choose another model, or repair its template"
             )
-        found: dict[str, str] = json.loads(answer)
-        if "text" not in found:
-            raise PolicyError(f"the model's chat template cannot be used: {clean(found['error'])}")
-        return found["text"]
+        return _text(json.loads(answer))
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -576,6 +581,12 @@ class TemplateRenderer:
             return answer
         self.close()
         return None
+
+
+def _text(reply: Mapping[str, str]) -> str:
+    if "text" not in reply:
+        raise PolicyError(f"the model's chat template cannot be used: {clean(reply['error'])}")
+    return reply["text"]
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -158,8 +158,13 @@ class DatasetTask(RowsTask, MediaSettings):
         return self.match
 
     @property
-    def folder(self) -> Path | None:
+    def folders(self) -> frozenset[Path]:
         """See `TaskSettings`."""
+        return frozenset() if self.folder is None else frozenset({self.folder})
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder whose files its rows may name; None without such rows."""
         if not (self.media and self.is_on_disk):
             return None
         place = at_home(self.path).absolute()

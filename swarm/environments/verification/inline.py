@@ -19,7 +19,7 @@ class InlineVerifier:
 
     def __init__(self, configs: Sequence[TaskConfig]) -> None:
         """Set up the tasks. Raises `TaskError`."""
-        self._mixture = TaskMixture(configs)
+        self._mixture = TaskMixture([config.from_anywhere() for config in configs])
         self._done: list[tuple[str, Grade | Rejection]] = []
 
     def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:

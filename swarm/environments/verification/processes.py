@@ -250,9 +250,9 @@ class WorkerStarter:
         return [config for config in self._configs if not self._lenient or config.name in self._files]
 
     def _folders(self) -> tuple[str, ...]:
-        """Folders of data sets whose rows name files; not those that hold far more than a data set."""
+        """Folders that the user's own tasks read; not those that hold far more than a data set or a model."""
         far_more = {Path.home(), Path("/")}
-        folders = {folder for config in self._own() if (folder := config.folder) is not None}
+        folders = {folder for config in self._own() for folder in config.folders}
         return tuple(sorted(map(str, folders - far_more)))
 
     def grader(self) -> WorkerProcess:

@@ -1,4 +1,4 @@
-"""A hand of poker between the policy and a scripted opponent.
+"""A hand of poker between the policy and a scripted opponent or a model.
 
     reset ──▶ deal ──▶ opponent's moves ──▶ observation ──▶ step: policy's move ──▶ opponent's moves ──▶ ... ──▶ end
                 ▲              │
@@ -19,6 +19,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from types import MappingProxyType
@@ -40,7 +41,7 @@ from pokerkit import (
 )
 
 from swarm.environments.digests import RESOLUTION, Chance
-from swarm.extras.poker.tasks import SITUATIONS
+from swarm.extras.poker.tasks import MODEL, SITUATIONS, Speaker
 from swarm.types import Observation, Terminal, Text
 
 AUTOMATIONS = (
@@ -133,7 +134,8 @@ class Menu(Struct, frozen=True):
 class HeadsUp(ABC):
     """An environment of one hand; seat, cards and the opponent's draws follow from the episode's start.
 
-    A turn that names no move, or one that is not allowed, folds: it costs the chips that are already in the pot.
+    A turn that names no move, or one that is not allowed, folds: it costs the chips that are already in the pot. So
+    does a model's.
     """
 
     state: State
@@ -145,11 +147,15 @@ class HeadsUp(ABC):
     moves: list[Move]
     """Moves of both players so far."""
 
-    def __init__(self, game: str, opponents: Sequence[str], compact: bool) -> None:
-        """One of the `opponents` plays each hand; `compact` observations are for policies that read characters."""
+    def __init__(
+        self, game: str, opponents: Sequence[str], compact: bool, model: Callable[[], Speaker] | None = None
+    ) -> None:
+        """One of the `opponents` plays each hand; `compact` observations are for policies that read characters;
+        `model` makes the one of this name for a hand."""
         self._game = game
         self._opponents = opponents
         self._compact = compact
+        self._model = model
 
     def reset(self, seed: int, index: int) -> Observation:
         """Deal until the policy has a decision. See `Environment`."""
@@ -158,9 +164,14 @@ class HeadsUp(ABC):
             self.seat = self.chance.number(0, 1, "seat")
             self.opponent = self._opponents[self.chance.number(0, len(self._opponents) - 1, "opponent")]
             self.moves = []
+            self._speaker = self._model() if self._model is not None and self.opponent == MODEL else None
+            self._unheard: list[Move] = []
+            """The policy's moves since the opponent's last."""
+            self._given_up = False
+            """Whether the opponent has named no move."""
             self.state = self._dealt()
             heard = self._let_the_opponent_move()
-            if self.state.status:
+            if self._goes_on:
                 return self._observation(heard)
         raise AssertionError("unreachable")
 
@@ -170,8 +181,9 @@ class HeadsUp(ABC):
         if move is None:
             return self._end()
         self._make(move)
+        self._unheard.append(move)
         heard = self._let_the_opponent_move()
-        return self._observation(heard) if self.state.status else self._end()
+        return self._observation(heard) if self._goes_on else self._end()
 
     @abstractmethod
     def menu(self) -> Menu:
@@ -187,17 +199,39 @@ class HeadsUp(ABC):
 
     @abstractmethod
     def _shown(self, heard: Sequence[Move]) -> str:
-        """What the policy sees at its turn; `heard` are the opponent's moves since its last one."""
+        """What the player whose turn it is sees; `heard` are the other's moves since its last one."""
 
     def _deal_board(self) -> None:  # noqa: B027
         """Deal what is due on the board, in a game that has one."""
 
     def _let_the_opponent_move(self) -> list[Move]:
         heard: list[Move] = []
-        while self.state.status and self.state.actor_index != self.seat:
-            heard.append(self._opponents_move())
-            self._make(heard[-1])
+        while self._goes_on and self.actor != self.seat:
+            move = self._opponents_move() if self._speaker is None else self._said(self._speaker)
+            if move is None:
+                self._given_up = True
+            else:
+                heard.append(move)
+                self._make(move)
         return heard
+
+    @property
+    def actor(self) -> int:
+        """Whose turn it is, in PokerKit's order."""
+        player = self.state.actor_index
+        assert player is not None
+        return player
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.state.status and not self._given_up
+
+    def _said(self, speaker: Speaker) -> Move | None:
+        """The model's move; None where it names none, or fails."""
+        shown, self._unheard = self._observation(self._unheard), []
+        with suppress(Exception):  # of a model's code, whatever its files make of it
+            return self.menu().read(speaker(shown, self.chance.number(0, 2**32 - 1, "model", len(self.moves))))
+        return None
 
     def _make(self, move: Move) -> None:
         move.make(self.state)
@@ -209,7 +243,8 @@ class HeadsUp(ABC):
 
     def _end(self) -> Terminal:
         stack = self.state.starting_stacks[self.seat]
-        return Terminal(reward(self.state.stacks[self.seat] - stack, stack))
+        net = stack - self.state.stacks[1 - self.seat] if self._given_up else self.state.stacks[self.seat] - stack
+        return Terminal(reward(net, stack))
 
 
 def reward(net: float, stack: float) -> float:
@@ -325,9 +360,11 @@ PLAYERS: Mapping[str, Player] = MappingProxyType(
 class Holdem(HeadsUp):
     """A hand of hold'em; at most the stack is won or lost."""
 
-    def __init__(self, opponents: Sequence[str], stack: int, compact: bool = False) -> None:
-        """`opponents`: names in `PLAYERS`; `stack`: chips of each player."""
-        super().__init__("holdem", opponents, compact)
+    def __init__(
+        self, opponents: Sequence[str], stack: int, compact: bool = False, model: Callable[[], Speaker] | None = None
+    ) -> None:
+        """`opponents`: names in `PLAYERS`, or `MODEL`; `stack`: chips of each player."""
+        super().__init__("holdem", opponents, compact, model)
         self._stack = stack
 
     def menu(self) -> Menu:
@@ -361,14 +398,12 @@ class Holdem(HeadsUp):
             self.state.deal_board(self._board[dealt : dealt + (self.state.board_dealing_count or 0)])
 
     def _opponents_move(self) -> Move:
-        player = self.state.actor_index
-        assert player is not None
         luck = self.chance.number(0, 2**32 - 1, "luck", len(self.moves)) / 2**32
-        return PLAYERS[self.opponent](self.menu(), self._strength(player), luck)
+        return PLAYERS[self.opponent](self.menu(), self._strength(), luck)
 
     def _shown(self, heard: Sequence[Move]) -> str:
-        hole, board = _text(self.state.hole_cards[self.seat]), _text(self._shown_board())
-        pot, strength, menu = self.state.total_pot_amount, self._strength(self.seat), self.menu()
+        hole, board = _text(self.state.hole_cards[self.actor]), _text(self._shown_board())
+        pot, strength, menu = self.state.total_pot_amount, self._strength(), self.menu()
         if self._compact:
             call = self.state.checking_or_calling_amount or 0
             return " ".join(filter(None, [hole, board, f"{pot} {call} hand {strength}."]))
@@ -379,14 +414,14 @@ class Holdem(HeadsUp):
         return " ".join([*start, *told, now, f"Choose: {menu}.{ranges}"])
 
     def _rules(self) -> str:
-        blind = "small" if self.state.bets[self.seat] < BIG_BLIND else "big"
+        blind = "small" if self.state.bets[self.actor] < BIG_BLIND else "big"
         return (
             f"Heads-up no-limit Texas hold'em, blinds {BLINDS[0]} and {BLINDS[1]}, stacks of {self._stack} chips. "
             f"You are the {blind} blind."
         )
 
-    def _strength(self, player: int) -> int:
-        return looks(self.state.hole_cards[player], self._shown_board())
+    def _strength(self) -> int:
+        return looks(self.state.hole_cards[self.actor], self._shown_board())
 
     def _shown_board(self) -> list[Card]:
         return list(self.state.get_board_cards(0))
@@ -406,17 +441,20 @@ PASS, BET = 1, 2
 class Kuhn(HeadsUp):
     """A hand of Kuhn poker; at most two chips are won or lost."""
 
-    def __init__(self, opponents: Mapping[str, Mapping[str, float]], compact: bool = False) -> None:
-        """`opponents`: strategies by name, as in `tasks.py`."""
-        super().__init__("kuhn", list(opponents), compact)
+    def __init__(
+        self,
+        opponents: Mapping[str, Mapping[str, float]],
+        compact: bool = False,
+        model: Callable[[], Speaker] | None = None,
+    ) -> None:
+        """`opponents`: strategies by name, as in `tasks.py`; that of `MODEL` is not read."""
+        super().__init__("kuhn", list(opponents), compact, model)
         self._strategies = opponents
 
     @property
     def situation(self) -> str:
         """What the player whose turn it is knows: the card, then `c` for each check and `b` for a bet."""
-        player = self.state.actor_index
-        assert player is not None
-        return self._card(player) + "".join(move.kind[0] for move in self.moves)
+        return self._card(self.actor) + "".join(move.kind[0] for move in self.moves)
 
     def menu(self) -> Menu:
         """See `HeadsUp`."""
@@ -435,7 +473,7 @@ class Kuhn(HeadsUp):
         return self.menu().numbered[BET if bets else PASS]
 
     def _shown(self, heard: Sequence[Move]) -> str:
-        card = self._card(self.seat)
+        card = self._card(self.actor)
         if self._compact:  # a small model tells digits apart, and sees best what comes last
             return " ".join([*(move.kind for move in heard), f"hand {1 + CARDS.index(card)}."])
         start = [RULES] if len(self.moves) == len(heard) else []

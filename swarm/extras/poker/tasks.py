@@ -7,17 +7,21 @@ what happened before. `K` and `Kcb` are the first player's, `Kc` and `Kb` the se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
+from swarm import torchao
 from swarm.distribution import how_to_install
 from swarm.environments.config import Context, TaskName
 from swarm.environments.episodes.source import EnvironmentTask
-from swarm.errors import TaskError
+from swarm.errors import SwarmError, TaskError
+from swarm.policy.config import PolicySettings, check_model_path, is_on_hub, origin, prompt_of
 from swarm.protocols import Environment
-from swarm.types import MAX_TURNS
+from swarm.settings import Settings
+from swarm.types import MAX_TURNS, Observation
 
 SITUATIONS = tuple(card + before for card in "JQK" for before in ("", "c", "b", "cb"))
 
@@ -48,8 +52,64 @@ nothing on average to anyone, seats taken in turn: it is an equilibrium, of whic
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
+Speaker = Callable[[Observation, int], str]
+"""(what a player is shown at its turn, seed of its draws) -> what it says; remembers one hand."""
+MODEL = "model"
+"""The opponent that is a language model."""
+MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+
+class ModelSettings(Settings):
+    """A language model as an opponent: it is asked as a policy in its seat would be, on one core, and folds where it
+    names no legal move. Weights are float32."""
+
+    path: str = Field(min_length=1)
+    """A directory in Hugging Face format, such as `swarm export` writes, a hub id, or a policy that is made here, such
+    as `smollm2`."""
+    system_prompt: str | None = None
+    """Prompt before every question; default as for `policy.system_prompt`."""
+    temperature: float = Field(0.0, ge=0, le=10)
+    """0 is greedy."""
+    max_new_tokens: int = Field(32, ge=1, le=4_096)
+    """Longest turn."""
+
+    @property
+    def policy(self) -> PolicySettings:
+        """It as a policy."""
+        return PolicySettings(model=self.path, device="cpu", dtype="float32", system_prompt=self.system_prompt)
+
+    def build(self, task: str) -> Callable[[], Speaker]:
+        """Makes what speaks for the model in one hand of a task. Raises `TaskError`."""
+        from swarm.extras.poker.model import ModelPlayer, open_model
+
+        model = open_model(task, self)
+        return lambda: ModelPlayer(model)
+
+    def from_anywhere(self) -> ModelSettings:
+        """The same model by its directory, which is made or fetched if it is missing. Raises `SwarmError`."""
+        from swarm.policy.loading import find_source
+        from swarm.policy.reading import check_hub, foreign_files
+
+        check_model_path(self.policy)
+        prompt = prompt_of(self.policy) or ""
+        place = find_source(self.path)
+        if is_on_hub(self.path):
+            from huggingface_hub import snapshot_download
+
+            check_hub(self.path)
+            with foreign_files(self.path):
+                place = snapshot_download(self.path, allow_patterns=MODEL_FILES)
+        return self.model_copy(update={"path": str(Path(place).expanduser().absolute()), "system_prompt": prompt})
+
+
 class PokerTask(EnvironmentTask):
     """A poker game. A hand not over after `max_turns`, and an answer that fails, lose the whole stack."""
+
+    opponents: tuple[str, ...]
+    model: ModelSettings | None = None
+    """The one that is `model` among `opponents`: `path`, a directory in Hugging Face format, a hub id or a policy that
+    is made here; `system_prompt`; `temperature` (0, greedy); `max_new_tokens` (32). No other machine could replay such
+    hands: for suites, `swarm learn` and a node with `share.groups: none`."""
 
     style: Literal["words", "compact"] = "words"
     """`words`: sentences with rules and moves; `compact`: a few characters, for embedded policies, which write a move's
@@ -65,6 +125,67 @@ class PokerTask(EnvironmentTask):
         except ImportError as error:
             raise TaskError(f"task {self.name!r} needs PokerKit ({error}): {how_to_install('poker')}") from error
 
+    @property
+    def is_replayable(self) -> bool:
+        """See `TaskSettings`."""
+        return self.model is None
+
+    @property
+    def folders(self) -> frozenset[Path]:
+        """See `TaskSettings`: the model's, and where the hub's cache has its files."""
+        if self.model is None:
+            return frozenset()
+        place = Path(self.model.path)
+        return frozenset({place, *(file.resolve().parent for file in place.iterdir())})
+
+    def from_anywhere(self) -> Self:
+        """See `TaskSettings`."""
+        if self.model is None:
+            return self
+        try:
+            return self.model_copy(update={"model": self.model.from_anywhere()})
+        except SwarmError as error:
+            raise TaskError(f"task {self.name!r}: {error}") from error
+
+    @property
+    def options(self) -> dict[str, JsonValue]:
+        """See `EnvironmentTask`. A model is named by its content, since its place differs."""
+        options = super().options
+        if self.model is None:
+            options.pop("model")
+        else:
+            options["model"] = {**self.model.model_dump(), "path": origin(self.model.path, None)}
+        return options
+
+    @property
+    def library(self) -> str:
+        """See `TaskSettings`. Where a model plays, other software and processors round differently."""
+        if self.model is None:
+            return super().library
+        import torch
+
+        return f"torch=={torch.__version__} on {torch.backends.cpu.get_cpu_capability()}"
+
+    def import_libraries(self) -> None:
+        """See `TaskSettings`. A model is loaded here, while its process has the rights to."""
+        super().import_libraries()
+        if self.model is not None:
+            torchao.hide()
+            from swarm.policy.turns import RENDERER
+
+            RENDERER.stay()
+            self.player()
+
+    def player(self) -> Callable[[], Speaker] | None:
+        """Makes what speaks for the model in one hand; None without a model. Raises `TaskError`."""
+        return None if self.model is None else self.model.build(self.name)
+
+    @model_validator(mode="after")
+    def _the_model_is_an_opponent(self) -> Self:
+        if (self.model is not None) != (MODEL in self.opponents):
+            raise ValueError("model must be set where opponents name it, and only there")
+        return self
+
 
 class KuhnTask(PokerTask):
     """Kuhn poker against scripted opponents. The reward is the chips won, from -2 to 2, scaled to [0, 1]. Needs the
@@ -77,7 +198,7 @@ class KuhnTask(PokerTask):
     """A hand has at most two."""
     opponents: tuple[str, ...] = Field(("random", "caller", "tight", "aggressive", "nash"), min_length=1, max_length=16)
     """One of them plays each hand: `random`; `caller`, who never bets and never folds; `tight`, who only plays the
-    king; `aggressive`, who always bets or calls; `nash`, an equilibrium; or a name in `strategies`."""
+    king; `aggressive`, who always bets or calls; `nash`, an equilibrium; `model`; or a name in `strategies`."""
     strategies: dict[TaskName, dict[str, Probability]] = Field({}, max_length=16)
     """Further opponents by name, such as earlier selves of the policy: the probability of betting or calling in each of
     the twelve situations `J`, `Jc`, `Jb`, `Jcb`, `Q`, ...: a card, then what happened before, `c` for a check and `b`
@@ -86,26 +207,26 @@ class KuhnTask(PokerTask):
     def _games(self) -> Callable[[], Environment]:
         from swarm.extras.poker.games import Kuhn
 
-        return lambda: Kuhn(self.chosen, self.style == "compact")
+        player = self.player()
+        return lambda: Kuhn(self.chosen, self.style == "compact", player)
 
     @property
     def chosen(self) -> dict[str, Mapping[str, float]]:
         """The strategies of `opponents`."""
-        known = {**STRATEGIES, **self.strategies}
+        known = {**STRATEGIES, **self.strategies, MODEL: {}}
         return {name: known[name] for name in self.opponents}
 
     @model_validator(mode="after")
     def _every_opponent_has_a_whole_strategy(self) -> KuhnTask:
         for name, strategy in self.strategies.items():
-            if name in STRATEGIES or set(strategy) != set(SITUATIONS):
+            if name in (*STRATEGIES, MODEL) or set(strategy) != set(SITUATIONS):
                 raise ValueError(
                     f"strategies.{name} must have another name than a scripted opponent, and the situations "
                     f"{', '.join(SITUATIONS)}"
                 )
-        if unknown := sorted(set(self.opponents) - STRATEGIES.keys() - self.strategies.keys()):
-            raise ValueError(
-                f"no such opponents: {', '.join(unknown)}; there are {', '.join([*STRATEGIES, *self.strategies])}"
-            )
+        known = [*STRATEGIES, MODEL, *self.strategies]
+        if unknown := sorted(set(self.opponents) - set(known)):
+            raise ValueError(f"no such opponents: {', '.join(unknown)}; there are {', '.join(known)}")
         return self
 
 
@@ -118,15 +239,16 @@ class HoldemTask(PokerTask):
     """Name in this run."""
     max_turns: int = Field(16, ge=1, le=MAX_TURNS)
     """The policy's decisions in a hand."""
-    opponents: tuple[Literal["random", "caller", "tight", "aggressive"], ...] = Field(
+    opponents: tuple[Literal["random", "caller", "tight", "aggressive", "model"], ...] = Field(
         ("random", "caller", "tight", "aggressive"), min_length=1, max_length=16
     )
     """One of them plays each hand: `random`; `caller`, who never raises and never folds; `tight`, who folds all but
-    good hands and raises great ones; `aggressive`, who mostly raises by the pot and never folds."""
+    good hands and raises great ones; `aggressive`, who mostly raises by the pot and never folds; or `model`."""
     stack: int = Field(40, ge=4, le=10_000)
     """Chips of each player; the blinds are 1 and 2."""
 
     def _games(self) -> Callable[[], Environment]:
         from swarm.extras.poker.games import Holdem
 
-        return lambda: Holdem(self.opponents, self.stack, self.style == "compact")
+        player = self.player()
+        return lambda: Holdem(self.opponents, self.stack, self.style == "compact", player)

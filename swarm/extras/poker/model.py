@@ -1,0 +1,104 @@
+"""A language model that plays against the policy, in the process of the game: on the CPU, one decision at a time.
+
+It is asked as a policy in its seat would be. An answer is a function of what was asked, so that a hand can be replayed
+by this process, and by others with the same software on such a processor.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+
+from swarm.environments.sources.lru import LruCache
+from swarm.errors import SwarmError, TaskError
+from swarm.extras.poker.tasks import ModelSettings
+from swarm.policy.loading import load_policy
+from swarm.policy.out_of_memory import is_out_of_memory
+from swarm.types import Context, Observation, Past, Step, as_prompt
+from swarm.types.thoughts import answer_of
+
+REMEMBERED = 1_024
+"""Answers; the same is asked again with every turn that is replayed."""
+
+_opened: dict[str, Model | TaskError] = {}
+
+
+class Model:
+    """A loaded model."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        """Load it from its directory. Raises `SwarmError`, and what an allocator does."""
+        threads = torch.get_num_threads()
+        self._policy = load_policy(settings.policy.model_copy(update={"threads": threads}), Path(settings.path))
+        self._policy.model.generation_config = GenerationConfig(
+            do_sample=settings.temperature > 0,
+            temperature=settings.temperature or None,
+            top_k=0 if settings.temperature else None,
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=sorted(self._policy.stop_ids),
+            pad_token_id=self._policy.pad_id,
+        )
+        self._longest = self._policy.max_positions - settings.max_new_tokens
+        self._answers = LruCache[tuple[Context, int], tuple[int, ...]](REMEMBERED)
+
+    def answer(self, context: Context, seed: int) -> tuple[tuple[int, ...], str]:
+        """Token ids, and what they say after a thought. `seed` decides draws. Raises what model and template do."""
+        if (ids := self._answers.get((context, seed))) is None:
+            ids = self._generate(self._policy.encode(context), seed)
+            self._answers.put((context, seed), ids)
+        return ids, answer_of(self._policy.said(ids))
+
+    @torch.inference_mode()
+    def _generate(self, prompt: list[int], seed: int) -> tuple[int, ...]:
+        if len(prompt) > self._longest:
+            raise ValueError(f"its {self._policy.max_positions} positions leave no room after {len(prompt)} tokens")
+        given = torch.tensor([prompt])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            found = self._policy.model.generate(given, attention_mask=torch.ones_like(given))
+        return tuple(found[0, len(prompt) :].tolist())
+
+
+class ModelPlayer:
+    """A model in one hand."""
+
+    def __init__(self, model: Model) -> None:
+        """It has been asked nothing."""
+        self._model = model
+        self._context: Context | None = None
+        self.said: tuple[int, ...] = ()
+        """Token ids of its last turn."""
+
+    def __call__(self, shown: Observation, seed: int) -> str:
+        """What it says at its turn, where it is shown this. Raises what model and template do."""
+        if self._context is None:
+            self._context = as_prompt(shown)
+        else:
+            before = self._context if isinstance(self._context, Past) else Past(self._context, ())
+            self._context = Past(before.prompt, (*before.steps, Step(self.said, shown)))
+        self.said, text = self._model.answer(self._context, seed)
+        return text
+
+
+def open_model(task: str, settings: ModelSettings) -> Model:
+    """The model, which a process loads once. Raises `TaskError`, each time the same."""
+    key = settings.model_dump_json()
+    if key not in _opened:
+        try:
+            _opened[key] = Model(settings)
+        except (SwarmError, RuntimeError, MemoryError) as error:
+            _opened[key] = TaskError(f"task {task!r}: its opponent {settings.path} {_why(error)}")
+    found = _opened[key]
+    if isinstance(found, TaskError):
+        raise found
+    return found
+
+
+def _why(error: Exception) -> str:
+    if any(is_out_of_memory(each) for each in (error, error.__cause__) if each is not None):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        return f"does not fit in the {limit >> 20} MiB of its process: raise verification.memory_limit_bytes"
+    return f"cannot play: {error}"
