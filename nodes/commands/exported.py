@@ -54,16 +54,17 @@ class Trained(Struct, frozen=True):
 def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> list[str]:
     """Write beside a model `prompt`, what fills its chat template, sampling, tasks and suites with their local data.
 
-    Returns a line for each task of a suite on local data: what was copied, or why it was not. Tasks that no manifest
-    could name are left out. Raises `OSError`.
+    Returns a line for each suite that is left out, and for each task of a suite on local data: what was copied, or why
+    it was not. Tasks that no manifest could name are left out. Raises `OSError`.
     """
-    suites = {
-        name: ExportedSuite(
-            tuple(spec for task in suite.tasks for spec in ([task] if isinstance(task, str) else _spec(task))),
-            suite.model_dump(mode="json", exclude={"tasks"}, exclude_defaults=True),
-        )
-        for name, suite in config.evaluation.suites.items()
-    }
+    suites, lines = {}, []
+    for name, suite in config.evaluation.suites.items():
+        named = tuple(spec for task in suite.tasks for spec in ([task] if isinstance(task, str) else _spec(task)))
+        if named or not suite.tasks:  # without tasks it would have all of the run's
+            settings = suite.model_dump(mode="json", exclude={"tasks"}, exclude_defaults=True)
+            suites[name] = ExportedSuite(named, settings)
+        else:
+            lines.append(clean(f"suite {name} is left out: none of its tasks can be described to others"))
     tasks = tuple(spec for task in config.tasks for spec in _spec(task))
     policy = config.policy
     trained = Trained(
@@ -75,7 +76,7 @@ def write_trained(directory: Path, prompt: str | None, config: NodeConfig) -> li
         policy.tool_calls,
     )
     write_exported(directory, prompt, msgspec.to_builtins(trained))
-    return list(_copy_data(directory / DATA, config))
+    return [*lines, *_copy_data(directory / DATA, config)]
 
 
 def _spec(task: TaskConfig) -> tuple[TaskSpec, ...]:

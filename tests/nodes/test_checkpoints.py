@@ -146,6 +146,17 @@ def test_what_fills_the_chat_template_travels(tmp_path: Path) -> None:
         assert again.generation.sampling() == config.generation.sampling()
 
 
+def test_a_suite_without_a_task_that_can_travel_does_not_become_one_of_all_tasks(tmp_path: Path) -> None:
+    poker = {"kind": "kuhn_poker", "opponents": ["model"], "model": {"path": "tiny"}}
+    values = {"evaluation": {"suites": {"earlier": {"tasks": [poker]}, "mixed": {"tasks": [poker, "gcd"]}}}}
+    config = load_config(None, values).config
+    lines = exported.write_trained(tmp_path, None, config)
+    assert lines == ["suite earlier is left out: none of its tasks can be described to others"]
+    found, _ = exported_values(tmp_path, load_config())
+    suites = load_config(None, found).config.evaluation.suites
+    assert {name: suite.tasks for name, suite in suites.items()} == {"mixed": ("gcd",)}
+
+
 def test_whose_tasks_and_sampling_are_asked_is_said(tmp_path: Path) -> None:
     saved(tmp_path / "run", ("policy.model", "tiny"))
     export_checkpoint(tmp_path / "run", tmp_path / "model", Console(quiet=True))
