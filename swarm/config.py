@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from inspect import isabstract
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 import yaml
@@ -416,11 +417,17 @@ def _nest(fields: Iterable[tuple[str, str, str]]) -> Values:
             assert isinstance(below, dict)  # `_kind_of` refuses paths through leaves
             level = below
         value = text if text in get_args(kind) else _parse(text, path, origin)
-        if get_origin(kind) in (tuple, list) and not isinstance(value, list):
+        if _is_list(kind) and value is not None and not isinstance(value, list):
             earlier = level.get(leaf)
             value = [*(earlier if isinstance(earlier, list) else []), value]
         level[leaf] = value
     return nested
+
+
+def _is_list(kind: object) -> bool:
+    """Whether a field of this type holds a list, or a list or nothing."""
+    options = [each for each in get_args(kind) if each is not NoneType] if NoneType in get_args(kind) else [kind]
+    return all(get_origin(each) in (tuple, list) for each in options)
 
 
 def _parse(text: str, path: str, origin: str) -> JsonValue:

@@ -99,6 +99,10 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
     assert len(load_config(command_line=pairs).config.network.bootstrap) == 2
     assert load_config(command_line=[("network.bootstrap", "[a, b]")]).config.network.bootstrap == ("a", "b")
     assert load_config(command_line=[("rounds", "null")]).config.rounds is None
+    workers = [Identity.generate().peer_id for _ in range(2)]
+    named = [("learner.workers", each) for each in workers]
+    assert load_config(command_line=named).config.learner.workers == tuple(workers), "a list or nothing"
+    assert load_config(command_line=[*named, ("learner.workers", "null")]).config.learner.workers is None
 
 
 @pytest.mark.parametrize(
