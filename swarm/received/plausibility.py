@@ -19,6 +19,9 @@ from swarm.settings import Settings
 WINDOW_TOKENS = 8
 KEPT = 512
 ENOUGH = 8
+WIDEST_NATS = 4.0
+"""Per token that the fence may lie below the median, however far own completions differ: those without a reward, which
+count where few have one, differ so much that any text would be plausible."""
 
 
 class PlausibilitySettings(Settings):
@@ -27,7 +30,7 @@ class PlausibilitySettings(Settings):
     fence: float = Field(3.0, ge=0)
     """Take the mean log-probability of a completion's least probable 8 consecutive tokens. The completion is left out
     when this value lies below the lower quartile of own rewarded completions by more than `fence` interquartile ranges,
-    and below their median by more than `slack_nats`."""
+    and below their median by more than `slack_nats`; and always when it lies below that by more than 4 nats."""
     slack_nats: float = Field(1.0, ge=0)
     """Difference per token that honest peers' policies may have."""
 
@@ -67,7 +70,8 @@ class Plausibility:
         if len(own) < ENOUGH:
             return -math.inf
         low, median, high = quantiles(own, n=4, method="inclusive")
-        return min(low - self._settings.fence * (high - low), median - self._settings.slack_nats)
+        distance = max(median - low + self._settings.fence * (high - low), self._settings.slack_nats)
+        return median - min(distance, max(WIDEST_NATS, self._settings.slack_nats))
 
     def plausible(self, raised: Sequence[Sequence[float]]) -> list[bool]:
         """Whether each completion of a received group is plausible, by this policy's log-probabilities of the tokens

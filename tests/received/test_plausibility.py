@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from swarm.received.plausibility import ENOUGH, Plausibility, PlausibilitySettings, is_rewarded, least_probable
+from swarm.received.plausibility import (
+    ENOUGH,
+    WIDEST_NATS,
+    Plausibility,
+    PlausibilitySettings,
+    is_rewarded,
+    least_probable,
+)
 
 
 def _knowing(*means: float) -> Plausibility:
@@ -20,6 +27,15 @@ def test_the_fence_lies_far_outside_of_own_rewarded_completions() -> None:
     assert wide.fence == pytest.approx(-0.625 - 3 * (0.625 - 0.175)), "three times the distance between the quartiles"
     narrow = _knowing(*[-0.3] * ENOUGH)
     assert narrow.fence == pytest.approx(-1.3), "others' policies may differ a little"
+
+
+def test_the_fence_is_bounded_however_much_own_completions_differ() -> None:
+    plausibility = Plausibility(PlausibilitySettings(fence=3.0, slack_nats=1.0))
+    plausibility.learn([[-1.0], [-2.0], [-3.0], [-5.0], [-6.0]] * ENOUGH, [0.0] * 5 * ENOUGH)
+    assert plausibility.fence == pytest.approx(-3.0 - WIDEST_NATS)
+    willing = Plausibility(PlausibilitySettings(fence=3.0, slack_nats=100.0))
+    willing.learn([[-1.0]] * ENOUGH, [1.0] * ENOUGH)
+    assert willing.fence == pytest.approx(-101.0), "what is set counts"
 
 
 def test_until_enough_is_known_everything_is_plausible() -> None:
