@@ -77,6 +77,7 @@ ALLOWED = {
     "swarm/extras/export": PURE
     | {"swarm.extras.export", "swarm.config", "swarm.policy.config", "swarm.telemetry"}
     | {"swarm.environments.sources.dataset"},
+    "swarm/opponents.py": PURE | {"swarm.environments.episodes.source", "swarm.policy"},
     "swarm/schedule.py": PURE,
     "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/environments": PURE | {"swarm.environments"},

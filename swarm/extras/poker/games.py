@@ -41,7 +41,8 @@ from pokerkit import (
 )
 
 from swarm.environments.digests import RESOLUTION, Chance
-from swarm.extras.poker.tasks import MODEL, SITUATIONS, Speaker
+from swarm.extras.poker.tasks import MODEL, SITUATIONS
+from swarm.opponents import Speaker
 from swarm.types import Observation, Terminal, Text
 
 AUTOMATIONS = (

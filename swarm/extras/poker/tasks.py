@@ -7,21 +7,17 @@ what happened before. `K` and `Kcb` are the first player's, `Kc` and `Kb` the se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from swarm import torchao
 from swarm.distribution import how_to_install
 from swarm.environments.config import Context, TaskName
-from swarm.environments.episodes.source import EnvironmentTask
-from swarm.errors import SwarmError, TaskError
-from swarm.policy.config import PolicySettings, check_model_path, is_on_hub, origin, prompt_of
+from swarm.errors import TaskError
+from swarm.opponents import OpponentTask
 from swarm.protocols import Environment
-from swarm.settings import Settings
-from swarm.types import MAX_TURNS, Observation
+from swarm.types import MAX_TURNS
 
 SITUATIONS = tuple(card + before for card in "JQK" for before in ("", "c", "b", "cb"))
 
@@ -52,65 +48,14 @@ nothing on average to anyone, seats taken in turn: it is an equilibrium, of whic
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-Speaker = Callable[[Observation, int], str]
-"""(what a player is shown at its turn, seed of its draws) -> what it says; remembers one hand."""
 MODEL = "model"
 """The opponent that is a language model."""
-MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
-class ModelSettings(Settings):
-    """A language model as an opponent: it is asked as a policy in its seat would be, on one core, and folds where it
-    names no legal move. Weights are float32."""
-
-    path: str = Field(min_length=1)
-    """A directory in Hugging Face format, such as `swarm export` writes, a hub id, or a policy that is made here, such
-    as `smollm2`."""
-    system_prompt: str | None = None
-    """Prompt before every question; default as for `policy.system_prompt`."""
-    temperature: float = Field(0.0, ge=0, le=10)
-    """0 is greedy."""
-    max_new_tokens: int = Field(32, ge=1, le=4_096)
-    """Longest turn."""
-
-    @property
-    def policy(self) -> PolicySettings:
-        """It as a policy."""
-        return PolicySettings(model=self.path, device="cpu", dtype="float32", system_prompt=self.system_prompt)
-
-    def build(self, task: str) -> Callable[[], Speaker]:
-        """Makes what speaks for the model in one hand of a task. Raises `TaskError`."""
-        from swarm.extras.poker.model import ModelPlayer, open_model
-
-        model = open_model(task, self)
-        return lambda: ModelPlayer(model)
-
-    def from_anywhere(self) -> ModelSettings:
-        """The same model by its directory, which is made or fetched if it is missing. Raises `SwarmError`."""
-        from swarm.policy.loading import find_source
-        from swarm.policy.reading import check_hub, foreign_files
-
-        check_model_path(self.policy)
-        prompt = prompt_of(self.policy) or ""
-        place = find_source(self.path)
-        if is_on_hub(self.path):
-            from huggingface_hub import snapshot_download
-
-            check_hub(self.path)
-            with foreign_files(self.path):
-                place = snapshot_download(self.path, allow_patterns=MODEL_FILES)
-        return self.model_copy(update={"path": str(Path(place).expanduser().absolute()), "system_prompt": prompt})
-
-
-class PokerTask(EnvironmentTask):
+class PokerTask(OpponentTask):
     """A poker game. A hand not over after `max_turns`, and an answer that fails, lose the whole stack."""
 
     opponents: tuple[str, ...]
-    model: ModelSettings | None = None
-    """The one that is `model` among `opponents`: `path`, a directory in Hugging Face format, a hub id or a policy that
-    is made here; `system_prompt`; `temperature` (0, greedy); `max_new_tokens` (32). No other machine could replay such
-    hands: for suites, `swarm learn` and a node with `share.groups: none`."""
-
     style: Literal["words", "compact"] = "words"
     """`words`: sentences with rules and moves; `compact`: a few characters, for embedded policies, which write a move's
     number. In Kuhn poker the jack is then hand 1, the queen hand 2 and the king hand 3."""
@@ -124,61 +69,6 @@ class PokerTask(EnvironmentTask):
             return self._games()
         except ImportError as error:
             raise TaskError(f"task {self.name!r} needs PokerKit ({error}): {how_to_install('poker')}") from error
-
-    @property
-    def is_replayable(self) -> bool:
-        """See `TaskSettings`."""
-        return self.model is None
-
-    @property
-    def folders(self) -> frozenset[Path]:
-        """See `TaskSettings`: the model's, and where the hub's cache has its files."""
-        if self.model is None:
-            return frozenset()
-        place = Path(self.model.path)
-        return frozenset({place, *(file.resolve().parent for file in place.iterdir())})
-
-    def from_anywhere(self) -> Self:
-        """See `TaskSettings`."""
-        if self.model is None:
-            return self
-        try:
-            return self.model_copy(update={"model": self.model.from_anywhere()})
-        except SwarmError as error:
-            raise TaskError(f"task {self.name!r}: {error}") from error
-
-    @property
-    def options(self) -> dict[str, JsonValue]:
-        """See `EnvironmentTask`. A model is named by its content, since its place differs."""
-        options = super().options
-        if self.model is None:
-            options.pop("model")
-        else:
-            options["model"] = {**self.model.model_dump(), "path": origin(self.model.path, None)}
-        return options
-
-    @property
-    def library(self) -> str:
-        """See `TaskSettings`. Where a model plays, other software and processors round differently."""
-        if self.model is None:
-            return super().library
-        import torch
-
-        return f"torch=={torch.__version__} on {torch.backends.cpu.get_cpu_capability()}"
-
-    def import_libraries(self) -> None:
-        """See `TaskSettings`. A model is loaded here, while its process has the rights to."""
-        super().import_libraries()
-        if self.model is not None:
-            torchao.hide()
-            from swarm.policy.turns import RENDERER
-
-            RENDERER.stay()
-            self.player()
-
-    def player(self) -> Callable[[], Speaker] | None:
-        """Makes what speaks for the model in one hand; None without a model. Raises `TaskError`."""
-        return None if self.model is None else self.model.build(self.name)
 
     @model_validator(mode="after")
     def _the_model_is_an_opponent(self) -> Self:

@@ -1,9 +1,10 @@
-"""Games of TextArena for one player, as environments."""
+"""Games of TextArena for one player, or for two against a language model, as environments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,7 @@ from swarm.environments.digests import draw
 from swarm.environments.randomness import OwnRandomness
 from swarm.environments.stand_ins import stand_ins
 from swarm.errors import TaskError
+from swarm.opponents import Speaker
 from swarm.types import Observation, Terminal, Text
 
 if find_spec("textarena") is None:
@@ -33,70 +35,108 @@ class TextArenaGame:
     """A game that answers each turn with what is new; a turn without brackets is put in brackets.
 
     The return is the game's reward for the player, cut to [0, 1]: 1 for a win, the part that was solved where a game
-    says so, and 0 for a loss or an invalid move.
+    says so, and 0 for a loss or an invalid move. Against an opponent, who has the other seat, a draw is 0.5.
     """
 
-    def __init__(self, game: str, settings: dict[str, Any]) -> None:
-        """Call `reset` first."""
+    def __init__(self, game: str, settings: dict[str, Any], opponent: Callable[[], Speaker] | None = None) -> None:
+        """Call `reset` first. `opponent` makes who plays against the policy in one game for two."""
         self._name = game
         self._settings = settings
+        self._opponent = opponent
         self._randomness = OwnRandomness(0)
         self._game: Any = None
+        self._seat = 0
 
     def reset(self, seed: int, index: int) -> Observation:
         """Start a game. See `Environment`."""
-        drawn = draw(_SEEDS, "textarena", self._name, seed, index)
-        self._randomness = OwnRandomness(drawn)
+        self._drawn = draw(_SEEDS, "textarena", self._name, seed, index)
+        self._randomness = OwnRandomness(self._drawn)
+        seat = draw(2, "textarena", self._name, seed, index, "seat") if self._opponent else 0
         with self._randomness:
-            self._game = textarena.make(self._name, **self._settings)
-            self._game.reset(num_players=1, seed=drawn)
+            # The first player begins: the policy does where the opponent's first moves end the game.
+            if self._over(seat) and (not self._opponent or self._over(1 - seat)):
+                raise TaskError("the game ends before the first turn")
             return self._news()
 
     def step(self, action: str) -> Observation | Terminal:
         """Make a move. See `Environment`."""
         with self._randomness:
             done, _ = self._game.step(action)
-            if not done:
+            if not done and not self._let_the_opponent_move():
                 return self._news()
             rewards, _ = self._game.close()
-        return Terminal(_in_range(rewards.get(0)))
+        reward = _finite(rewards.get(self._seat))
+        return Terminal(_in_range((reward + 1) / 2 if self._opponent else reward))
 
-    def is_for_one(self) -> bool:
-        """Whether the game that was reset has one player."""
-        return isinstance(self._game.state, textarena.SinglePlayerState)
+    def num_players(self) -> int:
+        """Of the game that was reset: 1, 2, or 0 for another number."""
+        kinds = {textarena.SinglePlayerState: 1, textarena.TwoPlayerState: 2}
+        return next((number for kind, number in kinds.items() if isinstance(self._game.state, kind)), 0)
+
+    def _over(self, seat: int) -> bool:
+        """Begin, with the policy in this seat; whether the game is over before its first turn."""
+        self._seat = seat
+        self._speaker = self._opponent() if self._opponent else None
+        self._turns = 0
+        self._game = textarena.make(self._name, **self._settings)
+        self._game.reset(num_players=2 if self._opponent else 1, seed=self._drawn)
+        return self._let_the_opponent_move()
+
+    def _let_the_opponent_move(self) -> bool:
+        """Until it is the policy's turn; whether the game is over."""
+        while self._speaker is not None and self._game.state.current_player_id != self._seat:
+            shown, said = self._news(), ""
+            with suppress(Exception):  # of a model's code, whatever its files make of it
+                said = self._speaker(shown, draw(_SEEDS, "textarena", self._drawn, "opponent", self._turns))
+            self._turns += 1
+            done, _ = self._game.step(said)
+            if done:
+                return True
+        return False
 
     def _news(self) -> Observation:
-        """What the game said since the last turn, without the policy's own words."""
+        """What the player whose turn it is has not seen of the game and of the other."""
         game = self._game
         while isinstance(game, textarena.Wrapper):  # most wrappers repeat the whole episode
             game = game.env
-        _, messages = game.get_observation()
-        own = textarena.ObservationType.PLAYER_ACTION
-        said = [text for sender, text, kind in messages if sender == textarena.GAME_ID and kind is not own]
+        player, messages = game.get_observation()
+        move = textarena.ObservationType.PLAYER_ACTION
+        said = [
+            text if sender == textarena.GAME_ID else f"Player {sender}: {text}"
+            for sender, text, kind in messages
+            if sender != player and not (sender == textarena.GAME_ID and kind is move)
+        ]
         return (Text("\n".join(said)),)
 
 
-def textarena_games(task: str, game: str, settings: dict[str, Any]) -> Callable[[], TextArenaGame]:
+def textarena_games(
+    task: str, game: str, settings: dict[str, Any], opponent: Callable[[], Speaker] | None = None
+) -> Callable[[], TextArenaGame]:
     """Makes a task's games. Raises `TaskError` for one that cannot be played here, with the reason."""
     where = f"task {task!r}: TextArena's {game!r}"
     if game not in ENV_REGISTRY:
         raise TaskError(f"{where} does not exist; textarena.pprint_registry_detailed() lists the games")
 
-    def make() -> TextArenaGame:
-        return TextArenaGame(game, settings)
-
-    tried = make()
+    tried = TextArenaGame(game, settings, _silent if opponent else None)
+    who = "two players" if opponent else "one player"
     try:
         with stand_ins(DOWNLOADS):
             tried.reset(0, 0)
     except Exception as error:  # a game may raise anything, also because it has no network and no second player
         raise TaskError(
-            f"{where} cannot be played by one player without downloads, network and language models, or not with these "
+            f"{where} cannot be played by {who} without downloads, network and language models, or not with these "
             f"settings: {type(error).__name__}: {_line(error)}"
         ) from error
-    if not tried.is_for_one():
-        raise TaskError(f"{where} is for several players; only games for one can be tasks")
-    return make
+    if opponent and tried.num_players() != 2:
+        raise TaskError(f"{where} is not for two players, and none of them would be `model`")
+    if not opponent and tried.num_players() != 1:
+        raise TaskError(f"{where} is for several players; only games for one can be tasks, and for two with a `model`")
+    return lambda: TextArenaGame(game, settings, opponent)
+
+
+def _silent() -> Speaker:
+    """Who says nothing: to try a game without asking a model."""
+    return lambda shown, seed: ""
 
 
 def _line(error: Exception) -> str:
@@ -104,7 +144,10 @@ def _line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))), "")
 
 
-def _in_range(reward: object) -> float:
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
-        return 0.0  # some games give a text as the reward of an invalid move
-    return min(1.0, max(0.0, float(reward)))
+def _finite(reward: object) -> float:
+    """Some games give a text as the reward of an invalid move."""
+    return float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else -1.0
+
+
+def _in_range(reward: float) -> float:
+    return min(1.0, max(0.0, reward))

@@ -25,11 +25,12 @@ from swarm.environments.mixture import TaskMixture
 from swarm.environments.specs import from_specs, to_specs
 from swarm.errors import ConfigError, TaskError
 from swarm.extras.poker.games import HeadsUp, Holdem, Kuhn
-from swarm.extras.poker.model import Model, ModelPlayer, open_model
-from swarm.extras.poker.tasks import HoldemTask, KuhnTask, ModelSettings, Speaker
+from swarm.extras.poker.tasks import HoldemTask, KuhnTask
 from swarm.kinds import extra
+from swarm.opponents import OF_THE_PROCESSOR, ModelSettings, Speaker
 from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
+from swarm.policy.players import Model, ModelPlayer, Speaking
 from swarm.types import (
     Answers,
     Completion,
@@ -141,8 +142,8 @@ def test_a_model_that_names_no_legal_move_or_fails_loses_what_it_has_put_in(spea
 
 def test_its_tokens_are_those_of_a_policy_s_engine(tmp_path: Path) -> None:
     path = str(write_qwen3(tmp_path / "model"))
-    settings = ModelSettings(path=path, max_new_tokens=8).from_anywhere()
-    player = ModelPlayer(open_model("holdem", settings))
+    player = ModelSettings(path=path, max_new_tokens=8).from_anywhere().build("holdem")()
+    assert isinstance(player, ModelPlayer)
     policy = load_policy(PolicySettings(model=path, device="cpu", dtype="float32"))
     engine, greedy = TransformersEngine(policy, GenerationSettings()), Sampling(top_k=1, max_new_tokens=8)
     questions = [(Text(f"Hand {cards}, board empty. Choose: 1 fold, 2 call 1."),) for cards in ("7d9h", "AsAh", "2c3c")]
@@ -157,7 +158,7 @@ def test_its_tokens_are_those_of_a_policy_s_engine(tmp_path: Path) -> None:
 
 def test_draws_depend_on_the_seed_alone(tmp_path: Path) -> None:
     settings = ModelSettings(path=str(write_qwen3(tmp_path / "model")), max_new_tokens=8, temperature=1).from_anywhere()
-    first, second = Model(settings), Model(settings)
+    first, second = (Model(Speaking(**settings.model_dump())) for _ in range(2))
     drawn = [first.answer("Choose.", seed)[0] for seed in range(4)]
     assert [second.answer("Choose.", seed)[0] for seed in (3, 2, 1, 0)] == drawn[::-1] and len(set(drawn)) > 1
     assert first.answer("Choose.", 0)[0] is drawn[0], "kept, because every later turn replays it"
@@ -228,6 +229,6 @@ def test_a_model_of_the_hub_is_read_where_the_cache_keeps_its_files(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     task = HoldemTask.model_validate(against("hub", "model") | {"model": {"path": "owner/caller"}}).from_anywhere()
-    assert task.folders == {repository / "snapshots" / commit, repository / "blobs"}
+    assert task.folders - {*OF_THE_PROCESSOR} == {repository / "snapshots" / commit, repository / "blobs"}
     here = HoldemTask.model_validate(against("here", "model", caller)).from_anywhere()
     assert task.options["model"] == here.options["model"], "members with the same model in another place agree"

@@ -1,6 +1,6 @@
 """A language model that plays against the policy, in the process of the game: on the CPU, one decision at a time.
 
-It is asked as a policy in its seat would be. An answer is a function of what was asked, so that a hand can be replayed
+It is asked as a policy in its seat would be. An answer is a function of what was asked, so that a game can be replayed
 by this process, and by others with the same software on such a processor.
 """
 
@@ -10,11 +10,12 @@ import resource
 from pathlib import Path
 
 import torch
+from msgspec import Struct
 from transformers import GenerationConfig
 
-from swarm.environments.sources.lru import LruCache
 from swarm.errors import SwarmError, TaskError
-from swarm.extras.poker.tasks import ModelSettings
+from swarm.lru import LruDict
+from swarm.policy.config import PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.policy.out_of_memory import is_out_of_memory
 from swarm.types import Context, Observation, Past, Step, as_prompt
@@ -26,23 +27,40 @@ REMEMBERED = 1_024
 _opened: dict[str, Model | TaskError] = {}
 
 
+class Speaking(Struct, frozen=True):
+    """What a model is, and how it answers."""
+
+    path: str
+    """Its directory in Hugging Face format."""
+    system_prompt: str | None
+    temperature: float
+    """0 is greedy."""
+    max_new_tokens: int
+
+
 class Model:
     """A loaded model."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, speaking: Speaking) -> None:
         """Load it from its directory. Raises `SwarmError`, and what an allocator does."""
-        threads = torch.get_num_threads()
-        self._policy = load_policy(settings.policy.model_copy(update={"threads": threads}), Path(settings.path))
+        settings = PolicySettings(
+            model=speaking.path,
+            device="cpu",
+            dtype="float32",
+            system_prompt=speaking.system_prompt,
+            threads=torch.get_num_threads(),
+        )
+        self._policy = load_policy(settings, Path(speaking.path))
         self._policy.model.generation_config = GenerationConfig(
-            do_sample=settings.temperature > 0,
-            temperature=settings.temperature or None,
-            top_k=0 if settings.temperature else None,
-            max_new_tokens=settings.max_new_tokens,
+            do_sample=speaking.temperature > 0,
+            temperature=speaking.temperature or None,
+            top_k=0 if speaking.temperature else None,
+            max_new_tokens=speaking.max_new_tokens,
             eos_token_id=sorted(self._policy.stop_ids),
             pad_token_id=self._policy.pad_id,
         )
-        self._longest = self._policy.max_positions - settings.max_new_tokens
-        self._answers = LruCache[tuple[Context, int], tuple[int, ...]](REMEMBERED)
+        self._longest = self._policy.max_positions - speaking.max_new_tokens
+        self._answers = LruDict[tuple[Context, int], tuple[int, ...]](REMEMBERED)
 
     def answer(self, context: Context, seed: int) -> tuple[tuple[int, ...], str]:
         """Token ids, and what they say after a thought. `seed` decides draws. Raises what model and template do."""
@@ -63,7 +81,7 @@ class Model:
 
 
 class ModelPlayer:
-    """A model in one hand."""
+    """A model in one game."""
 
     def __init__(self, model: Model) -> None:
         """It has been asked nothing."""
@@ -83,14 +101,14 @@ class ModelPlayer:
         return text
 
 
-def open_model(task: str, settings: ModelSettings) -> Model:
+def open_model(task: str, speaking: Speaking) -> Model:
     """The model, which a process loads once. Raises `TaskError`, each time the same."""
-    key = settings.model_dump_json()
+    key = repr(speaking)
     if key not in _opened:
         try:
-            _opened[key] = Model(settings)
+            _opened[key] = Model(speaking)
         except (SwarmError, RuntimeError, MemoryError) as error:
-            _opened[key] = TaskError(f"task {task!r}: its opponent {settings.path} {_why(error)}")
+            _opened[key] = TaskError(f"task {task!r}: its opponent {speaking.path} {_why(error)}")
     found = _opened[key]
     if isinstance(found, TaskError):
         raise found
