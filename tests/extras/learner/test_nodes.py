@@ -481,7 +481,7 @@ def test_a_learner_goes_back_to_good_weights_and_its_workers_go_on_with_them(tmp
 
 
 def test_a_worker_that_is_not_listed_is_told_what_to_do_and_samples_nothing(tmp_path: Path) -> None:
-    run = Run(tmp_path, workers=["somebody else"])
+    run = Run(tmp_path, workers=[Identity.generate().peer_id])
     with run.workers("one") as (worker,), run.learner(rounds=1) as node:
         node.begin()
         history = tmp_path / "one" / METRICS_FILE
