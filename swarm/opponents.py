@@ -1,4 +1,4 @@
-"""A language model as the opponent of a task's games: its settings, and what they change of the task.
+"""A language model as the opponent of a task's games: what it changes of the task.
 
 Nobody else can replay such games, because models round differently on other machines. So they are for suites, for a
 learner whose workers are its owner's, and for a node that shares nothing.
@@ -10,65 +10,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from swarm import torchao
 from swarm.environments.episodes.source import EnvironmentTask
 from swarm.errors import SwarmError, TaskError
-from swarm.policy.config import PolicySettings, check_model_path, is_on_hub, origin, prompt_of
-from swarm.settings import Settings
+from swarm.policy.config import OpponentSettings, check_model_path, is_on_hub, origin, prompt_of
 from swarm.types import Observation
 
 Speaker = Callable[[Observation, int], str]
 """(what a player is shown at its turn, seed of its draws) -> what it says; remembers one game."""
 OF_THE_PROCESSOR = (Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu"))
 """What torch reads before it computes; without, it takes its slowest kernels."""
+
 MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-
-
-class ModelSettings(Settings):
-    """A language model as an opponent: it is asked as a policy in its seat would be, on one core, and gives up where it
-    names no legal move. Weights are float32."""
-
-    path: str = Field(min_length=1)
-    """A directory in Hugging Face format, such as `swarm export` writes, a hub id, or a policy that is made here, such
-    as `smollm2`."""
-    system_prompt: str | None = None
-    """Prompt before every question; default as for `policy.system_prompt`."""
-    temperature: float = Field(0.0, ge=0, le=10)
-    """0 is greedy."""
-    max_new_tokens: int = Field(32, ge=1, le=4_096)
-    """Longest turn."""
-
-    def build(self, task: str) -> Callable[[], Speaker]:
-        """Makes what speaks for the model in one game of a task. Raises `TaskError`."""
-        from swarm.policy.players import ModelPlayer, Speaking, open_model
-
-        model = open_model(task, Speaking(self.path, self.system_prompt, self.temperature, self.max_new_tokens))
-        return lambda: ModelPlayer(model)
-
-    def from_anywhere(self) -> ModelSettings:
-        """The same model by its directory, which is made or fetched if it is missing. Raises `SwarmError`."""
-        from swarm.policy.loading import find_source
-        from swarm.policy.reading import check_hub, foreign_files
-
-        policy = PolicySettings(model=self.path, system_prompt=self.system_prompt)
-        check_model_path(policy)
-        prompt = prompt_of(policy) or ""
-        place = find_source(self.path)
-        if is_on_hub(self.path):
-            from huggingface_hub import snapshot_download
-
-            check_hub(self.path)
-            with foreign_files(self.path):
-                place = snapshot_download(self.path, allow_patterns=MODEL_FILES)
-        return self.model_copy(update={"path": str(Path(place).expanduser().absolute()), "system_prompt": prompt})
 
 
 class OpponentTask(EnvironmentTask):
     """Games that a model may play against the policy."""
 
-    model: ModelSettings | None = None
+    model: OpponentSettings | None = None
     """A language model as the opponent: `path`, a directory in Hugging Face format, a hub id or a policy that is made
     here; `system_prompt`; `temperature` (0, greedy); `max_new_tokens` (32). No other machine could replay such games:
     for suites, `swarm learn` and a node with `share.groups: none`."""
@@ -92,7 +53,7 @@ class OpponentTask(EnvironmentTask):
         if self.model is None:
             return self
         try:
-            return self.model_copy(update={"model": self.model.from_anywhere()})
+            return self.model_copy(update={"model": by_directory(self.model)})
         except SwarmError as error:
             raise TaskError(f"task {self.name!r}: {error}") from error
 
@@ -127,4 +88,26 @@ class OpponentTask(EnvironmentTask):
 
     def player(self) -> Callable[[], Speaker] | None:
         """Makes what speaks for the model in one game; None without a model. Raises `TaskError`."""
-        return None if self.model is None else self.model.build(self.name)
+        if self.model is None:
+            return None
+        from swarm.policy.players import ModelPlayer, open_model
+
+        model = open_model(self.name, self.model)
+        return lambda: ModelPlayer(model)
+
+
+def by_directory(settings: OpponentSettings) -> OpponentSettings:
+    """The same model by its directory, which is made or fetched if it is missing. Raises `SwarmError`."""
+    from swarm.policy.loading import find_source
+    from swarm.policy.reading import check_hub, foreign_files
+
+    check_model_path(settings.policy)
+    prompt = prompt_of(settings.policy) or ""
+    place = find_source(settings.path)
+    if is_on_hub(settings.path):
+        from huggingface_hub import snapshot_download
+
+        check_hub(settings.path)
+        with foreign_files(settings.path):
+            place = snapshot_download(settings.path, allow_patterns=MODEL_FILES)
+    return settings.model_copy(update={"path": str(Path(place).expanduser().absolute()), "system_prompt": prompt})

@@ -171,7 +171,7 @@ class TaskSettings(Settings):
 
     @property
     def folders(self) -> frozenset[Path]:
-        """The local folders of its user that its source reads."""
+        """Local folders and files that its source reads in its process."""
         return frozenset()
 
     def from_anywhere(self) -> Self:

@@ -156,6 +156,26 @@ class PolicySettings(Settings):
         return marks
 
 
+class OpponentSettings(Settings):
+    """A language model as an opponent: it is asked as a policy in its seat would be, on one core, and gives up where it
+    names no legal move. Weights are float32."""
+
+    path: str = Field(min_length=1)
+    """A directory in Hugging Face format, such as `swarm export` writes, a hub id, or a policy that is made here, such
+    as `smollm2`."""
+    system_prompt: str | None = None
+    """Prompt before every question; default as for `policy.system_prompt`."""
+    temperature: float = Field(0.0, ge=0, le=10)
+    """0 is greedy."""
+    max_new_tokens: int = Field(32, ge=1, le=4_096)
+    """Longest turn."""
+
+    @property
+    def policy(self) -> PolicySettings:
+        """It as a policy."""
+        return PolicySettings(model=self.path, device="cpu", dtype="float32", system_prompt=self.system_prompt)
+
+
 def _scalar(value: JsonValue) -> JsonValue:
     """A value of a command line or variable, which is text: `false` is no true text."""
     if isinstance(value, str) and SCALAR.fullmatch(value):

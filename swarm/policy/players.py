@@ -10,12 +10,11 @@ import resource
 from pathlib import Path
 
 import torch
-from msgspec import Struct
 from transformers import GenerationConfig
 
 from swarm.errors import SwarmError, TaskError
 from swarm.lru import LruDict
-from swarm.policy.config import PolicySettings
+from swarm.policy.config import OpponentSettings
 from swarm.policy.loading import load_policy
 from swarm.policy.out_of_memory import is_out_of_memory
 from swarm.types import Context, Observation, Past, Step, as_prompt
@@ -27,39 +26,22 @@ REMEMBERED = 1_024
 _opened: dict[str, Model | TaskError] = {}
 
 
-class Speaking(Struct, frozen=True):
-    """What a model is, and how it answers."""
-
-    path: str
-    """Its directory in Hugging Face format."""
-    system_prompt: str | None
-    temperature: float
-    """0 is greedy."""
-    max_new_tokens: int
-
-
 class Model:
     """A loaded model."""
 
-    def __init__(self, speaking: Speaking) -> None:
+    def __init__(self, settings: OpponentSettings) -> None:
         """Load it from its directory. Raises `SwarmError`, and what an allocator does."""
-        settings = PolicySettings(
-            model=speaking.path,
-            device="cpu",
-            dtype="float32",
-            system_prompt=speaking.system_prompt,
-            threads=torch.get_num_threads(),
-        )
-        self._policy = load_policy(settings, Path(speaking.path))
+        threads = torch.get_num_threads()
+        self._policy = load_policy(settings.policy.model_copy(update={"threads": threads}), Path(settings.path))
         self._policy.model.generation_config = GenerationConfig(
-            do_sample=speaking.temperature > 0,
-            temperature=speaking.temperature or None,
-            top_k=0 if speaking.temperature else None,
-            max_new_tokens=speaking.max_new_tokens,
+            do_sample=settings.temperature > 0,
+            temperature=settings.temperature or None,
+            top_k=0 if settings.temperature else None,
+            max_new_tokens=settings.max_new_tokens,
             eos_token_id=sorted(self._policy.stop_ids),
             pad_token_id=self._policy.pad_id,
         )
-        self._longest = self._policy.max_positions - speaking.max_new_tokens
+        self._longest = self._policy.max_positions - settings.max_new_tokens
         self._answers = LruDict[tuple[Context, int], tuple[int, ...]](REMEMBERED)
 
     def answer(self, context: Context, seed: int) -> tuple[tuple[int, ...], str]:
@@ -101,14 +83,14 @@ class ModelPlayer:
         return text
 
 
-def open_model(task: str, speaking: Speaking) -> Model:
+def open_model(task: str, settings: OpponentSettings) -> Model:
     """The model, which a process loads once. Raises `TaskError`, each time the same."""
-    key = repr(speaking)
+    key = settings.model_dump_json()
     if key not in _opened:
         try:
-            _opened[key] = Model(speaking)
+            _opened[key] = Model(settings)
         except (SwarmError, RuntimeError, MemoryError) as error:
-            _opened[key] = TaskError(f"task {task!r}: its opponent {speaking.path} {_why(error)}")
+            _opened[key] = TaskError(f"task {task!r}: its opponent {settings.path} {_why(error)}")
     found = _opened[key]
     if isinstance(found, TaskError):
         raise found

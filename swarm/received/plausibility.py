@@ -30,7 +30,8 @@ class PlausibilitySettings(Settings):
     fence: float = Field(3.0, ge=0)
     """Take the mean log-probability of a completion's least probable 8 consecutive tokens. The completion is left out
     when this value lies below the lower quartile of own rewarded completions by more than `fence` interquartile ranges,
-    and below their median by more than `slack_nats`; and always when it lies below that by more than 4 nats."""
+    and below their median by more than `slack_nats`; and always when it lies below that by more than 4 nats and by
+    more than `slack_nats`."""
     slack_nats: float = Field(1.0, ge=0)
     """Difference per token that honest peers' policies may have."""
 

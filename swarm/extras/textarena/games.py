@@ -65,8 +65,7 @@ class TextArenaGame:
             if not done and not self._let_the_opponent_move():
                 return self._news()
             rewards, _ = self._game.close()
-        reward = _finite(rewards.get(self._seat))
-        return Terminal(_in_range((reward + 1) / 2 if self._opponent else reward))
+        return Terminal(_in_range(rewards.get(self._seat), -1.0 if self._opponent else 0.0))
 
     def num_players(self) -> int:
         """Of the game that was reset: 1, 2, or 0 for another number."""
@@ -144,10 +143,8 @@ def _line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))), "")
 
 
-def _finite(reward: object) -> float:
-    """Some games give a text as the reward of an invalid move."""
-    return float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else -1.0
-
-
-def _in_range(reward: float) -> float:
-    return min(1.0, max(0.0, reward))
+def _in_range(reward: object, least: float) -> float:
+    """A reward from `least` to 1, scaled to [0, 1]."""
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        return 0.0  # some games give a text as the reward of an invalid move
+    return min(1.0, max(0.0, (reward - least) / (1 - least)))

@@ -27,10 +27,10 @@ from swarm.errors import ConfigError, TaskError
 from swarm.extras.poker.games import HeadsUp, Holdem, Kuhn
 from swarm.extras.poker.tasks import HoldemTask, KuhnTask
 from swarm.kinds import extra
-from swarm.opponents import OF_THE_PROCESSOR, ModelSettings, Speaker
-from swarm.policy.config import PolicySettings
+from swarm.opponents import OF_THE_PROCESSOR, Speaker, by_directory
+from swarm.policy.config import OpponentSettings, PolicySettings
 from swarm.policy.loading import load_policy
-from swarm.policy.players import Model, ModelPlayer, Speaking
+from swarm.policy.players import Model, ModelPlayer, open_model
 from swarm.types import (
     Answers,
     Completion,
@@ -142,8 +142,8 @@ def test_a_model_that_names_no_legal_move_or_fails_loses_what_it_has_put_in(spea
 
 def test_its_tokens_are_those_of_a_policy_s_engine(tmp_path: Path) -> None:
     path = str(write_qwen3(tmp_path / "model"))
-    player = ModelSettings(path=path, max_new_tokens=8).from_anywhere().build("holdem")()
-    assert isinstance(player, ModelPlayer)
+    settings = by_directory(OpponentSettings(path=path, max_new_tokens=8))
+    player = ModelPlayer(open_model("holdem", settings))
     policy = load_policy(PolicySettings(model=path, device="cpu", dtype="float32"))
     engine, greedy = TransformersEngine(policy, GenerationSettings()), Sampling(top_k=1, max_new_tokens=8)
     questions = [(Text(f"Hand {cards}, board empty. Choose: 1 fold, 2 call 1."),) for cards in ("7d9h", "AsAh", "2c3c")]
@@ -157,8 +157,9 @@ def test_its_tokens_are_those_of_a_policy_s_engine(tmp_path: Path) -> None:
 
 
 def test_draws_depend_on_the_seed_alone(tmp_path: Path) -> None:
-    settings = ModelSettings(path=str(write_qwen3(tmp_path / "model")), max_new_tokens=8, temperature=1).from_anywhere()
-    first, second = (Model(Speaking(**settings.model_dump())) for _ in range(2))
+    path = str(write_qwen3(tmp_path / "model"))
+    settings = by_directory(OpponentSettings(path=path, max_new_tokens=8, temperature=1))
+    first, second = (Model(settings) for _ in range(2))
     drawn = [first.answer("Choose.", seed)[0] for seed in range(4)]
     assert [second.answer("Choose.", seed)[0] for seed in (3, 2, 1, 0)] == drawn[::-1] and len(set(drawn)) > 1
     assert first.answer("Choose.", 0)[0] is drawn[0], "kept, because every later turn replays it"
