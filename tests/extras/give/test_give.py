@@ -104,6 +104,27 @@ def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.network
+def test_a_giver_awaits_a_bootstrap_that_restarts(tmp_path: Path) -> None:
+    boot = ["bootstrap", f"--out={tmp_path / 'boot'}", *LOOPBACK]
+    with swarm(tmp_path / "boot", *boot) as first:
+        address = address_of(first)
+        assert first.stop() == 130
+    waits = "connection refused; asking nobody until one answers"
+    with chat_server(solver(0.5)) as server, giver(tmp_path / "give", address, server) as one:
+        with swarm(tmp_path / "answer", "answer", address, f"--out={tmp_path / 'person'}", *LOOPBACK) as person:
+            for each in (one, person):
+                until(lambda each=each: waits in each.text(), each, "a line about it")  # type: ignore[misc]
+            person.process.send_signal(signal.SIGINT)
+            assert person.wait(10.0) == 130, "Ctrl-C does not wait for an answer"
+            assert not (tmp_path / "person").exists()
+        with swarm(tmp_path / "boot", *boot):
+            until(lambda: "no member that learns is connected" in one.text(), one, "a word about the run")
+            assert "tasks " in one.text() and one.text().count(waits) == 1
+            assert one.stop() == 130
+
+
+@pytest.mark.slow
+@pytest.mark.network
 def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: Path) -> None:
     with (
         swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
@@ -124,6 +145,7 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
             assert one.wait() == 0
             assert read_given(one.out).shared == 3 and one.history().role == "giver"
             assert one.history().latest.tokens_generated > 0 and "endpoint" not in one.text(), one.text()
+            assert "engine transformers: asked for" in one.text()
         with giver(tmp_path / "give", address, server) as one:
             until(lambda: one.round() > 0, one, "a round")
             server.respond = lambda asked: (401, b"")

@@ -14,7 +14,7 @@ from typing import ClassVar
 from nodes.roles.role import RoleNode
 from nodes.roles.runtime import EndReason, NodeParts
 from swarm.config import NodeConfig
-from swarm.errors import ConfigError, EndpointError, PeerUnreachable
+from swarm.errors import ConfigError, EndpointError
 from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
 from swarm.extras.give.giving import GivenRound, Giver, GivingPlan
@@ -46,6 +46,7 @@ class GiverNode(RoleNode):
 
     role = "giver"
     alone = "asking nobody"
+    awaits_run = True
     has_policy = False
     quiet_s: ClassVar[float] = LONG_S
     """Without a question, before it is said why."""
@@ -85,12 +86,7 @@ class GiverNode(RoleNode):
             )
 
     def __init__(self, parts: NodeParts) -> None:
-        """Raises `ConfigError` without an endpoint or for a missing key, `PeerUnreachable` without a run."""
-        if parts.transport.manifest() is None:
-            raise PeerUnreachable(
-                "no member of the run has answered, and without one a giver does not know what to ask: check the "
-                "address, or try again"
-            )
+        """Raises `ConfigError` without an endpoint or for a missing key."""
         super().__init__(parts)
         config, identity, runtime = parts.config, parts.identity, self._runtime
         self._rounds = 0
@@ -102,10 +98,11 @@ class GiverNode(RoleNode):
         if config.seed is not None:
             seed, first = config.seed, 0
         self._demand = self._make_demand()
+        stream = self._make_stream()
         self._giver = Giver(
             self._make_plan(first),
             Member(identity.peer_id, PolicyId(self.model(config), "", 0), config.generation.sampling(), seed),
-            self._make_stream(),
+            stream,
             parts.verifier,
             runtime.exchange,
             runtime.samples.keep,
