@@ -15,6 +15,12 @@ import pytest
 
 from nodes.commands.control import pause_nodes, resume_nodes
 from nodes.console import literal_console
+from swarm import distribution
+from swarm.config import load_config
+from swarm.distribution import versions
+from swarm.engines.config import QUESTIONS
+from swarm.extras.give.demand import EXPLORED
+from swarm.extras.give.roles.giver import GiverNode, questions_a_round
 from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
 from swarm.telemetry.live import plain_line
@@ -195,6 +201,18 @@ def test_an_endpoint_is_evaluated_like_a_policy(tmp_path: Path) -> None:
         )
     found = json.loads(told.stdout)
     assert found["all"]["asked"] == 40 and found["all"]["accuracy"] > 0.8
+
+
+def test_a_founder_does_not_say_how_much_is_asked_before_anybody_uses_it() -> None:
+    run = load_config(None, None, {}).in_run({"mix": {"local": 1_024, "external": 1_024}}, Path("out")).config
+    assert run.num_questions("cpu") == 1_024
+    assert dict(GiverNode.plan(run))["per round"].startswith(f"{QUESTIONS} questions")
+    assert questions_a_round(run) == QUESTIONS <= EXPLORED
+
+
+def test_versions_are_those_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "VERSIONED", ("numpy", "swarm-lacks-this"))
+    assert versions().keys() == {"python", "swarm", "numpy"}
 
 
 def test_the_words_of_the_end() -> None:

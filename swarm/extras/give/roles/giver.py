@@ -41,6 +41,14 @@ SEQUENCES_A_REQUEST = 2
 NOT_LEARNING = ("bootstrap", "giver")
 
 
+def questions_a_round(config: NodeConfig, device: str = "cpu") -> int:
+    """Questions after which it looks again whether its groups are used, on this type of torch device.
+
+    The run's mix does not count: a founder could make a round endless, and an endpoint may cost money.
+    """
+    return config.generation.questions_per_round or config.generation.default_questions(device)
+
+
 class GiverNode(RoleNode):
     """One giver, on an open transport."""
 
@@ -67,7 +75,7 @@ class GiverNode(RoleNode):
         generation, endpoint = config.generation, config.endpoint
         return [
             *([("groups", f"ends after {endpoint.groups}")] if endpoint.groups else []),
-            ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
+            ("per round", f"{questions_a_round(config)} questions x {generation.group_size} completions"),
             (
                 "sampling",
                 f"temperature {generation.temperature:g}, at most {generation.max_new_tokens} new tokens (this node's "
@@ -121,7 +129,7 @@ class GiverNode(RoleNode):
     def _make_plan(self, first: int) -> GivingPlan:
         config = self._config
         return GivingPlan(
-            num_questions=config.num_questions("cpu"),
+            num_questions=questions_a_round(config),
             group_size=config.generation.group_size,
             slots=SEQUENCES_A_REQUEST * config.endpoint.requests_at_once * config.generation.group_size,
             first=first,

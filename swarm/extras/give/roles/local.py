@@ -11,7 +11,7 @@ from nodes.roles.runtime import NodeParts
 from swarm.config import NodeConfig
 from swarm.engines.choice import open_untrained
 from swarm.extras.give.giving import GivingPlan
-from swarm.extras.give.roles.giver import GiverNode
+from swarm.extras.give.roles.giver import GiverNode, questions_a_round
 from swarm.groups.episodes import Stream
 from swarm.preflight.duties import Duties
 from swarm.types import Answers, Rejection
@@ -42,7 +42,7 @@ class LocalGiverNode(GiverNode):
         super().__init__(parts)
 
     def _make_plan(self, first: int) -> GivingPlan:
-        num_questions = self._config.num_questions(self._device.type)
+        num_questions = questions_a_round(self._config, self._device.type)
         slots = self._config.generation.max_batch_sequences
         return replace(super()._make_plan(first), num_questions=num_questions, slots=slots)
 
