@@ -155,7 +155,7 @@ def opened(
         check_recorded(loaded.config)
     network = loaded.config.network
     with asking or contextlib.nullcontext():
-        awaits = role.awaits_run and remembered(loaded.config.out) is None
+        awaits = role.awaits_run and bool(network.bootstrap) and remembered(loaded.config.out) is None
         asked = ask_bootstraps(network, role.alone, console, awaits)
     terms = role.terms(loaded.config)
     directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)

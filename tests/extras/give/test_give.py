@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from nodes.boot.manifest import manifest_values
 from nodes.commands.control import pause_nodes, resume_nodes
 from nodes.console import literal_console
 from swarm import distribution
-from swarm.config import load_config
+from swarm.config import load_config, overlay
 from swarm.distribution import versions
 from swarm.engines.config import QUESTIONS
+from swarm.environments.specs import to_specs
 from swarm.extras.give.demand import EXPLORED
-from swarm.extras.give.roles.giver import GiverNode, questions_a_round
+from swarm.extras.give.roles.giver import MOST_COMPLETIONS, GiverNode, questions_a_round
 from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
 from swarm.telemetry.live import plain_line
-from swarm.types import Estimate
+from swarm.types import Estimate, RunManifest
 from tests.chat_server import MODEL, ChatServer, chat_server
 from tests.extras.give.server import completions, solver
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm, until
@@ -204,9 +206,11 @@ def test_an_endpoint_is_evaluated_like_a_policy(tmp_path: Path) -> None:
 
 
 def test_a_founder_does_not_say_how_much_is_asked_before_anybody_uses_it() -> None:
-    run = load_config(None, None, {}).in_run({"mix": {"local": 1_024, "external": 1_024}}, Path("out")).config
+    own = load_config(None, None, {})
+    huge = RunManifest("trap-0", "founder", 0.0, to_specs(own.config.tasks), 256, 1_024, 1_024, 2**20, 2**16)
+    run = own.in_run(overlay(manifest_values(huge, own), GiverNode.values_of(huge)), Path("out")).config
     assert run.num_questions("cpu") == 1_024
-    assert dict(GiverNode.plan(run))["per round"].startswith(f"{QUESTIONS} questions")
+    assert dict(GiverNode.plan(run))["per round"] == f"{QUESTIONS} questions x {MOST_COMPLETIONS} completions"
     assert questions_a_round(run) == QUESTIONS <= EXPLORED
 
 

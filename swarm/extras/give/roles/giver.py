@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from nodes.roles.role import RoleNode
 from nodes.roles.runtime import EndReason, NodeParts
-from swarm.config import NodeConfig
+from swarm.config import NodeConfig, Values
 from swarm.errors import ConfigError, EndpointError
 from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
@@ -38,6 +38,8 @@ LONG_S = 12.0
 QUESTIONS_PER_S = 256
 """A process begins in its stream where no earlier one can be, as a worker's does."""
 SEQUENCES_A_REQUEST = 2
+MOST_COMPLETIONS = 16
+"""Of one question, where the run has larger groups: members take smaller ones, and an endpoint may cost money."""
 NOT_LEARNING = ("bootstrap", "giver")
 
 
@@ -83,6 +85,11 @@ class GiverNode(RoleNode):
             ),
             ("system prompt", prompt_of(config.policy) or "none (policy.system_prompt; a run sets none)"),
         ]
+
+    @classmethod
+    def values_of(cls, manifest: RunManifest) -> Values:
+        """No more completions of a question than `MOST_COMPLETIONS`, unless this node's own configuration says so."""
+        return {"generation": {"group_size": min(manifest.group_size, MOST_COMPLETIONS)}}
 
     @classmethod
     def check(cls, config: NodeConfig, manifest: RunManifest, peer_id: str) -> None:

@@ -20,7 +20,7 @@ from nodes.roles.runtime import EndReason, NodeParts, RoleRuntime
 from swarm.config import NodeConfig, Values
 from swarm.engines.choice import open_untrained
 from swarm.environments.config import custom_tool_tasks
-from swarm.errors import ConfigError, EngineError
+from swarm.errors import ConfigError, EngineError, Interrupted
 from swarm.extras.learner.follower import BatchReport, Follower, SamplingPlan, SnapshotInstaller, WorkerGroups
 from swarm.extras.learner.heartbeats import Heartbeats
 from swarm.extras.learner.packing import most_bytes, read_snapshot
@@ -103,7 +103,7 @@ class WorkerNode(RoleNode):
         return self._runtime.has_enough(self._batches) or (orders is not None and orders.finished)
 
     def begin(self) -> None:
-        """Follow the learner. Raises `Interrupted`."""
+        """Wait until the learner is known, and follow it. Raises `Interrupted`."""
         self._write_start()
         self.note(str(self._choice), self._choice.level)
         self._pausing.wait()
@@ -134,8 +134,12 @@ class WorkerNode(RoleNode):
             self._assignment.resume()
 
     def _learner(self) -> str:
-        manifest = self._transport.manifest()
-        assert manifest is not None  # it was awaited
+        if self._transport.manifest() is None:
+            self.note("waiting for a member that knows the run: a learner is followed within one")
+        while (manifest := self._transport.manifest()) is None:
+            if self._cancelled():
+                raise Interrupted("stopped before the run was known")
+            time.sleep(LOOK_EVERY_S)
         return self._config.follow.learner or manifest.founder
 
     def _record(self, report: BatchReport) -> None:
