@@ -214,6 +214,8 @@ class PeerNode(RoleNode):
         self._record(report)
         self._note_unasked(report.num_unasked)
         self._note_problem(report.problem)
+        if self._config.update.reference == "best" and self._node.external.watch.is_best:
+            self._ranks.renew_reference()
         if report.alarm is not None:
             self._go_back(report.alarm)
         self._node.curriculum.hear(each.summary.tries for each in self._transport.peers() if each.summary)
