@@ -51,7 +51,9 @@ class Distillation:
             worth = WorthEstimator(sketcher, 1, 1)
             self.updater = self.sketcher = TaughtUpdater(updater, sketcher, self._learning, worth)
             count("distill", self._learning.counters)
-            self.notes.append(f"learns from {', '.join(teachers)}: asks about {settings.groups} groups a round")
+            imitates = ", imitates what they share" if settings.imitate else ""
+            asks = f"asks about {settings.groups} groups a round{imitates}"
+            self.notes.append(f"learns from {', '.join(teachers)}: {asks}")
         if teach.passes_per_min > 0:
             self._teaching = Teaching(teach, identity, transport, unjudged(verifier), updater, decode)
             count("teach", self._teaching.counters)

@@ -375,7 +375,8 @@ def _without_rewards(graded: GradedGroup, added: Sequence[tuple[float, ...]]) ->
 
 
 class TaughtUpdater:
-    """The node's updater and its sketcher: each update also has the groups that teachers have answered about."""
+    """The node's updater and its sketcher: each update also has the groups that teachers have answered about, and
+    imitates what they share."""
 
     def __init__(self, inner: Updater, sketcher: GradientSketcher, learning: Learning, worth: WorthEstimator) -> None:
         """`worth` measures teachers, whenever the node measures others' groups."""
