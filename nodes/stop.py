@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from nodes import exits
@@ -26,6 +27,7 @@ class StopRequest:
         of the pipe, and the kernel closes it however the parent dies.
         """
         self._asked = False
+        self._at_once = False
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -41,10 +43,21 @@ class StopRequest:
         """Stop, as a signal asks."""
         self._asked = True
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within the block, a signal raises `KeyboardInterrupt`: there is nothing yet that must be consistent."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
             os._exit(exits.INTERRUPTED)
         self._asked = True
+        if self._at_once:
+            raise KeyboardInterrupt
 
 
 def _end_with_stdin() -> None:

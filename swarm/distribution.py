@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import requires, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -21,9 +22,13 @@ def own_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on, none of which is imported."""
-    own = {"python": platform.python_version(), "swarm": own_version()}
-    return own | {name: version(name) for name in VERSIONED}
+    """Versions of Python and of the packages that results depend on, none of which is imported; a giver's environment
+    need not have them all."""
+    found = {"python": platform.python_version(), "swarm": own_version()}
+    for name in VERSIONED:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def how_to_install(extra: str) -> str:

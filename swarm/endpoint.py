@@ -285,13 +285,15 @@ def _in_words(error: Exception) -> str:
 def _bounded(response: IO[bytes], deadline: float, max_bytes: int) -> bytes:
     """The body, within a number of bytes and until the deadline."""
     body = bytearray()
-    while piece := response.read1(PIECE_BYTES):  # type: ignore[attr-defined]
+    while True:
+        piece = response.read1(PIECE_BYTES)  # type: ignore[attr-defined]
+        if time.monotonic() > deadline:  # then the end is none of the reply's: it was hung up on
+            raise EndpointError("the endpoint took too long")
+        if not piece:
+            return bytes(body)
         body += piece
         if len(body) > max_bytes:
             raise EndpointError(f"the endpoint's response is longer than {max_bytes} bytes")
-        if time.monotonic() > deadline:
-            raise EndpointError("the endpoint took too long")
-    return bytes(body)
 
 
 def _authorization(name: str | None, field: str, environment: Mapping[str, str]) -> dict[str, str]:

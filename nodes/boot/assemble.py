@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,12 @@ from nodes.boot.directory import (
     best_address,
     claim_directory,
     remember,
+    remembered,
     write_addresses,
 )
 from nodes.boot.listing import Lister
 from nodes.boot.manifest import check_group_size, sharing_of_own_tools
-from nodes.boot.resolve import Notice, ResolvedNode, check_settings, fitted, resolve
+from nodes.boot.resolve import Notice, ResolvedNode, check_recorded, check_settings, fitted, resolve
 from nodes.console import policy_progress, say, warn
 from nodes.page import page_of, site_of
 from nodes.roles.role import RoleNode
@@ -37,7 +39,7 @@ from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, IdentityInUse, OtherRun, PeerUnreachable
 from swarm.net.addresses.bootstrap import DNSADDR, Bootstraps
-from swarm.net.addresses.dial import is_name as is_host_name, is_private_run
+from swarm.net.addresses.dial import Backoff, is_name as is_host_name, is_private_run
 from swarm.net.addresses.listening import keep_ports, same_ports
 from swarm.net.backends import fetch_manifest, open_transport
 from swarm.net.config import NetworkSettings
@@ -131,12 +133,17 @@ def _without_numbers(detail: str) -> str:
 
 @contextlib.contextmanager
 def opened(
-    role: type[RoleNode], loaded: LoadedConfig, console: Console, stop: Callable[[], bool], ranks: Ranks | None
+    role: type[RoleNode],
+    loaded: LoadedConfig,
+    console: Console,
+    stop: Callable[[], bool],
+    ranks: Ranks | None,
+    asking: contextlib.AbstractContextManager[None] | None = None,
 ) -> Iterator[RunningNode]:
     """A node of this role, ready to begin, until the block ends.
 
-    `loaded` is its own configuration, without a run's values. `ranks`: None for a role without a policy. Raises
-    `SwarmError`.
+    `loaded` is its own configuration, without a run's values. `ranks`: None for a role without a policy. `asking` is
+    entered while members are asked for the run. Raises `SwarmError`.
     """
     if role.has_policy:
         if warning := check_settings(loaded.config):
@@ -144,8 +151,12 @@ def opened(
         loaded, lines = fitted(loaded)
         for line in lines:
             say(console, line)
+    if role.role == "peer":
+        check_recorded(loaded.config)
     network = loaded.config.network
-    asked = ask_bootstraps(network, role.alone, console)
+    with asking or contextlib.nullcontext():
+        awaits = role.awaits_run and bool(network.bootstrap) and remembered(loaded.config.out) is None
+        asked = ask_bootstraps(network, role.alone, console, awaits)
     terms = role.terms(loaded.config)
     directory = claim_directory(loaded.config, "out" in loaded.origins, asked, terms, role=role.role)
     with contextlib.ExitStack() as stack:
@@ -232,27 +243,37 @@ def open_network(
     return open_transport(network, directory.identity, directory.run, profile), network
 
 
-def ask_bootstraps(settings: NetworkSettings, alone: str, console: Console) -> SealedManifest | None:
+def ask_bootstraps(
+    settings: NetworkSettings, alone: str, console: Console, awaits: bool = False
+) -> SealedManifest | None:
     """The manifest of the bootstraps' run; None when there are none or none answers. `alone`: see `RoleNode`.
 
-    Raises `ConfigError` for a bootstrap address without a peer id, and when all are in another run than
-    `network.run_id`.
+    `awaits`: they are asked until one answers, after pauses from `network.retry_s` to a minute. Raises `ConfigError`
+    for a bootstrap address without a peer id, and when all are in another run than `network.run_id`.
     """
-    bootstraps = Bootstraps(settings.bootstrap)
-    for entry, problem in bootstraps.look_up().items():
-        warn(console, f"{entry}: {problem}")
-    multiaddrs = bootstraps.multiaddrs()
-    if not multiaddrs:
-        return None
-    asked = "a member" if len(multiaddrs) == 1 else f"{len(multiaddrs)} members"
-    console.print(f"asking {asked} for the run, at most {ASK_TIMEOUT_S:g} s", highlight=False)
-    try:
-        return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)
-    except OtherRun as error:
-        raise ConfigError(f"network.run_id is {settings.run_id}, but {error}") from error
-    except PeerUnreachable as error:
-        warn(console, f"{error}; {alone} until one answers")
-        return None
+    pauses = Backoff(settings.retry_s)
+    said = set[str]()
+    while True:
+        bootstraps = Bootstraps(settings.bootstrap)
+        problems = [f"{entry}: {problem}" for entry, problem in bootstraps.look_up().items()]
+        if multiaddrs := bootstraps.multiaddrs():
+            asked = "a member" if len(multiaddrs) == 1 else f"{len(multiaddrs)} members"
+            if not said:
+                console.print(f"asking {asked} for the run, at most {ASK_TIMEOUT_S:g} s", highlight=False)
+            try:
+                return fetch_manifest(multiaddrs, ASK_TIMEOUT_S, run_id=settings.run_id, transport=settings.transport)
+            except OtherRun as error:
+                raise ConfigError(f"network.run_id is {settings.run_id}, but {error}") from error
+            except PeerUnreachable as error:
+                problems.append(f"{error}; {alone} until one answers")
+        for problem in problems:
+            if problem not in said:
+                warn(console, problem)
+        said.update(problems)
+        if not awaits:
+            return None
+        pauses.failed("", time.monotonic())
+        time.sleep(pauses.wait_s("", time.monotonic()))
 
 
 def check_no_twin(settings: NetworkSettings, peer_id: str, kept: Path) -> None:

@@ -67,7 +67,7 @@ def _launch(
     stop: StopRequest,
     ranks: Ranks | None,
 ) -> int:
-    with opened(role, loaded, console, stop, ranks) as running:
+    with opened(role, loaded, console, stop, ranks, stop.at_once()) as running:
         config = running.config
         # Skip an earlier process's lines; memory is bounded, since a node may run for weeks.
         name = config.called(running.transport.peer_id)

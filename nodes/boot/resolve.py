@@ -13,6 +13,7 @@ from swarm.config import LoadedConfig, NodeConfig, overlay
 from swarm.environments.judge import lacking_raters, other_judges
 from swarm.environments.specs import left_out
 from swarm.errors import ConfigError, SwarmError
+from swarm.kinds import extra
 from swarm.net.records.wire import SealedManifest
 from swarm.policy.config import MADE_HERE, SMOLLM2, local_name
 from swarm.telemetry.alerts import HIGH_LEARNING_RATE, USUAL_LEARNING_RATES, high_learning_rate
@@ -72,6 +73,12 @@ def check_settings(config: NodeConfig) -> str | None:
     if (rate := config.update.learning_rate) < HIGH_LEARNING_RATE:
         return None
     return f"{high_learning_rate(rate)} {USUAL_LEARNING_RATES}"
+
+
+def check_recorded(config: NodeConfig) -> None:
+    """Raises `ConfigError` for a file of `pool.recorded` from which there is nothing to learn."""
+    if (path := config.pool.recorded) is not None:
+        extra("recorded.author").RecordedAuthor.of(path, 1, 0, lambda text, level: None)
 
 
 def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:

@@ -83,10 +83,12 @@ def config_show(
 @config_app.command("check")
 def config_check(config: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
     """Check a file alone; errors name their lines."""
+    from nodes.boot.resolve import check_recorded
     from swarm.config import load_config
 
-    origins = load_config(config).origins.values()
-    number = sum(origin == str(config) for origin in origins)
+    loaded = load_config(config)
+    check_recorded(loaded.config)
+    number = sum(origin == str(config) for origin in loaded.origins.values())
     make_console().print(f"{config} is valid and sets {number} fields", markup=False, highlight=False, soft_wrap=True)
 
 

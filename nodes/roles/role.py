@@ -25,6 +25,8 @@ class RoleNode(ABC):
     """What it does with its policy, as far as memory goes."""
     alone: ClassVar[str]
     """Its activity while no peer is connected, for messages."""
+    awaits_run: ClassVar[bool] = False
+    """Whether it cannot begin before it knows the run: a member's answer is awaited, or an earlier one remembered."""
     invites: ClassVar[str] = "join"
     """The subcommand with which others join it."""
     has_policy: ClassVar[bool] = True

@@ -177,8 +177,8 @@ def open_untrained(
     settings: GenerationSettings,
     cancelled: Callable[[], bool],
     progress: Progress | None = None,
-) -> tuple[EngineChoice, Policy, StreamingEngine]:
-    """A policy that only samples, and its engine, which takes the configured sampling.
+) -> tuple[EngineChoice, torch.device, Policy, StreamingEngine]:
+    """A policy that only samples, and its engine on a device, which takes the configured sampling.
 
     vLLM's copy of the weights is the only one that a GPU then needs. Raises `PolicyError`, `ConfigError`,
     `EngineError`, `SamplingError`, `Interrupted`.
@@ -196,7 +196,7 @@ def open_untrained(
     except BaseException:
         engine.close()
         raise
-    return choice, policy, engine
+    return choice, device, policy, engine
 
 
 def _why_not_vllm(model: str, device: str, num_processes: int) -> str:

@@ -137,8 +137,11 @@ class LiveView:
         yield _peer_table(shown, now, width, options.ascii_only)
         if len(shown) < len(self._histories):
             yield _line(f"and {len(self._histories) - len(shown)} more peers", "dim")
-        if len(self._histories) == 1 and (event := self._histories[0].latest) and (decided := mix_in_words(event)):
-            yield _line(f"mix: {clean(decided)}", "dim")
+        if len(self._histories) == 1 and (event := self._histories[0].latest):
+            if self._histories[0].role == "giver":
+                yield _line(_given(event), "dim")
+            if decided := mix_in_words(event):
+                yield _line(f"mix: {clean(decided)}", "dim")
         for line in below:
             line.plain = drawable(line.plain, options.ascii_only)
             line.overflow = _overflow(options.ascii_only)

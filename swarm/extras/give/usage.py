@@ -128,9 +128,16 @@ class UsageWatch:
             self._asking.release()
 
     def last_word(self, seconds: float) -> None:
-        """Ask once more, and then no more: an answer that is under way is awaited no longer than this."""
+        """Ask once more, and then no more: an answer that is under way is awaited no longer than this.
+
+        While nobody has said anything, again: the only groups may be under way.
+        """
         self._stopped.set()
-        self.ask(time.monotonic() + seconds)
+        deadline = time.monotonic() + seconds
+        self.ask(deadline)
+        while not self.known and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(1.0, left))
+            self.ask(deadline)
 
     def close(self) -> None:
         """Ask no more. An answer that is under way is not awaited for long."""

@@ -171,7 +171,7 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _used(path: Path) -> IdentityInUse:
     return IdentityInUse(
-        f"the identity {path} is in use by another process; stop it or give this node another identity file"
+        f"the identity {path} is in use by another process; stop it, or choose another directory with --out"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -170,6 +171,23 @@ def test_a_model_that_never_ends_costs_its_question_and_holds_nothing() -> None:
     assert isinstance(endless, Rejection) and "took too long" in endless.detail
     assert [each.text for each in good] == ["ok"]
     assert "a model that never ends is cut off there" in notes[0]
+
+
+def test_a_reply_that_never_ends_took_too_long_and_is_not_called_malformed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.recv(2**16)
+                    connection.sendall(b'HTTP/1.0 200 OK\r\n\r\n{"choices": [')
+                    threading.Timer(10, connection.close).start()
+
+        threading.Thread(target=trickle, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        (found,) = engine(url, time_limit_s=0.2).generate([QUESTION], 1, SAMPLING, 0)
+    assert isinstance(found, Rejection) and "took too long" in found.detail
 
 
 def test_ctrl_c_does_not_wait_for_a_reply() -> None:

@@ -13,12 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from nodes.boot.manifest import manifest_values
 from nodes.commands.control import pause_nodes, resume_nodes
 from nodes.console import literal_console
+from swarm import distribution
+from swarm.config import load_config, overlay
+from swarm.distribution import versions
+from swarm.engines.config import QUESTIONS
+from swarm.environments.specs import to_specs
+from swarm.extras.give.demand import EXPLORED
+from swarm.extras.give.roles.giver import MOST_COMPLETIONS, GiverNode, questions_a_round
 from swarm.extras.give.usage import Given, given_in_words, read_given
 from swarm.net.services.usage import GroupUsage
 from swarm.telemetry.live import plain_line
-from swarm.types import Estimate
+from swarm.types import Estimate, RunManifest
 from tests.chat_server import MODEL, ChatServer, chat_server
 from tests.extras.give.server import completions, solver
 from tests.nodes.processes import DEADLINE_S, LOOPBACK, Swarm, address_of, swarm, until
@@ -104,6 +112,27 @@ def test_a_trainer_uses_what_two_givers_give_and_says_so(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.network
+def test_a_giver_awaits_a_bootstrap_that_restarts(tmp_path: Path) -> None:
+    boot = ["bootstrap", f"--out={tmp_path / 'boot'}", *LOOPBACK]
+    with swarm(tmp_path / "boot", *boot) as first:
+        address = address_of(first)
+        assert first.stop() == 130
+    waits = "connection refused; asking nobody until one answers"
+    with chat_server(solver(0.5)) as server, giver(tmp_path / "give", address, server) as one:
+        with swarm(tmp_path / "answer", "answer", address, f"--out={tmp_path / 'person'}", *LOOPBACK) as person:
+            for each in (one, person):
+                until(lambda each=each: waits in each.text(), each, "a line about it")  # type: ignore[misc]
+            person.process.send_signal(signal.SIGINT)
+            assert person.wait(10.0) == 130, "Ctrl-C does not wait for an answer"
+            assert not (tmp_path / "person").exists()
+        with swarm(tmp_path / "boot", *boot):
+            until(lambda: "no member that learns is connected" in one.text(), one, "a word about the run")
+            assert "tasks " in one.text() and one.text().count(waits) == 1
+            assert one.stop() == 130
+
+
+@pytest.mark.slow
+@pytest.mark.network
 def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: Path) -> None:
     with (
         swarm(tmp_path / "peer", "join", "--out", str(tmp_path / "peer"), *TRAINER) as peer,
@@ -124,6 +153,7 @@ def test_a_giver_stops_after_its_rounds_and_where_its_key_is_refused(tmp_path: P
             assert one.wait() == 0
             assert read_given(one.out).shared == 3 and one.history().role == "giver"
             assert one.history().latest.tokens_generated > 0 and "endpoint" not in one.text(), one.text()
+            assert "engine transformers: asked for" in one.text()
         with giver(tmp_path / "give", address, server) as one:
             until(lambda: one.round() > 0, one, "a round")
             server.respond = lambda asked: (401, b"")
@@ -173,6 +203,20 @@ def test_an_endpoint_is_evaluated_like_a_policy(tmp_path: Path) -> None:
         )
     found = json.loads(told.stdout)
     assert found["all"]["asked"] == 40 and found["all"]["accuracy"] > 0.8
+
+
+def test_a_founder_does_not_say_how_much_is_asked_before_anybody_uses_it() -> None:
+    own = load_config(None, None, {})
+    huge = RunManifest("trap-0", "founder", 0.0, to_specs(own.config.tasks), 256, 1_024, 1_024, 2**20, 2**16)
+    run = own.in_run(overlay(manifest_values(huge, own), GiverNode.values_of(huge)), Path("out")).config
+    assert run.num_questions("cpu") == 1_024
+    assert dict(GiverNode.plan(run))["per round"] == f"{QUESTIONS} questions x {MOST_COMPLETIONS} completions"
+    assert questions_a_round(run) == QUESTIONS <= EXPLORED
+
+
+def test_versions_are_those_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "VERSIONED", ("numpy", "swarm-lacks-this"))
+    assert versions().keys() == {"python", "swarm", "numpy"}
 
 
 def test_the_words_of_the_end() -> None:

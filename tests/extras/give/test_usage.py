@@ -11,7 +11,7 @@ import pytest
 
 from swarm.extras.give import usage as module
 from swarm.extras.give.demand import EXPLORED, TaskDemand
-from swarm.extras.give.usage import UsageWatch
+from swarm.extras.give.usage import Given, UsageWatch
 from swarm.net.in_memory import MemoryHub, MemoryTransport
 from swarm.net.services.usage import PROTOCOL, GroupUsage
 
@@ -92,6 +92,19 @@ def test_its_end_waits_for_no_peer_that_is_silent(members: Members, monkeypatch:
     assert time.monotonic() - began < 2.0
     released.set()
     waiting.join()
+
+
+def test_its_end_asks_again_while_its_groups_are_under_way(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(transport: object, peer_id: str, timeout_s: float) -> GroupUsage:
+        asked.append(peer_id)
+        return GroupUsage(3, 1) if len(asked) > 2 else GroupUsage()
+
+    monkeypatch.setattr(module, "ask_usage", ask)
+    members.watch.last_word(30.0)
+    assert asked == [HONEST, LIAR] * 2 or asked == [LIAR, HONEST] * 2
+    assert Given(3, members.watch.known).used == 2
 
 
 def test_silent_peers_are_asked_last(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:

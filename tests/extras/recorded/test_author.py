@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
+from typer.testing import CliRunner
 
+from nodes.boot.assemble import opened
 from nodes.boot.manifest import found_run
+from nodes.cli.command import app
 from nodes.roles.peer import PeerNode
 from nodes.roles.runtime import NodeParts
 from swarm.config import load_config
@@ -81,6 +86,20 @@ def test_a_file_without_groups_is_refused_in_a_sentence(tmp_path: Path) -> None:
     for path, words in ((tmp_path, "no group to learn from"), (tmp_path / "nowhere", "cannot read")):
         with pytest.raises(ConfigError, match=f"pool.recorded: .*{words}"):
             RecordedAuthor.of(path, 1, 0, lambda text, level: None)
+
+
+def test_such_a_file_is_refused_before_anything_is_dialled(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"out: {tmp_path / 'out'}\nname: alone\npool: {{recorded: {tmp_path / 'nowhere'}}}\n")
+    said = io.StringIO()
+    with (
+        pytest.raises(ConfigError, match="pool.recorded: cannot read"),
+        opened(PeerNode, load_config(config, {}), Console(file=said), lambda: False, None),
+    ):
+        pass
+    assert not (tmp_path / "out").exists() and not said.getvalue()
+    checked = CliRunner().invoke(app, ["config", "check", str(config)])
+    assert isinstance(checked.exception, ConfigError)
 
 
 def test_each_group_joins_once_in_the_order_of_the_file() -> None:

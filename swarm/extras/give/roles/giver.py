@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from nodes.roles.role import RoleNode
 from nodes.roles.runtime import EndReason, NodeParts
-from swarm.config import NodeConfig
-from swarm.errors import ConfigError, EndpointError, PeerUnreachable
+from swarm.config import NodeConfig, Values
+from swarm.errors import ConfigError, EndpointError
 from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
 from swarm.extras.give.giving import GivenRound, Giver, GivingPlan
@@ -38,7 +38,17 @@ LONG_S = 12.0
 QUESTIONS_PER_S = 256
 """A process begins in its stream where no earlier one can be, as a worker's does."""
 SEQUENCES_A_REQUEST = 2
+MOST_COMPLETIONS = 16
+"""Of one question, where the run has larger groups: members take smaller ones, and an endpoint may cost money."""
 NOT_LEARNING = ("bootstrap", "giver")
+
+
+def questions_a_round(config: NodeConfig, device: str = "cpu") -> int:
+    """Questions after which it looks again whether its groups are used, on this type of torch device.
+
+    The run's mix does not count: a founder could make a round endless, and an endpoint may cost money.
+    """
+    return config.generation.questions_per_round or config.generation.default_questions(device)
 
 
 class GiverNode(RoleNode):
@@ -46,6 +56,7 @@ class GiverNode(RoleNode):
 
     role = "giver"
     alone = "asking nobody"
+    awaits_run = True
     has_policy = False
     quiet_s: ClassVar[float] = LONG_S
     """Without a question, before it is said why."""
@@ -66,7 +77,7 @@ class GiverNode(RoleNode):
         generation, endpoint = config.generation, config.endpoint
         return [
             *([("groups", f"ends after {endpoint.groups}")] if endpoint.groups else []),
-            ("per round", f"{config.num_questions('cpu')} questions x {generation.group_size} completions"),
+            ("per round", f"{questions_a_round(config)} questions x {generation.group_size} completions"),
             (
                 "sampling",
                 f"temperature {generation.temperature:g}, at most {generation.max_new_tokens} new tokens (this node's "
@@ -74,6 +85,11 @@ class GiverNode(RoleNode):
             ),
             ("system prompt", prompt_of(config.policy) or "none (policy.system_prompt; a run sets none)"),
         ]
+
+    @classmethod
+    def values_of(cls, manifest: RunManifest) -> Values:
+        """No more completions of a question than `MOST_COMPLETIONS`, unless this node's own configuration says so."""
+        return {"generation": {"group_size": min(manifest.group_size, MOST_COMPLETIONS)}}
 
     @classmethod
     def check(cls, config: NodeConfig, manifest: RunManifest, peer_id: str) -> None:
@@ -85,12 +101,7 @@ class GiverNode(RoleNode):
             )
 
     def __init__(self, parts: NodeParts) -> None:
-        """Raises `ConfigError` without an endpoint or for a missing key, `PeerUnreachable` without a run."""
-        if parts.transport.manifest() is None:
-            raise PeerUnreachable(
-                "no member of the run has answered, and without one a giver does not know what to ask: check the "
-                "address, or try again"
-            )
+        """Raises `ConfigError` without an endpoint or for a missing key."""
         super().__init__(parts)
         config, identity, runtime = parts.config, parts.identity, self._runtime
         self._rounds = 0
@@ -102,10 +113,11 @@ class GiverNode(RoleNode):
         if config.seed is not None:
             seed, first = config.seed, 0
         self._demand = self._make_demand()
+        stream = self._make_stream()
         self._giver = Giver(
             self._make_plan(first),
             Member(identity.peer_id, PolicyId(self.model(config), "", 0), config.generation.sampling(), seed),
-            self._make_stream(),
+            stream,
             parts.verifier,
             runtime.exchange,
             runtime.samples.keep,
@@ -124,7 +136,7 @@ class GiverNode(RoleNode):
     def _make_plan(self, first: int) -> GivingPlan:
         config = self._config
         return GivingPlan(
-            num_questions=config.num_questions("cpu"),
+            num_questions=questions_a_round(config),
             group_size=config.generation.group_size,
             slots=SEQUENCES_A_REQUEST * config.endpoint.requests_at_once * config.generation.group_size,
             first=first,

@@ -11,9 +11,8 @@ from nodes.roles.runtime import NodeParts
 from swarm.config import NodeConfig
 from swarm.engines.choice import open_untrained
 from swarm.extras.give.giving import GivingPlan
-from swarm.extras.give.roles.giver import GiverNode
+from swarm.extras.give.roles.giver import GiverNode, questions_a_round
 from swarm.groups.episodes import Stream
-from swarm.policy.devices import find_device
 from swarm.preflight.duties import Duties
 from swarm.types import Answers, Rejection
 
@@ -37,19 +36,21 @@ class LocalGiverNode(GiverNode):
         return cls._plan_of_rounds(config)
 
     def __init__(self, parts: NodeParts) -> None:
-        """Load everything. Raises `PolicyError`, `ConfigError`, `EngineError`, and `PeerUnreachable` without a run."""
+        """Load everything. Raises `PolicyError`, `ConfigError`, `EngineError`."""
         parts.check_one_process(self.role)
         self._progress = parts.progress
         super().__init__(parts)
 
     def _make_plan(self, first: int) -> GivingPlan:
-        num_questions = self._config.num_questions(find_device(self._config.policy.device).type)
+        num_questions = questions_a_round(self._config, self._device.type)
         slots = self._config.generation.max_batch_sequences
         return replace(super()._make_plan(first), num_questions=num_questions, slots=slots)
 
     def _make_stream(self) -> Stream:
         config = self._config
-        _, _, engine = open_untrained(config.policy, config.generation, self._cancelled, self._progress)
+        self._choice, self._device, _, engine = open_untrained(
+            config.policy, config.generation, self._cancelled, self._progress
+        )
         self._open.callback(engine.close)
 
         def stream(*asked: Any, **named: Any) -> Generator[tuple[int, Answers]]:
@@ -59,6 +60,11 @@ class LocalGiverNode(GiverNode):
                 yield name, answers
 
         return stream
+
+    def begin(self) -> None:
+        """Also say which engine it is, and why. Raises `Interrupted`."""
+        super().begin()
+        self.note(str(self._choice), self._choice.level)
 
     @property
     def _num_tokens(self) -> int:

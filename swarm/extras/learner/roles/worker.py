@@ -52,6 +52,7 @@ class WorkerNode(RoleNode):
     role = "worker"
     duties = Duties(trains=False)
     alone = "waiting for the learner"
+    awaits_run = True
     invites = "work"
 
     @classmethod
@@ -80,7 +81,7 @@ class WorkerNode(RoleNode):
         parts.check_one_process(self.role)
         super().__init__(parts)
         config = parts.config
-        self._choice, self._policy, self._engine = open_untrained(
+        self._choice, _, self._policy, self._engine = open_untrained(
             config.policy, config.generation, parts.cancelled, parts.progress
         )
         self._open.callback(self._engine.close)
