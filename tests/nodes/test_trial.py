@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.tasks import Episode, _describe, play, summary
+from nodes.commands.tasks import Episode, _describe, _distinct, play, summary
 from swarm.environments.episodes.number_guessing import NumberGuessingTask
+from swarm.environments.sources.dataset import DatasetTask
 from swarm.environments.task import PythonTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.extras.pictures.tasks import MazeTask, ShapesTask
@@ -90,6 +91,23 @@ def test_episodes_are_shown_without_control_sequences() -> None:
         "halve\n  question: Halve 4.\n  answer: \n  not graded: prompt_too_long: 9 tokens",
         "",
     ]
+
+
+def test_an_answer_that_was_found_as_it_stands_is_shown_once() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(_describe([Episode("halve", "4?", "1\n2", 0.5, found="1\n2"), Episode("halve", "", "So\n2", 0, found="2\n")]))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[2:] == [
+        *("  answer: 1", "    2", "  reward 0.5", "  answer: So", "    2", "  reward 0; found 2", "    ", ""),
+    ]
+
+
+def test_each_question_of_a_small_file_is_tried_once(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{k}?", "answer": "{k}"}}\n' for k in range(3)))
+    verifier = InlineVerifier([DatasetTask(kind="dataset", name="few", path=str(rows))])
+    assert len({question.prompt for question in _distinct(verifier, 0, 4)}) == len(_distinct(verifier, 0, 4)) == 3
+    assert _distinct(verifier, 0, 2) == _distinct(verifier, 0, 4)[:2]
 
 
 def _answered(completion: str, reward: float, expected: str, found: str | None) -> Episode:
