@@ -39,6 +39,8 @@ MAX_EXAMPLE_CHARS = 240
 DRAWS = 4
 """Times that questions are drawn, until enough differ: of a small file many are the same."""
 
+WHOLE = 0.99
+"""From here on nothing is missing."""
 NOTHING_TO_LEARN = (
     "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
 )
@@ -241,7 +243,7 @@ def summary(found: Sequence[Episode]) -> str:
     line = f"{len(rewarded)} of {len(found)} rewarded"
     if len(graded) < len(found):
         line += f", {len(found) - len(graded)} not graded"
-    if rewarded and len(rewarded) == len(graded):
+    if rewarded and min(episode.reward or 0.0 for episode in graded) >= WHOLE:
         return f"{line}: there may be little left to learn; training needs right and wrong answers to a question"
     unfound = [episode for episode in graded if not episode.reward and episode.found == ""]
     if unfound:

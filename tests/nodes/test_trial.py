@@ -132,6 +132,7 @@ def _answered(completion: str, reward: float, expected: str, found: str | None) 
             "0 of 1 rewarded, 1 not graded; no answer was graded: each says why",
         ),
         ([_answered("11", 1.0, "11", "11")], "1 of 1 rewarded: there may be little left to learn"),
+        ([_answered("11", 0.2, "11", "11"), _answered("12", 0.1, "11", "12")], "2 of 2 rewarded"),
         (
             [Episode("sums", "4 + 7?", "First, we", 0.0, expected="11", found="", is_cut=True)],
             "no answer was found in 1; 1 without reward were cut off: raise generation.max_new_tokens",
