@@ -126,7 +126,7 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
         ("update: {objective: icepop}", "line 1): icepop goes with any objective: update.importance token_mask"),
         (
             "update: {objective: cispo, loss: {dual_clip: 3}}",
-            "line 1): cispo has no dual_clip, only clip_low, clip_high",
+            "cispo has no dual_clip, only clip_low, clip_high",
         ),
         ("name: a\nmix: {local: 1}\nname: b\n", "configuration {file}, line 3: name is given twice"),
         ("name: a\n  b: c\n", "configuration {file} is not valid YAML: line 2, column 4: mapping values"),
