@@ -224,7 +224,7 @@ def _describe(answers: Sequence[Episode]) -> Text:
         text.append(f"  {title}: ", style="dim").append(_indented(content)).append("\n")
     for episode in answers:
         graded = f"reward {episode.reward:g}{in_words(episode.parts)}" if episode.reward is not None else ""
-        is_whole = episode.found is not None and episode.found.strip() == episode.completion.strip() != ""
+        is_whole = episode.found is not None and episode.found.strip() == answer_of(episode.completion).strip()
         reason = "" if is_whole else why(episode.reward, "", episode.found)
         result = f"{graded}; {reason}" if graded and reason else graded or f"not graded: {episode.problem}"
         text.append("  answer: ", style="dim").append(_indented(episode.completion)).append("\n")
