@@ -1,7 +1,8 @@
-"""Settings of distillation over text; `swarm/extras/distill` is what they set."""
+"""Settings and saved state of distillation over text; `swarm/extras/distill` is what they set."""
 
 from __future__ import annotations
 
+from msgspec import Struct
 from pydantic import Field
 
 from swarm.settings import Settings
@@ -25,6 +26,9 @@ class DistillSettings(Settings):
 
     weight: float = Field(1.0, gt=0)
     """Advantage of a token for each nat by which the teacher finds its span likelier; GRPO's advantages are about 1."""
+    imitate: float = Field(0.0, ge=0)
+    """Advantage that each token of a teacher's shared answers has beside that of its reward, faded by `half_life` and
+    multiplied by the trust in the teacher: the gradient of the forward divergence KL(teacher || student)."""
     bound: float = Field(2.0, gt=0)
     """Nats beyond which a difference counts as this much: the most that a false claim can do to a token."""
     half_life: float | None = Field(None, gt=0)
@@ -41,3 +45,14 @@ class DistillSettings(Settings):
     ask_twice: float = Field(0.1, ge=0, le=1)
     """Fraction of questions that are asked a second time: a teacher whose answers differ three times is asked no
     more."""
+
+
+class TeacherState(Struct, frozen=True):
+    """What a student has found out about a teacher."""
+
+    agreement: list[float]
+    """With the rewards of its newest groups, in [-1, 1], the oldest first."""
+    age: int
+    """Rounds since the last of them."""
+    contradictions: int = 0
+    is_dropped: bool = False

@@ -119,6 +119,7 @@ ALLOWED = {
         "swarm.received.pool",
         "swarm.sapo.curriculum",
         "swarm.sapo.watch",
+        "swarm.teaching",
         "swarm.telemetry.records",
     },
     "swarm/engines": PURE | {"swarm.engines", "swarm.policy"},

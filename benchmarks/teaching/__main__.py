@@ -1,14 +1,23 @@
 """Distillation over text: a small student with a stronger teacher, against rewards alone and against lying teachers.
 
 The embedded policy learns in turns with a teacher that does not change: a checkpoint of the same policy, or of another,
-that trained longer, whose answers travel as over a network, without one. A liar says random numbers, the same whenever
-it is asked about a text, or prefers what its model finds unlikely. Accuracy on held-out questions by rounds, sampled
-tokens and the student's processor seconds.
+that trained longer, whose answers travel as over a network, without one. The kinds of students:
+
+    alone      own groups alone
+    text       and the groups that the teacher shares, like any other member's
+    imitated   the same with `distill.imitate`
+    taught     own groups, and the teacher's opinion of them
+    both       all of it
+    random     taught by a liar that says random numbers, the same whenever it is asked about a text
+    inverted   taught by one that prefers what its model finds unlikely
+
+Accuracy on held-out questions by rounds, sampled tokens and the student's processor seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import time
@@ -18,10 +27,11 @@ from statistics import fmean
 
 import torch
 
+from nodes.boot.directory import IDENTITY_FILE
 from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from nodes.stop import StopRequest
-from swarm.config import load_config
+from swarm.config import Values, load_config
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.extras.distill.teacher import Teaching
 from swarm.net.in_memory import MemoryTransport
@@ -35,7 +45,8 @@ from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, ReadTurn
 
-KINDS = ("alone", "taught", "random", "inverted")
+LIES = ("random", "inverted")
+KINDS = ("alone", "text", "imitated", "taught", "both", *LIES)
 
 
 class Liar(PolicyUpdater):
@@ -56,8 +67,8 @@ class Liar(PolicyUpdater):
         return turn
 
 
-class Teacher:
-    """A member that teaches and does nothing else, in turns with the student."""
+class LyingTeacher:
+    """Teaches and does nothing else, in turns with the student."""
 
     def __init__(self, model: str, lie: str) -> None:
         self.identity = Identity.generate()
@@ -84,28 +95,61 @@ class Teacher:
         run.guests.append(teach)
 
 
+def _identity(folder: Path) -> str:
+    """The peer id of the node in this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(Identity.load_or_create(folder / IDENTITY_FILE)) as identity:
+        return identity.peer_id
+
+
+def _configured(values: Values, changes: Sequence[str] = ()) -> Member:
+    changed = tuple((field, value) for field, _, value in (each.partition("=") for each in changes))
+    return Member(load_config(None, values, command_line=changed).config)
+
+
 def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> dict[str, object]:
     """The curve of one student."""
-    teacher = Teacher(arguments.teacher, "" if kind == "taught" else kind) if kind != "alone" else None
+    liar = LyingTeacher(arguments.teacher, kind) if kind in LIES else None
+    lab = out.with_name(f"{out.name}-teacher")
+    teacher = liar.identity.peer_id if liar else _identity(lab)
+    common = {"rounds": arguments.rounds, "checkpoint": {"every_rounds": 100_000}}
     values = {
+        **common,
         "name": kind,
         "out": str(out),
         "seed": seed,
-        "rounds": arguments.rounds,
         "policy": {"model": arguments.model},
-        "mix": {"local": 4, "external": 0},
+        "mix": {"local": 4, "external": 4 if kind in ("text", "imitated", "both") else 0},
         "evaluation": {"num_questions": arguments.questions, "every_rounds": arguments.every},
-        "checkpoint": {"every_rounds": 100_000},
-        "learn_from": [teacher.identity.peer_id] if teacher else [],
-        "distill": {"weight": arguments.weight, "groups": arguments.groups, "untested": arguments.untested},
+        "learn_from": [] if kind in ("alone", "text") else [teacher],
+        "distill": {
+            "weight": arguments.weight,
+            "groups": arguments.groups if kind in ("taught", "both", *LIES) else 1,
+            "untested": arguments.untested,
+            "imitate": arguments.imitate if kind in ("imitated", "both") else 0,
+        },
     }
+    members = [_configured(values, arguments.set)]
+    if kind not in ("alone", *LIES):
+        others = {
+            **common,
+            "name": "teacher",
+            "out": str(lab),
+            "seed": 1_000 + seed,
+            "policy": {"model": arguments.teacher, "system_prompt": "", "threads": 1},
+            "generation": {"max_new_tokens": 16},
+            "update": {"learning_rate": 1e-12},
+            "mix": {"local": 4, "external": 0},
+            "evaluation": {"num_questions": 0},
+            "teach": {"passes_per_min": 1e6 if kind in ("taught", "both") else 0},
+        }
+        members.append(_configured(others))
     stop, turns = StopRequest(), Turns()
-    config = load_config(None, values).config
-    run = MemoryRun([Member(config)], stop, turns)
-    if teacher is not None:
-        teacher.join(run, InlineVerifier(config.tasks))
+    run = MemoryRun(members, stop, turns)
+    if liar is not None:
+        liar.join(run, InlineVerifier(members[0].config.tasks))
     take_turns([run], turns, stop)
-    found: dict[str, object] = {"kind": kind, "seed": seed, "teacher_s": teacher.seconds if teacher else 0.0}
+    found: dict[str, object] = {"kind": kind, "seed": seed, "teacher_s": liar.seconds if liar else 0.0}
     curve, tokens, seconds, last = [], 0, 0.0, None
     for line in (out / METRICS_FILE).read_bytes().splitlines():
         event = decode(line)
@@ -132,6 +176,8 @@ def main() -> None:
     parser.add_argument("--weight", type=float, default=1.0)
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--untested", type=float, default=0.0)
+    parser.add_argument("--imitate", type=float, default=1.0)
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="configuration of the student")
     parser.add_argument("--out", type=Path, default=Path("runs/teaching"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from nodes.boot.directory import CHECKPOINTS
@@ -31,6 +31,7 @@ from swarm.sapo.rollouts import RolloutPlan
 from swarm.sapo.round import Parts, RoundReport, SapoNode, SapoSettings
 from swarm.sapo.watch import Alarm
 from swarm.sapo.worth import WorthEstimator
+from swarm.teaching import TeacherState
 from swarm.telemetry.records import MixDecision, RoundEvent
 from swarm.training.checkpoint import CheckpointStore
 from swarm.training.config import DemonstrationSettings
@@ -72,6 +73,12 @@ class Distillation(Protocol):
     keep: KeepSample
     notes: Sequence[str]
     """Lines for the start."""
+
+    def dump(self) -> Mapping[str, TeacherState]:
+        """What is known of the teachers, for a checkpoint."""
+
+    def restore(self, states: Mapping[str, TeacherState]) -> None:
+        """Go on with what `dump` gave. Raises `ValueError` for what it never gives."""
 
     def between_rounds(self) -> None:
         """Ask about the round's groups, and answer students."""
@@ -151,6 +158,9 @@ class PeerNode(RoleNode):
             if state.corroboration is not None:
                 with self._checkpoints.restoring_evidence():
                     self._node.external.corroboration.restore(state.corroboration)
+            if self._distillation is not None:
+                with self._checkpoints.restoring_evidence():
+                    self._distillation.restore(state.teachers)
         self._adoption = self._make_adoption()
         suites = runtime.prepare_suites(self.policy, parts.cancelled, self._node.external.receive)
         self._open.callback(suites.close)
@@ -204,6 +214,8 @@ class PeerNode(RoleNode):
         self._record(report)
         self._note_unasked(report.num_unasked)
         self._note_problem(report.problem)
+        if self._config.update.reference == "best" and self._node.external.watch.is_best:
+            self._ranks.renew_reference()
         if report.alarm is not None:
             self._go_back(report.alarm)
         self._node.curriculum.hear(each.summary.tries for each in self._transport.peers() if each.summary)
@@ -235,6 +247,7 @@ class PeerNode(RoleNode):
             corroboration=node.external.corroboration.dump(),
             imitated=self._imitated,
             recorded=self._num_joined,
+            teachers=self._distillation.dump() if self._distillation else {},
         )
 
     def end(self, reason: EndReason) -> None:

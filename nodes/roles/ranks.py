@@ -67,6 +67,10 @@ class GoBack(Struct, frozen=True):
     checkpoint: Path
 
 
+class RenewReference(Struct, frozen=True):
+    """Keep the policy as it is now as the reference."""
+
+
 class Update(Struct, frozen=True):
     """Train on a share of these groups."""
 
@@ -276,6 +280,11 @@ class PeerRanks(RankGroup):
             self._async_engine.swap(self.policy.weights, self.version)
         return report
 
+    def renew_reference(self) -> None:
+        """See `PolicyUpdater.renew_reference`."""
+        self._broadcast(RenewReference())
+        self._updater.renew_reference()
+
     def imitate(self, demonstrations: Sequence[Demonstration], rate: float, last: bool) -> Imitation:
         """One supervised step. See `PolicyUpdater.imitate`."""
         self._broadcast(Imitate(demonstrations, rate, last))
@@ -325,6 +334,8 @@ class PeerRanks(RankGroup):
         match order:
             case Update(local, external):
                 self._updater.update(local, external)
+            case RenewReference():
+                self._updater.renew_reference()
             case Imitate(demonstrations, rate, last):
                 self._updater.imitate(demonstrations, rate, last)
             case Score(groups):

@@ -32,6 +32,7 @@ from swarm.received.pool import PooledGroup
 from swarm.sapo.curriculum import Bucket, TaskSuccess
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import RewardGuard
+from swarm.teaching import TeacherState
 from swarm.telemetry.alerts import AlertWatch, RefusalWatch, slowed
 from swarm.telemetry.history import PeerHistory
 from swarm.telemetry.ledger import Ledger
@@ -452,6 +453,7 @@ class Checkpoints:
         workers: Mapping[str, CorroborationState] = MappingProxyType({}),
         imitated: int = 0,
         recorded: Mapping[str, int] = MappingProxyType({}),
+        teachers: Mapping[str, TeacherState] = MappingProxyType({}),
     ) -> None:
         """Write a checkpoint of the finished rounds, unless it exists. Those by name: see `TrainingState`."""
         if self._saved_round == round:
@@ -478,6 +480,7 @@ class Checkpoints:
             workers=dict(workers),
             imitated=imitated,
             recorded=dict(recorded),
+            teachers=dict(teachers),
         )
         config = self._runtime.config.model_dump_json(indent=1)
         path = self._ranks.save(self._store, state, config, well=self._watch.well)

@@ -12,6 +12,8 @@ from swarm import torchao
 torchao.hide()
 import_module("nodes.roles.bootstrap")
 list(ROLES.values())  # imports those that are installed
+# A thousand regular expressions, which the first model that is loaded needs.
+import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
 # A child's collector would write to what it shares with its siblings: time, and memory for a copy.
 gc.collect()
 gc.freeze()

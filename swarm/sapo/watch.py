@@ -87,6 +87,9 @@ class RewardGuard:
         """Round at which others' share starts to rise after the latest alarm."""
         self._rest = settings.rest_rounds
         self.num_alarms = 0
+        self._highest = 0.0
+        self.is_best = False
+        """Whether the mean of the last window is the highest that this object has seen."""
 
     @property
     def share(self) -> float:
@@ -111,6 +114,9 @@ class RewardGuard:
             earlier = list(self._rewards)[:window]
             self._best, self._variance = max((self._best, self._variance), (fmean(earlier), pvariance(earlier)))
         mean = self._mean()
+        self.is_best = mean is not None and mean > self._highest
+        if mean is not None and self.is_best:
+            self._highest = mean
         if mean is None or not self._has_fallen(mean) or self._others_part() < self._settings.min_share:
             return None
         return self._alarm(mean)

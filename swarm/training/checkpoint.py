@@ -31,6 +31,7 @@ from swarm.received.pool import PooledGroup
 from swarm.sapo.curriculum import Bucket
 from swarm.sapo.mixing import MixState
 from swarm.sapo.watch import WatchState
+from swarm.teaching import TeacherState
 from swarm.telemetry.records import GroupCounts
 from swarm.training.updater import PolicyUpdater
 
@@ -88,6 +89,8 @@ class TrainingState(Struct):
     """Supervised steps that a peer took before its first round."""
     recorded: dict[str, int] = {}
     """Groups of a file (`pool.recorded`) that have joined a peer's rounds, by its path."""
+    teachers: dict[str, TeacherState] = {}
+    """What a peer knows of its teachers."""
 
 
 class Earlier(Struct, frozen=True):

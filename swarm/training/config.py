@@ -82,9 +82,12 @@ class UpdateSettings(Settings):
     """Estimator of that divergence: `cppo` as published, which overestimates it on stale groups; `weighted_k3` without
     bias."""
     reference_kl: float = Field(0.0, ge=0)
-    """Coefficient of a divergence from the initial model; above 0 the node keeps a frozen copy of it."""
+    """Coefficient of a divergence from the reference; above 0 the node keeps a frozen copy of it."""
+    reference: Literal["initial", "best"] = "initial"
+    """The initial model; or a peer's own policy of the round up to which the mean reward of `watch.window_rounds`
+    rounds was highest so far: self-distillation from its best snapshot. A restart begins with the initial model."""
     kl_estimator: KlEstimatorName = "k3"
-    """Estimator of the divergence from the initial model; `swarm losses` lists the estimators."""
+    """Estimator of the divergence from the reference; `swarm losses` lists the estimators."""
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
     """Passes over each mixed batch; clipping has an effect from the second step on."""

@@ -178,6 +178,7 @@ class RowReader:
                 advantage=self._of_others(advantages[index]),
                 turn_advantages=[self._of_others(each) for each in each_turn[index]],
                 token_factors=group.factors[index] if group.factors else (),
+                added=[group.imitated] * len(row.completion) if group.imitated else (),
                 wants_receiver=row.behaviour is None and self._mix.external_old_logprobs != "none",
                 log_expectation=expectation,
             )

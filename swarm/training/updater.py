@@ -15,6 +15,7 @@ from itertools import compress
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from swarm.algorithms.advantages import BY_REWARD, find_advantage
 from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
@@ -50,8 +51,8 @@ class PolicyUpdater:
     ) -> None:
         """Train `policy` with log-probabilities at the sampling `temperature`.
 
-        `reference` is the initial policy for `update.reference_kl`; with adapters it is not needed. `reward_weights`
-        are for advantages of each named reward.
+        `reference` is a copy of the initial policy for `update.reference_kl`; with adapters it is not needed.
+        `reward_weights` are for advantages of each named reward.
 
         Raises `PolicyError`.
         """
@@ -146,6 +147,11 @@ class PolicyUpdater:
         self.version += not report.skipped
         return report
 
+    def renew_reference(self) -> None:
+        """From now on the reference is the policy as it is now."""
+        if self._reference is not None:
+            self._reference.renew()
+
     def imitate(self, demonstrations: Sequence[Demonstration], rate: float, last: bool) -> Imitation:
         """One supervised step at this learning rate, which is no update: the version stays. After the `last` one the
         optimizer's state is cleared. Raises `NonFiniteUpdates` as `update` does."""
@@ -232,12 +238,18 @@ class PolicyUpdater:
             )
 
 
+@torch.no_grad()
+def _write(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+
+
 def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
     return [ReadTurn(row.completion[turn], logprobs[turn]) for turn in by_turn(row)]
 
 
 class Reference:
-    """A frozen copy, or the trained policy with its adapters disabled, which needs no copy."""
+    """A frozen copy; or the trained policy with its adapters disabled or with a copy of them, which is small."""
 
     def __init__(self, trained: Policy, frozen: Policy | None) -> None:
         """`frozen` is the initial policy. Raises `PolicyError` when it is missing and there are no adapters."""
@@ -245,19 +257,43 @@ class Reference:
             raise PolicyError("update.reference_kl needs the initial model, got only the trained one")
         self._trained = trained
         self._frozen = frozen
+        self._adapters: list[Tensor] = []
+        """Copies, as `Policy.trained`; empty: disabled."""
         if frozen is not None:
             frozen.model.requires_grad_(False)
             if trained.media is not None and frozen.media is not None:
                 frozen.media = trained.media.read_by(frozen.media.encoder)
 
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Become the trained policy as it is now."""
+        if self._frozen is None:
+            self._adapters = [weight.clone() for weight in self._trained.trained]
+            return
+        for ours, theirs in zip(self._frozen.model.parameters(), self._trained.model.parameters(), strict=True):
+            ours.copy_(theirs)
+        if self._frozen.media is not None:
+            self._frozen.media.encoder.clear()
+
     @contextlib.contextmanager
     def policy(self) -> Iterator[Policy]:
         """The reference; the trained policy must not be used within the block."""
-        if self._trained.adapters is not None:
-            with self._trained.adapters.disabled(), self._other_features():
-                yield self._trained
-        elif self._frozen is not None:
+        if self._frozen is not None:
             yield self._frozen
+        elif self._trained.adapters is not None:
+            others = self._other_adapters() if self._adapters else self._trained.adapters.disabled()
+            with others, self._other_features():
+                yield self._trained
+
+    @contextlib.contextmanager
+    def _other_adapters(self) -> Iterator[None]:
+        trained = self._trained.trained
+        kept = [weight.detach().clone() for weight in trained]
+        _write(trained, self._adapters)
+        try:
+            yield
+        finally:
+            _write(trained, kept)
 
     @contextlib.contextmanager
     def _other_features(self) -> Iterator[None]:

@@ -203,6 +203,8 @@ class GradedGroup(Struct, frozen=True):
     """As in `Grade`."""
     added: tuple[tuple[float, ...], ...] = ()
     """[G][T] added to the advantages of an own group's tokens, as by a teacher; empty: nothing."""
+    imitated: float = 0.0
+    """Added to the advantage of each token of another's group, whose text is a teacher's."""
 
     def observed(self, index: int) -> tuple[Observation, ...]:
         """The observations between the turns of completion `index`."""

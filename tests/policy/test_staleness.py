@@ -172,6 +172,20 @@ def test_adapters_switched_off_are_the_reference() -> None:
     assert report.figures["kl"] > 1e-5
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_reference_that_is_renewed_is_the_policy_of_then(rank: int) -> None:
+    policy = load_policy(PolicySettings(lora=LoraSettings(rank=rank)))
+    reference = None if rank else copy.deepcopy(policy)
+    updater = _updater(policy, reference, reference_kl=1e-9, learning_rate=2e-3)
+    for _ in range(2):
+        updater.update([_group(policy)], [])
+    then, group = [weight.detach().clone() for weight in policy.trained], _group(policy)
+    updater.renew_reference()
+    assert updater.update([group], []).figures["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert not any(map(torch.equal, then, policy.trained)), "trained on, not put back"
+    assert updater.update([group], []).figures["kl"] > 1e-5, "it stays where it was"
+
+
 def test_a_penalty_without_a_reference_is_refused(policy: Policy) -> None:
     with pytest.raises(PolicyError, match="needs the initial model"):
         _updater(policy, reference_kl=0.1)

@@ -121,3 +121,16 @@ def test_a_restart_ends_no_rest() -> None:
         assert (watch.share, watch.well) == (resumed.share, resumed.well)
     assert resumed.share == 1.0
     assert _fall(watch) == _fall(resumed), "and the next rest is as long"
+
+
+def test_the_best_rounds_are_those_up_to_which_the_mean_was_never_higher() -> None:
+    watch = RewardGuard(WatchSettings(window_rounds=2))
+    found = []
+    for reward in (0.1, 0.3, 0.2, 0.4, 0.2, 0.3, 0.5):
+        watch.observe(reward, 4, ())
+        found.append(watch.is_best)
+    assert found == [False, True, True, True, False, False, True]
+    later = RewardGuard(WatchSettings(window_rounds=2))
+    later.restore(watch.dump())
+    later.observe(0.1, 4, ())
+    assert later.is_best, "what was best before a restart is gone"

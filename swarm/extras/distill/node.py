@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from swarm.environments.config import TaskConfig, custom_tool_tasks
 from swarm.environments.judge import unjudged
@@ -13,7 +13,7 @@ from swarm.net.records.identity import Identity
 from swarm.protocols import GradientSketcher, KeepSample, Transport, Updater, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.worth import WorthEstimator
-from swarm.teaching import DistillSettings, TeachSettings
+from swarm.teaching import DistillSettings, TeacherState, TeachSettings
 from swarm.types import GradedGroup, RolloutGroup
 
 
@@ -51,7 +51,9 @@ class Distillation:
             worth = WorthEstimator(sketcher, 1, 1)
             self.updater = self.sketcher = TaughtUpdater(updater, sketcher, self._learning, worth)
             count("distill", self._learning.counters)
-            self.notes.append(f"learns from {', '.join(teachers)}: asks about {settings.groups} groups a round")
+            imitates = ", imitates what they share" if settings.imitate else ""
+            asks = f"asks about {settings.groups} groups a round{imitates}"
+            self.notes.append(f"learns from {', '.join(teachers)}: {asks}")
         if teach.passes_per_min > 0:
             self._teaching = Teaching(teach, identity, transport, unjudged(verifier), updater, decode)
             count("teach", self._teaching.counters)
@@ -63,6 +65,15 @@ class Distillation:
         self._keep(fate, group)
         if self._learning is not None and isinstance(group, GradedGroup) and group.group.peer_id == self._me:
             self._learning.offer(group)
+
+    def dump(self) -> dict[str, TeacherState]:
+        """What is known of the teachers, for a checkpoint."""
+        return self._learning.dump() if self._learning is not None else {}
+
+    def restore(self, states: Mapping[str, TeacherState]) -> None:
+        """Go on with what `dump` gave. Raises `ValueError` for what it never gives."""
+        if self._learning is not None:
+            self._learning.restore(states)
 
     def between_rounds(self) -> None:
         """Ask about the round's groups, and answer students."""

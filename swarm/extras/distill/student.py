@@ -24,7 +24,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, stdev
@@ -48,7 +48,7 @@ from swarm.groups.part import only
 from swarm.net.records.envelope import MAX_REQUEST_BYTES
 from swarm.protocols import GradientSketcher, Transport, Updater
 from swarm.sapo.worth import WorthEstimator
-from swarm.teaching import DistillSettings
+from swarm.teaching import DistillSettings, TeacherState
 from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
 logger = logging.getLogger(__name__)
@@ -161,6 +161,26 @@ class Learning:
         """Of teachers and counts."""
         self._counts: Counter[str] = Counter()
 
+    def dump(self) -> dict[str, TeacherState]:
+        """What is known of each teacher, for a checkpoint."""
+        return {
+            name: TeacherState(
+                list(each.agreement), self._num_rounds - each.judged_at, each.contradictions, each.is_dropped
+            )
+            for name, each in self.teachers.items()
+        }
+
+    def restore(self, states: Mapping[str, TeacherState]) -> None:
+        """Go on with what `dump` gave, about those that are still teachers. Raises `ValueError` for what it never
+        gives."""
+        for name in states.keys() & self.teachers.keys():
+            state, teacher = states[name], self.teachers[name]
+            if not all(-1 <= each <= 1 for each in state.agreement):
+                raise ValueError(f"the agreement of {name} must lie in [-1, 1]")
+            teacher.agreement.extend(state.agreement)
+            teacher.judged_at = self._num_rounds - state.age
+            teacher.contradictions, teacher.is_dropped = state.contradictions, state.is_dropped
+
     def counters(self) -> dict[str, int]:
         """Cumulative counts of questions: asked, answered, busy, unreachable, refused, contradicted, late."""
         with self._lock:
@@ -229,6 +249,16 @@ class Learning:
         if known_agreement := [value for each in self.teachers.values() for value in each.agreement]:
             figures["distill/agreement"] = fmean(known_agreement)
         return groups, teachers, figures
+
+    def imitated(self, graded: GradedGroup) -> GradedGroup:
+        """Another peer's group, to be imitated if a trusted teacher sampled it.
+
+        E[log p] over a teacher's samples has the gradient of -KL(teacher || student): each token's advantage is 1.
+        """
+        teacher = self.teachers.get(graded.group.peer_id)
+        if teacher is None or self._decay < FADED:
+            return graded
+        return replace(graded, imitated=self._settings.imitate * self._decay * self._trust(teacher))
 
     def _trust(self, teacher: _Teacher) -> float:
         return teacher.trust(self._settings.untested, self._num_rounds)
@@ -345,7 +375,8 @@ def _without_rewards(graded: GradedGroup, added: Sequence[tuple[float, ...]]) ->
 
 
 class TaughtUpdater:
-    """The node's updater and its sketcher: each update also has the groups that teachers have answered about."""
+    """The node's updater and its sketcher: each update also has the groups that teachers have answered about, and
+    imitates what they share."""
 
     def __init__(self, inner: Updater, sketcher: GradientSketcher, learning: Learning, worth: WorthEstimator) -> None:
         """`worth` measures teachers, whenever the node measures others' groups."""
@@ -387,7 +418,7 @@ class TaughtUpdater:
             self._learning.teachers[peer_id].is_dropped |= each.high <= 0
         groups, self._teachers, figures = self._learning.taught(self._inner.version)
         self._num_own, self._num_others = len(local), len(external)
-        report = self._inner.update([*local, *groups], external)
+        report = self._inner.update([*local, *groups], [self._learning.imitated(each) for each in external])
         worth = {f"distill/worth/{peer_id[-8:]}": each.value for peer_id, each in measured.items()}
         return replace(report, figures={**report.figures, **figures, **worth})
 

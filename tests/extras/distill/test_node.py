@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from nodes.boot.directory import IDENTITY_FILE
 from nodes.simulation.configs import Member
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from swarm.config import load_config
 from swarm.net.records.identity import Identity
 from swarm.telemetry.records import METRICS_FILE, NoteEvent, RoundEvent, decode
+from swarm.training.checkpoint import STATE, TrainingState
 
 T = TypeVar("T")
 COMMON = {
@@ -52,6 +55,9 @@ def test_a_peer_learns_from_another_that_teaches(tmp_path: Path) -> None:
     assert teacher[-1].counters["teach/texts"] == 4 * teacher[-1].counters["teach/taught"] > 0
     taught = [round for round in student if round.figures["distill/groups"] > 0]
     assert taught and all(round.figures["distill/left_out"] == 0 for round in taught)
+    (checkpoint,) = (home / "checkpoints").glob("round-*4")
+    saved = msgspec.msgpack.decode((checkpoint / STATE).read_bytes(), type=TrainingState)
+    assert list(saved.teachers) == [identity.peer_id] and 0 <= saved.teachers[identity.peer_id].age <= 4
     # A round's own figures leave what teachers say out.
     assert all(round.groups["used_local"] <= 2 * round.round for round in student)
     assert all("distill/groups" not in round.figures for round in teacher)

@@ -14,6 +14,7 @@ from statistics import fmean
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 from transformers import Qwen3ForCausalLM
 
@@ -44,7 +45,7 @@ from swarm.policy.tiny import tiny_config
 from swarm.reasons import Reason
 from swarm.sapo.mixing import MixSettings
 from swarm.sapo.worth import WorthEstimator
-from swarm.teaching import DistillSettings, TeachSettings
+from swarm.teaching import DistillSettings, TeacherState, TeachSettings
 from swarm.training.config import UpdateSettings
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId
@@ -228,6 +229,32 @@ def test_a_student_becomes_like_its_teacher(policy: Policy, net: Net, verifier: 
     assert {peer_id for peer_id, _ in net.asked} == {TEACHER.peer_id}
 
 
+@pytest.mark.parametrize("author", ["teacher", "faded", "untrusted", "stranger"])
+def test_a_teachers_own_text_is_imitated_whatever_its_reward(author: str, policy: Policy, net: Net, verifier) -> None:
+    """A step of supervised learning on all of it; nobody else's text, and not without trust."""
+    by = STRANGER if author == "stranger" else TEACHER
+    group = replace(_group(policy, verifier), rewards=(0.0,) * 4)
+    group = replace(group, group=replace(group.group, peer_id=by.peer_id))
+    twin = copy.deepcopy(policy)
+    updater = _updater(policy, max_grad_norm=1e9)
+    changes = {"faded": {"half_life": 0.01}, "untrusted": {"untested": 0}}.get(author, {})
+    learning = _learning(net, policy, updater, imitate=1.0, **changes)
+    taught = TaughtUpdater(updater, updater.sketcher, learning, WorthEstimator(updater.sketcher, 1, 1))
+    updater.version = 1
+    taught.update([], [group])
+    if author != "teacher":
+        assert all(torch.equal(a, b) for a, b in zip(policy.model.parameters(), twin.model.parameters(), strict=True))
+        return
+    optimizer = torch.optim.AdamW(twin.model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    ids = [list(each.token_ids) for each in group.group.completions]
+    found = completion_logprobs(twin, [twin.encode_prompt(group.prompt)] * 4, ids, 1.0)
+    loss = -sum(row[: len(each)].mean() for row, each in zip(found, ids, strict=True)) / len(ids)
+    loss.backward()
+    optimizer.step()
+    for ours, theirs in zip(policy.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
 def _apart(policy: Policy, teacher: Policy, group: GradedGroup) -> float:
     """Mean difference of what both say of each text, in nats."""
     ours, theirs = (_updater(each).read([group])[0] for each in (policy, teacher))
@@ -394,6 +421,24 @@ def test_a_teacher_counts_as_far_as_it_prefers_what_is_rewarded(lie: str, policy
     else:
         assert sum(taught) <= 4 and not taught[-1]
         assert (len(taught) < 20) is (lie == "inverted")  # asked rarely from then on
+    trusted = lie == "right"
+    later = _learning(net, policy, _updater(policy), untested=0)
+    later.restore({**learning.dump(), "former": TeacherState([1.0], 0)})
+    assert later.dump() == learning.dump() and later.taught(0)[2]["distill/trust"] == trusted
+
+
+def test_what_was_found_out_about_a_teacher_outlives_a_restart(policy: Policy, net: Net) -> None:
+    states = [TeacherState([1.0] * 6, 1), TeacherState([1.0] * 6, student.FRESH_ROUNDS), TeacherState([], 0, 2, True)]
+    trust = []
+    for state in states:
+        learning = _learning(net, policy, _updater(policy))
+        learning.restore({TEACHER.peer_id: state})
+        learning.ask()  # a round later
+        trust.append(learning.taught(0)[2]["distill/trust"])
+    assert trust == [1.0, 0.0, 0.0]
+    for wrong in (math.nan, 2.0):
+        with pytest.raises(ValueError, match=r"in \[-1, 1\]"):
+            learning.restore({TEACHER.peer_id: TeacherState([wrong], 0)})
 
 
 def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, verifier: InlineVerifier) -> None:

@@ -108,3 +108,14 @@ def test_a_learner_has_terms_and_says_nothing_of_addresses(tmp_path: Path) -> No
     directory.identity.close()
     assert resolve(LearnerNode, loaded, directory, None, 1, notices).role is LearnerNode
     assert notices == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("advantage", "gdpo", "for nodes that train on own groups"), ("reference", "best", "is for peers")],
+)
+def test_what_needs_rewards_of_ones_own_is_refused(field: str, value: str, message: str, tmp_path: Path) -> None:
+    from swarm.extras.learner.roles.ranks import LearnerRanks
+
+    with pytest.raises(ConfigError, match=message):
+        LearnerRanks(_config(tmp_path, (f"update.{field}", value)), None, Ranks(), lambda: False)

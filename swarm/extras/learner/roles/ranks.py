@@ -66,6 +66,8 @@ class LearnerRanks(RankGroup):
                 f"update.advantage {config.update.advantage} is for nodes that train on own groups; choose another for "
                 "a learner"
             )
+        if config.update.reference == "best":
+            raise ConfigError("update.reference best is for peers, which measure their own reward; use initial")
         policy = load_on_ranks(LearnerRanks, config, checkpoint, ranks, progress)
         engine = TransformersEngine(policy, config.generation, cancelled)
         engine.check(config.generation.sampling())
