@@ -13,7 +13,6 @@ from swarm.algorithms.losses import LOSSES, BehaviourKlEstimatorName, Grpo, KlEs
 from swarm.policy.config import BatchingName
 from swarm.sanitize import clean
 from swarm.settings import Settings
-from swarm.suggestions import NAMES_ELSEWHERE
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 MAX_LEARNING_RATE = 1.0
@@ -151,7 +150,7 @@ class UpdateSettings(Settings):
         if "objective" not in info.data:
             return Grpo()  # the objective's own validator reports the error
         model = LOSSES.find(info.data["objective"])
-        unknown = set(values) - set(model.model_fields) - set(NAMES_ELSEWHERE) if isinstance(values, dict) else set()
+        unknown = set(values) - set(model.model_fields) if isinstance(values, dict) else set()
         if unknown:
             raise ValueError(
                 f"{info.data['objective']} has no {clean(str(min(unknown, key=str)))}, only "
