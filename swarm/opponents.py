@@ -8,18 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from pydantic import JsonValue
 
 from swarm import torchao
+from swarm.environments.config import Failures
 from swarm.environments.episodes.source import EnvironmentTask
 from swarm.errors import SwarmError, TaskError
 from swarm.policy.config import OpponentSettings, check_model_path, is_on_hub, origin, prompt_of
 from swarm.types import Observation
 
-Speaker = Callable[[Observation, int], str]
-"""(what a player is shown at its turn, seed of its draws) -> what it says; remembers one game."""
+TURNS = "opponent_turns"
+"""The counter of a model's turns, each once however often its game is replayed."""
+UNREAD = "opponent_unread"
+"""The counter of those in which it named no legal move, or failed."""
+
+
+class Speaker(Protocol):
+    """Who has a seat in one game."""
+
+    def __call__(self, shown: Observation, seed: int, /) -> str:
+        """What it says at its turn, where it is shown this; `seed` decides its draws."""
+
+    def unread(self) -> None:
+        """Note that what it said last is no legal move, or that it failed."""
+
+
 OF_THE_PROCESSOR = (Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu"))
 """What torch reads before it computes; without, it takes its slowest kernels."""
 
@@ -55,7 +70,8 @@ class OpponentTask(EnvironmentTask):
         try:
             return self.model_copy(update={"model": by_directory(self.model)})
         except SwarmError as error:
-            raise TaskError(f"task {self.name!r}: {error}") from error
+            problem = str(error).removeprefix("policy.model: ")
+            raise TaskError(f"task {self.name!r}: model.path: {problem}") from error
 
     @property
     def options(self) -> dict[str, JsonValue]:
@@ -84,16 +100,26 @@ class OpponentTask(EnvironmentTask):
             from swarm.policy.turns import RENDERER
 
             RENDERER.stay()
-            self.player()
+            self.player(Failures())
 
-    def player(self) -> Callable[[], Speaker] | None:
-        """Makes what speaks for the model in one game; None without a model. Raises `TaskError`."""
+    def player(self, counts: Failures) -> Callable[[], Speaker] | None:
+        """Makes what speaks for the model in one game; None without a model. `counts` gets `TURNS` and `UNREAD`.
+
+        Raises `TaskError`.
+        """
         if self.model is None:
             return None
         from swarm.policy.players import ModelPlayer, open_model
 
         model = open_model(self.name, self.model)
-        return lambda: ModelPlayer(model)
+
+        def unread() -> None:
+            counts.note(UNREAD, self.name, "its opponent named no legal move, and lost by that")
+
+        def turn() -> None:
+            counts[TURNS] += 1
+
+        return lambda: ModelPlayer(model, turn, unread)
 
 
 def by_directory(settings: OpponentSettings) -> OpponentSettings:

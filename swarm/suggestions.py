@@ -49,6 +49,8 @@ NAMES_ELSEWHERE = {
     "lora_alpha": "policy.lora.alpha",
     "load_in_4bit": "policy.lora.frozen_dtype",
     "per_device_train_batch_size": "update.micro_batch_tokens",
+    "gradient_accumulation_steps": "update.micro_batch_tokens",
+    "steps_per_generation": "update.minibatches",
     "vllm_gpu_memory_utilization": "generation.vllm.gpu_memory_fraction",
     "importance_sampling_level": "update.objective",
     "log_completions": "telemetry.samples_per_outcome",

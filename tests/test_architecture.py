@@ -77,7 +77,7 @@ ALLOWED = {
     "swarm/extras/export": PURE
     | {"swarm.extras.export", "swarm.config", "swarm.policy.config", "swarm.telemetry"}
     | {"swarm.environments.sources.dataset"},
-    "swarm/opponents.py": PURE | {"swarm.environments.episodes.source", "swarm.policy"},
+    "swarm/opponents.py": PURE | {"swarm.environments.config", "swarm.environments.episodes.source", "swarm.policy"},
     "swarm/schedule.py": PURE,
     "swarm/extras/schedule": PURE | {"swarm.extras.schedule", "swarm.schedule"},
     "swarm/environments": PURE | {"swarm.environments"},
@@ -130,6 +130,7 @@ ALLOWED = {
     | {
         "swarm.preflight",
         "swarm.config",
+        "swarm.opponents",
         "swarm.policy",
         "swarm.engines",
         "swarm.training.config",

@@ -81,6 +81,12 @@ def test_the_system_prompt_asks_for_what_is_looked_for(
     assert load_config(manifest={"tasks": tasks}, command_line=pairs).config.policy.system_prompt == ""
 
 
+def test_the_system_prompt_asks_for_no_tags_where_programs_are_asked_for() -> None:
+    tasks = [{"kind": "code", "name": "functions", "path": "functions.jsonl"}]
+    loaded = load_config(manifest={"tasks": tasks}, command_line=[("policy.model", "some/model")])
+    assert "<answer>" not in str(loaded.config.policy.system_prompt)
+
+
 def test_files_are_named_by_their_task(tmp_path: Path) -> None:
     expected = {"a": Path("x"), "b": Path("y")}
     assert load_config(command_line=[("files.a", "x"), ("files.b", "y")]).config.files == expected
@@ -116,6 +122,12 @@ def test_lists_come_as_repeated_options_or_yaml() -> None:
             "task a: answer_patern (from {file}, line 6): there is no such field; did you mean answer_pattern?",
         ),
         ("evaluation:\n  suites:\n    mine:\n      question: 3\n", "line 4): there is no such field; did you mean"),
+        ("update: {objective: rloo}", "line 1): rloo goes with any objective: update.advantage rloo"),
+        ("update: {objective: icepop}", "line 1): icepop goes with any objective: update.importance token_mask"),
+        (
+            "update: {objective: cispo, loss: {dual_clip: 3}}",
+            "cispo has no dual_clip, only clip_low, clip_high",
+        ),
         ("name: a\nmix: {local: 1}\nname: b\n", "configuration {file}, line 3: name is given twice"),
         ("name: a\n  b: c\n", "configuration {file} is not valid YAML: line 2, column 4: mapping values"),
         ("mix: {local: 0, external: 0}", "nothing would ever be trained on"),

@@ -192,6 +192,7 @@ def test_the_kubernetes_objects_are_whole_and_their_commands_are_commands() -> N
         _is_a_command(container["args"])
         if "livenessProbe" in container:
             _is_a_command(container["livenessProbe"]["exec"]["command"][1:])
+            assert container["livenessProbe"]["timeoutSeconds"] >= 20, "a busy machine starts Python slowly"
 
 
 def test_wrong_commands_would_be_noticed() -> None:

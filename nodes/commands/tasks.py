@@ -27,15 +27,20 @@ from swarm.environments.tools.custom import with_custom_tools
 from swarm.environments.verification.pool import VerificationPool
 from swarm.errors import ConfigError, TaskError
 from swarm.groups.episodes import FinishedGroup, by_generate, run_episodes
+from swarm.opponents import TURNS, UNREAD
 from swarm.policy.loading import load_policy
 from swarm.protocols import RolloutEngine, TaskVerifier, Verifier
 from swarm.sanitize import clean_lines
 from swarm.telemetry.samples import why
-from swarm.types import Completion, Observation, Question, Rejection, Sampling, as_text, dialogue
+from swarm.types import Completion, Observation, Question, Rejection, Sampling, TaskRef, as_text, dialogue
 from swarm.types.thoughts import CLOSE, OPEN, answer_of
 
 MAX_EXAMPLE_CHARS = 240
+DRAWS = 4
+"""Times that questions are drawn, until enough differ: of a small file many are the same."""
 
+WHOLE = 0.99
+"""From here on nothing is missing."""
 NOTHING_TO_LEARN = (
     "; training has nothing to learn from until some answers are rewarded: try easier questions or another model"
 )
@@ -117,7 +122,7 @@ def try_tasks(
         sampling = structs.replace(sampling, top_k=1)
     found: list[Episode] = []
     with closing(_open_verifier(config)) as verifier:
-        questions = verifier.draw(config.seed or 0, 0, num_questions)
+        questions = _distinct(verifier, config.seed or 0, num_questions)
         with policy_progress(literal_console(stderr=True), config.policy.model) as progress:
             policy = load_policy(config.policy, progress=progress)
         choice = choose_engine(config.generation, policy)
@@ -135,6 +140,9 @@ def try_tasks(
         if failures := verifier.counters().get("scorer_failures", 0):
             times = "once" if failures == 1 else f"{failures} times"
             print(f"warning: a reward function failed {times}: such completions get reward 0", file=sys.stderr)
+        if unread := verifier.counters().get(UNREAD, 0):
+            turns = verifier.counters()[TURNS]
+            print(f"warning: the opponent named no legal move in {unread} of its {turns} turns", file=sys.stderr)
     if as_json:
         print(json.dumps([structs.asdict(episode) for episode in found], indent=1))
     else:
@@ -148,6 +156,17 @@ def _open_verifier(config: NodeConfig) -> TaskVerifier:
     except (ConfigError, TaskError):
         pool.close()
         raise
+
+
+def _distinct(verifier: TaskVerifier, seed: int, count: int) -> list[Question]:
+    """The first questions that differ, of at most `DRAWS` times as many: a small file has no more."""
+    found: dict[TaskRef, Question] = {}
+    for start in range(0, count * DRAWS, count):
+        for question in verifier.draw(seed, start, count):
+            found.setdefault(question.ref, question)
+        if len(found) >= count:
+            break
+    return list(found.values())[:count]
 
 
 def play(
@@ -205,10 +224,11 @@ def _describe(answers: Sequence[Episode]) -> Text:
         text.append(f"  {title}: ", style="dim").append(_indented(content)).append("\n")
     for episode in answers:
         graded = f"reward {episode.reward:g}{in_words(episode.parts)}" if episode.reward is not None else ""
-        reason = why(episode.reward, "", episode.found)
+        is_whole = episode.found is not None and episode.found.strip() == answer_of(episode.completion).strip()
+        reason = "" if is_whole else why(episode.reward, "", episode.found)
         result = f"{graded}; {reason}" if graded and reason else graded or f"not graded: {episode.problem}"
         text.append("  answer: ", style="dim").append(_indented(episode.completion)).append("\n")
-        text.append(f"  {clean_lines(result)}\n", style="green" if episode.reward else "yellow")
+        text.append(f"  {_indented(result)}\n", style="green" if episode.reward else "yellow")
     return text
 
 
@@ -223,7 +243,7 @@ def summary(found: Sequence[Episode]) -> str:
     line = f"{len(rewarded)} of {len(found)} rewarded"
     if len(graded) < len(found):
         line += f", {len(found) - len(graded)} not graded"
-    if rewarded and len(rewarded) == len(graded):
+    if rewarded and min(episode.reward or 0.0 for episode in graded) >= WHOLE:
         return f"{line}: there may be little left to learn; training needs right and wrong answers to a question"
     unfound = [episode for episode in graded if not episode.reward and episode.found == ""]
     if unfound:

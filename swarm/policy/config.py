@@ -295,7 +295,8 @@ def read_chat_template(file: Path) -> str:
             raise ValueError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"policy.chat_template: {file} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"policy.chat_template: {file} cannot be read: {reason}") from error
 
 
 def check_model_path(settings: PolicySettings) -> None:

@@ -7,6 +7,7 @@ by this process, and by others with the same software on such a processor.
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -44,12 +45,15 @@ class Model:
         self._longest = self._policy.max_positions - settings.max_new_tokens
         self._answers = LruDict[tuple[Context, int], tuple[int, ...]](REMEMBERED)
 
-    def answer(self, context: Context, seed: int) -> tuple[tuple[int, ...], str]:
-        """Token ids, and what they say after a thought. `seed` decides draws. Raises what model and template do."""
-        if (ids := self._answers.get((context, seed))) is None:
-            ids = self._generate(self._policy.encode(context), seed)
-            self._answers.put((context, seed), ids)
-        return ids, answer_of(self._policy.said(ids))
+    def answer(self, context: Context, seed: int) -> tuple[tuple[int, ...], str, bool]:
+        """Token ids, what they say after a thought, and whether it had not been asked. `seed` decides draws.
+
+        Raises what model and template do.
+        """
+        known = self._answers.get((context, seed))
+        ids = self._generate(self._policy.encode(context), seed) if known is None else known
+        self._answers.put((context, seed), ids)
+        return ids, answer_of(self._policy.said(ids)), known is None
 
     @torch.inference_mode()
     def _generate(self, prompt: list[int], seed: int) -> tuple[int, ...]:
@@ -65,9 +69,14 @@ class Model:
 class ModelPlayer:
     """A model in one game."""
 
-    def __init__(self, model: Model) -> None:
-        """It has been asked nothing."""
+    def __init__(self, model: Model, turn: Callable[[], None], unread: Callable[[], None]) -> None:
+        """It has been asked nothing. `turn` counts its turns, `unread` those without a legal move: each once, however
+        often its game is replayed."""
         self._model = model
+        self._turn = turn
+        self._unread = unread
+        self._is_new = True
+        """Whether the last turn was no replay."""
         self._context: Context | None = None
         self.said: tuple[int, ...] = ()
         """Token ids of its last turn."""
@@ -79,8 +88,18 @@ class ModelPlayer:
         else:
             before = self._context if isinstance(self._context, Past) else Past(self._context, ())
             self._context = Past(before.prompt, (*before.steps, Step(self.said, shown)))
-        self.said, text = self._model.answer(self._context, seed)
+        self._is_new = True
+        try:
+            self.said, text, self._is_new = self._model.answer(self._context, seed)
+        finally:
+            if self._is_new:
+                self._turn()
         return text
+
+    def unread(self) -> None:
+        """See `Speaker`."""
+        if self._is_new:
+            self._unread()
 
 
 def open_model(task: str, settings: OpponentSettings) -> Model:

@@ -142,10 +142,7 @@ def measure(
 
     Raises `PolicyError`.
     """
-    try:
-        whole = _build(config, lora, torch.float32, trains_encoder)
-    except Exception as error:  # a model's own code may raise anything
-        raise PolicyError(f"the size of a {type(config).__name__} cannot be found: {_in_words(error)}") from error
+    whole = _whole(config, lora, trains_encoder)
     plain = sum(weight.numel() for name, weight in whole.named_parameters() if ".lora_" not in name)
     rounded = [layer for _, layer in frozen_layers(whole)]
     parameters = plain + sum(layer.in_features * layer.out_features for layer in rounded)
@@ -180,6 +177,18 @@ def measure(
         found = plain
     copies = structs.replace(found.kept_checkpointed, fixed=0)
     return structs.replace(size, passes=structs.replace(found, kept_checkpointed=copies, compiled=True))
+
+
+def num_parameters(config: PreTrainedConfig) -> int:
+    """Parameters of the model that `config` describes. Raises `PolicyError`."""
+    return sum(weight.numel() for weight in _whole(config, LoraSettings()).parameters())
+
+
+def _whole(config: PreTrainedConfig, lora: LoraSettings, trains_encoder: bool = False) -> PreTrainedModel:
+    try:
+        return _build(config, lora, torch.float32, trains_encoder)
+    except Exception as error:  # a model's own code may raise anything
+        raise PolicyError(f"the size of a {type(config).__name__} cannot be found: {_in_words(error)}") from error
 
 
 def _cast(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from typing import Literal
 
+import torch
 from msgspec import Struct
 
 from swarm.config import NodeConfig
 from swarm.engines.transformers.engine import logit_copies
+from swarm.errors import SwarmError
+from swarm.opponents import OpponentTask
+from swarm.policy.loading import find_source
 from swarm.policy.media.features import MAX_FEATURE_BYTES
+from swarm.policy.reading import read_config
 from swarm.preflight.duties import Duties
-from swarm.preflight.model import ModelSize, head_bytes
+from swarm.preflight.model import ModelSize, head_bytes, num_parameters
 from swarm.training.forward import GRADIENT_BYTES, MICRO_BATCH_TOKENS, is_checkpointed
 from swarm.training.optimizers import MOMENT_BYTES
 
@@ -167,6 +174,16 @@ class Node(Struct, frozen=True):
         return min(MAX_FEATURE_BYTES, num_questions * MEDIA_TOKENS * self.size.hidden * self.size.dtype.itemsize)
 
     @property
+    def opponent_bytes(self) -> int:
+        """Models that play against the policy: float32, in each process that grades, which are on the CPU."""
+        if self.device != "cpu":
+            return 0
+        suites = self.config.evaluation.suites.values()
+        tasks = [*self.config.tasks, *(task for suite in suites for task in suite.tasks)]
+        paths = {task.model.path for task in tasks if isinstance(task, OpponentTask) and task.model is not None}
+        return self.config.verification.workers * sum(map(_opponent_bytes, paths))
+
+    @property
     def _rows(self) -> int:
         """Sequences that are generated together, as configured."""
         generation, evaluation = self.config.generation, self.config.evaluation
@@ -190,7 +207,16 @@ def _held(node: Node) -> Iterator[Part]:
     if config.evaluation.beside and config.evaluation.suites:
         yield Part("copy for suites", size.weight_bytes)
     yield Part("features of media", node.feature_bytes)
+    yield Part("opponents", node.opponent_bytes)
     yield Part(PROCESS, PROCESS_BYTES.get(node.device, 0))
+
+
+@cache
+def _opponent_bytes(path: str) -> int:
+    """0 for a model that cannot be read: its task says so."""
+    with suppress(SwarmError):
+        return torch.float32.itemsize * num_parameters(read_config(find_source(path), None, False))
+    return 0
 
 
 def _moment_bytes(node: Node) -> int:

@@ -103,7 +103,7 @@ def _failed(node: State) -> Iterator[Alert]:
         yield Alert(
             "failed",
             "error",
-            'The node has stopped with an error; the last line under "What happened" says which.',
+            "The node has stopped with an error; the last line of what happened says which.",
             "Look the message up, mend what it names, and repeat the command: it resumes from the last checkpoint.",
             "operate.md#by-message",
         )

@@ -7,15 +7,18 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from swarm.algorithms.advantages import BY_REWARD, find_advantage
+from swarm.algorithms.advantages import ADVANTAGES, BY_REWARD, find_advantage
 from swarm.algorithms.importance import ImportanceName
 from swarm.algorithms.losses import LOSSES, BehaviourKlEstimatorName, Grpo, KlEstimatorName, Loss
 from swarm.policy.config import BatchingName
+from swarm.sanitize import clean
 from swarm.settings import Settings
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 MAX_LEARNING_RATE = 1.0
 OptimizerName = Literal["adamw", "adamw_8bit", "adamw_offloaded"]
+CORRECTIONS = {"icepop": "token_mask", "mis": "sequence_mask"}
+"""Values of `importance` by the names of their papers, which others count among the objectives."""
 
 
 class DemonstrationSettings(Settings):
@@ -133,6 +136,10 @@ class UpdateSettings(Settings):
     @field_validator("objective")
     @classmethod
     def _objective_exists(cls, objective: str) -> str:
+        if objective in CORRECTIONS:
+            raise ValueError(f"{objective} goes with any objective: update.importance {CORRECTIONS[objective]}")
+        if objective in ADVANTAGES and objective not in LOSSES:
+            raise ValueError(f"{objective} goes with any objective: update.advantage {objective}")
         LOSSES.find(objective)
         return objective
 
@@ -142,7 +149,14 @@ class UpdateSettings(Settings):
         """The loss that `objective` names, with these settings."""
         if "objective" not in info.data:
             return Grpo()  # the objective's own validator reports the error
-        return LOSSES.find(info.data["objective"]).model_validate(values)
+        model = LOSSES.find(info.data["objective"])
+        unknown = set(values) - set(model.model_fields) if isinstance(values, dict) else set()
+        if unknown:
+            raise ValueError(
+                f"{info.data['objective']} has no {clean(str(min(unknown, key=str)))}, only "
+                f"{', '.join(model.model_fields)}"
+            )
+        return model.model_validate(values)
 
     @field_validator("advantage")
     @classmethod

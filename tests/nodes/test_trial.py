@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from nodes.cli import main
-from nodes.commands.tasks import Episode, _describe, play, summary
+from nodes.commands.tasks import Episode, _describe, _distinct, play, summary
 from swarm.environments.episodes.number_guessing import NumberGuessingTask
 from swarm.environments.task import PythonTask
 from swarm.environments.verification.inline import InlineVerifier
 from swarm.extras.pictures.tasks import MazeTask, ShapesTask
 from swarm.policy.loading import Policy
 from swarm.reasons import Reason
-from swarm.types import Answers, Completion, Past, Rejection, Sampling
+from swarm.types import Answers, Completion, Past, Question, Rejection, Sampling
 from tests.sapo.test_round import FakeEngine
 
 OWN = Path(__file__).parents[2] / "examples" / "own_task.py"
@@ -92,6 +92,28 @@ def test_episodes_are_shown_without_control_sequences() -> None:
     ]
 
 
+def test_an_answer_that_was_found_as_it_stands_is_shown_once() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    answers = [Episode("halve", "4?", "1\n2", 0.5, found="1\n2"), Episode("halve", "4?", "So\n2", 0, found="2\n")]
+    console.print(_describe(answers))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[2:] == [
+        *("  answer: 1", "    2", "  reward 0.5", "  answer: So", "    2", "  reward 0; found 2", "    ", ""),
+    ]
+
+
+class Few(InlineVerifier):
+    """Has three questions."""
+
+    def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:
+        return [InlineVerifier.draw(self, seed, index % 3, 1)[0] for index in range(start, start + count)]
+
+
+def test_each_question_of_a_small_file_is_tried_once() -> None:
+    few = Few([HALVE])
+    assert _distinct(few, 0, 5) == few.draw(0, 0, 3) and _distinct(few, 0, 2) == few.draw(0, 0, 2)
+
+
 def _answered(completion: str, reward: float, expected: str, found: str | None) -> Episode:
     return Episode("sums", "4 + 7?", completion, reward, expected=expected, found=found)
 
@@ -110,6 +132,7 @@ def _answered(completion: str, reward: float, expected: str, found: str | None) 
             "0 of 1 rewarded, 1 not graded; no answer was graded: each says why",
         ),
         ([_answered("11", 1.0, "11", "11")], "1 of 1 rewarded: there may be little left to learn"),
+        ([_answered("11", 0.2, "11", "11"), _answered("12", 0.1, "11", "12")], "2 of 2 rewarded"),
         (
             [Episode("sums", "4 + 7?", "First, we", 0.0, expected="11", found="", is_cut=True)],
             "no answer was found in 1; 1 without reward were cut off: raise generation.max_new_tokens",

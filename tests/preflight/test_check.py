@@ -104,6 +104,18 @@ def test_parts_follow_the_settings() -> None:
     assert "weights" in parts(vllm, LEARNER) and "vLLM" not in parts(vllm, LEARNER)
 
 
+def test_an_opponent_is_counted_in_each_process_that_grades(tmp_path: Path) -> None:
+    make("llama").model.config.save_pretrained(tmp_path)
+    task = {"kind": "kuhn_poker", "opponents": ["model"], "model": {"path": str(tmp_path)}}
+    for place in ({"tasks": [task]}, {"evaluation": {"suites": {"earlier": {"questions": 2, "tasks": [task]}}}}):
+        config = CONFIG.model_validate({**CONFIG.model_dump(mode="json"), "verification": {"workers": 2}, **place})
+        on_cpu, on_gpu = (
+            {part.name: part.num_bytes for part in _judge(10 * GIB, config, device=device).need.parts}
+            for device in ("cpu", "cuda")
+        )
+        assert on_cpu["opponents"] == 2 * 4 * _size(config.policy.lora).parameters and "opponents" not in on_gpu
+
+
 def test_several_processes_share_what_they_train() -> None:
     memory = Memory("cuda", 10 * GIB, 10 * GIB)
     alone, shared = (judge(_size, CONFIG, PEER, memory, count).need for count in (1, 4))

@@ -48,7 +48,9 @@ SETTINGS = (
     "generation.min_p",
     "policy.lora.rank",
 )
-"""Settings that the card always has; other ones of `update` where they differ from their defaults."""
+"""Settings that the card always has."""
+SET = ("update.", "generation.max_thinking_tokens", "policy.chat_template_kwargs.")
+"""Beginnings of those that it has where they differ from their defaults."""
 
 
 Event = TypeVar("Event", EvaluationEvent, SuiteEvent)
@@ -185,10 +187,10 @@ def _suite(name: str, event: SuiteEvent) -> Iterator[tuple[str, str, str]]:
 
 
 def _settings(config: NodeConfig) -> Iterator[tuple[str, str]]:
-    default = NodeConfig(policy=config.policy)
+    default = NodeConfig(policy=config.policy.model_copy(update={"chat_template_kwargs": {}}))
     own, usual = (dict(leaves(each.model_dump(mode="json"))) for each in (config, default))
     for name, value in own.items():
-        if name in SETTINGS or (name.startswith("update.") and value != usual.get(name) and "/" not in str(value)):
+        if name in SETTINGS or (name.startswith(SET) and value != usual.get(name) and "/" not in str(value)):
             yield f"`{name}`", f"`{_named(value)}`"
     if prompt := prompt_of(config.policy):
         yield "system prompt", f"`{clean(prompt)}`"

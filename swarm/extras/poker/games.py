@@ -230,9 +230,12 @@ class HeadsUp(ABC):
     def _said(self, speaker: Speaker) -> Move | None:
         """The model's move; None where it names none, or fails."""
         shown, self._unheard = self._observation(self._unheard), []
+        move = None
         with suppress(Exception):  # of a model's code, whatever its files make of it
-            return self.menu().read(speaker(shown, self.chance.number(0, 2**32 - 1, "model", len(self.moves))))
-        return None
+            move = self.menu().read(speaker(shown, self.chance.number(0, 2**32 - 1, "model", len(self.moves))))
+        if move is None:
+            speaker.unread()
+        return move
 
     def _make(self, move: Move) -> None:
         move.make(self.state)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from swarm.distribution import how_to_install
-from swarm.environments.config import Context, TaskName
+from swarm.environments.config import Context, Failures, TaskName
 from swarm.errors import TaskError
 from swarm.opponents import OpponentTask
 from swarm.protocols import Environment
@@ -60,13 +60,13 @@ class PokerTask(OpponentTask):
     """`words`: sentences with rules and moves; `compact`: a few characters, for embedded policies, which write a move's
     number. In Kuhn poker the jack is then hand 1, the queen hand 2 and the king hand 3."""
 
-    def _games(self) -> Callable[[], Environment]:
+    def _games(self, counts: Failures) -> Callable[[], Environment]:
         raise NotImplementedError
 
     def environments(self, context: Context) -> Callable[[], Environment]:
         """See `EnvironmentTask`."""
         try:
-            return self._games()
+            return self._games(context.counts)
         except ImportError as error:
             raise TaskError(f"task {self.name!r} needs PokerKit ({error}): {how_to_install('poker')}") from error
 
@@ -94,10 +94,10 @@ class KuhnTask(PokerTask):
     the twelve situations `J`, `Jc`, `Jb`, `Jcb`, `Q`, ...: a card, then what happened before, `c` for a check and `b`
     for a bet."""
 
-    def _games(self) -> Callable[[], Environment]:
+    def _games(self, counts: Failures) -> Callable[[], Environment]:
         from swarm.extras.poker.games import Kuhn
 
-        player = self.player()
+        player = self.player(counts)
         return lambda: Kuhn(self.chosen, self.style == "compact", player)
 
     @property
@@ -137,8 +137,8 @@ class HoldemTask(PokerTask):
     stack: int = Field(40, ge=4, le=10_000)
     """Chips of each player; the blinds are 1 and 2."""
 
-    def _games(self) -> Callable[[], Environment]:
+    def _games(self, counts: Failures) -> Callable[[], Environment]:
         from swarm.extras.poker.games import Holdem
 
-        player = self.player()
+        player = self.player(counts)
         return lambda: Holdem(self.opponents, self.stack, self.style == "compact", player)

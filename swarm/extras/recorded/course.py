@@ -51,7 +51,7 @@ class Course:
         course = cls(found.demonstrations, settings, seed, note, begun)
         note(
             f"learning from {len(found.demonstrations)} demonstrations in {settings.path} before the first round: "
-            f"{course.num_steps} steps of {settings.batch}",
+            f"{_steps(course.num_steps)} of {min(settings.batch, len(found.demonstrations))}",
             "info",
         )
         return course
@@ -74,7 +74,11 @@ class Course:
         if last:
             long = f"; {self._num_too_long} were too long for the model" if self._num_too_long else ""
             first = "" if self._begun else f"{self._first:.3f} in the first step, "
-            text = f"learned from demonstrations in {self.num_steps} steps: loss {first}"
+            text = f"learned from demonstrations in {_steps(self.num_steps)}: loss {first}"
             self._note(f"{text}{done.loss:.3f} in the last{long}", "info")
         elif step % max(1, self.num_steps // NUM_LINES) == 0:
             self._note(f"demonstrations: step {step + 1} of {self.num_steps}, loss {done.loss:.3f}", "info")
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"

@@ -89,6 +89,9 @@ class TextArenaGame:
                 said = self._speaker(shown, draw(_SEEDS, "textarena", self._drawn, "opponent", self._turns))
             self._turns += 1
             done, _ = self._game.step(said)
+            state = self._game.state
+            if state.error_count or state.game_info[1 - self._seat].get("invalid_move"):
+                self._speaker.unread()
             if done:
                 return True
         return False
@@ -116,7 +119,7 @@ def textarena_games(
     if game not in ENV_REGISTRY:
         raise TaskError(f"{where} does not exist; textarena.pprint_registry_detailed() lists the games")
 
-    tried = TextArenaGame(game, settings, _silent if opponent else None)
+    tried = TextArenaGame(game, settings, _Silent if opponent else None)
     who = "two players" if opponent else "one player"
     try:
         with stand_ins(DOWNLOADS):
@@ -133,9 +136,15 @@ def textarena_games(
     return lambda: TextArenaGame(game, settings, opponent)
 
 
-def _silent() -> Speaker:
+class _Silent:
     """Who says nothing: to try a game without asking a model."""
-    return lambda shown, seed: ""
+
+    def __call__(self, shown: Observation, seed: int, /) -> str:
+        """See `Speaker`."""
+        return ""
+
+    def unread(self) -> None:
+        """See `Speaker`."""
 
 
 def _line(error: Exception) -> str:

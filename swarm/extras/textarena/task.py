@@ -37,7 +37,7 @@ class TextArenaTask(OpponentTask):
         """See `EnvironmentTask`."""
         from swarm.extras.textarena.games import textarena_games
 
-        return textarena_games(self.name, self.game, self.settings, self.player())
+        return textarena_games(self.name, self.game, self.settings, self.player(context.counts))
 
     def import_libraries(self) -> None:
         """See `TaskSettings`."""

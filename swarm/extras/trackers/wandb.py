@@ -46,7 +46,8 @@ class WandbSink(RunTracker):
             raise ConfigError(f"telemetry.wandb_mode is 'online', but {problem}, or set it to 'offline'")
         online = mode != "offline" and not problem
         how = "online" if online else f"offline; upload it with `wandb sync {out_dir}/wandb/offline-run-*`"
-        logger.info("Weights & Biases: project %s, %s%s", project, how, f" ({problem})" if problem else "")
+        level = logging.WARNING if problem else logging.INFO
+        logger.log(level, "Weights & Biases: project %s, %s%s", project, how, f" ({problem})" if problem else "")
         self._out_dir = out_dir
         self._project = project
         self._mode: Literal["online", "offline"] = "online" if online else "offline"

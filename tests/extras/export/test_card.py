@@ -97,6 +97,13 @@ def test_a_card_says_what_was_trained_on_what_and_nothing_of_the_machine(
         assert private not in text
 
 
+def test_a_card_says_how_the_model_thought() -> None:
+    fields = [("policy.chat_template_kwargs.enable_thinking", "false"), ("generation.max_thinking_tokens", "64")]
+    with_thoughts, plain = (dict(card._settings(load_config(command_line=given).config)) for given in (fields, []))
+    more = {"`generation.max_thinking_tokens`": "`64`", "`policy.chat_template_kwargs.enable_thinking`": "`False`"}
+    assert with_thoughts.items() - plain.items() == more.items()
+
+
 def test_without_a_card_of_the_base_and_without_metrics_nothing_is_claimed(policy: Policy, tmp_path: Path) -> None:
     _run(policy, tmp_path / "run", 0)
     (tmp_path / "base" / "README.md").unlink()

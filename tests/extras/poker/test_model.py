@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from swarm.errors import ConfigError, TaskError
 from swarm.extras.poker.games import HeadsUp, Holdem, Kuhn
 from swarm.extras.poker.tasks import HoldemTask, KuhnTask
 from swarm.kinds import extra
-from swarm.opponents import OF_THE_PROCESSOR, Speaker, by_directory
+from swarm.opponents import OF_THE_PROCESSOR, by_directory
 from swarm.policy.config import OpponentSettings, PolicySettings
 from swarm.policy.loading import load_policy
 from swarm.policy.players import Model, ModelPlayer, open_model
@@ -99,9 +100,22 @@ def test_in_a_suite_a_model_that_always_says_the_same_plays_as_the_scripted_play
         assert 0.2 < played.figures["avg@1"].value < 0.8
 
 
-def by(speaker: Speaker) -> HeadsUp:
+class Says:
+    """Speaks by a function, and counts what named no move."""
+
+    def __init__(self, says: Callable[[Observation, int], str]) -> None:
+        self._says, self.num_unread = says, 0
+
+    def __call__(self, shown: Observation, seed: int, /) -> str:
+        return self._says(shown, seed)
+
+    def unread(self) -> None:
+        self.num_unread += 1
+
+
+def by(says: Callable[[Observation, int], str]) -> HeadsUp:
     """A game against it."""
-    return Holdem(["model"], CHIPS, model=lambda: speaker)
+    return Holdem(["model"], CHIPS, model=lambda: Says(says))
 
 
 def test_it_is_asked_what_a_policy_in_its_seat_would_be() -> None:
@@ -132,18 +146,22 @@ def fails(shown: Observation, seed: int) -> str:
     raise RuntimeError("no memory")
 
 
-@pytest.mark.parametrize("speaker", [lambda shown, seed: "raise to 1000", lambda shown, seed: "", fails])
-def test_a_model_that_names_no_legal_move_or_fails_loses_what_it_has_put_in(speaker: Speaker) -> None:
+@pytest.mark.parametrize("says", [lambda shown, seed: "raise to 1000", lambda shown, seed: "", fails])
+def test_a_model_that_names_no_legal_move_or_fails_loses_what_it_has_put_in(
+    says: Callable[[Observation, int], str],
+) -> None:
     for index in range(6):
-        assert play(by(speaker), 3, index, ["raise to 6"])[1] == 2, "its blind; it never opens the hand"
+        assert play(by(says), 3, index, ["raise to 6"])[1] == 2, "its blind; it never opens the hand"
+    speaker = Says(says)
     kuhn = Kuhn({"model": {}}, model=lambda: speaker)
     assert play(kuhn, 3, 1, ["check"])[1] == 1, "its ante"
+    assert speaker.num_unread
 
 
 def test_its_tokens_are_those_of_a_policy_s_engine(tmp_path: Path) -> None:
     path = str(write_qwen3(tmp_path / "model"))
     settings = by_directory(OpponentSettings(path=path, max_new_tokens=8))
-    player = ModelPlayer(open_model("holdem", settings))
+    player = ModelPlayer(open_model("holdem", settings), lambda: None, lambda: None)
     policy = load_policy(PolicySettings(model=path, device="cpu", dtype="float32"))
     engine, greedy = TransformersEngine(policy, GenerationSettings()), Sampling(top_k=1, max_new_tokens=8)
     questions = [(Text(f"Hand {cards}, board empty. Choose: 1 fold, 2 call 1."),) for cards in ("7d9h", "AsAh", "2c3c")]
@@ -209,7 +227,7 @@ def test_settings_are_checked_before_a_run(change: dict[str, object], problem: s
 
 
 def test_a_model_that_cannot_be_opened_is_an_error_of_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"task 'earlier': .*there is no directory"):
+    with pytest.raises(TaskError, match=r"task 'earlier': model.path: there is no directory"):
         HoldemTask.model_validate(against("earlier", "model", tmp_path / "none")).from_anywhere()
     (tmp_path / "empty").mkdir()
     task = HoldemTask.model_validate(against("earlier", "model", tmp_path / "empty"))

@@ -32,18 +32,22 @@ class Scripted:
     def __init__(self, *moves: str) -> None:
         self._moves = moves
         self.shown: list[str] = []
+        self.num_unread = 0
 
-    def __call__(self) -> Scripted:
-        self.shown, self._left = [], iter(self._moves)
+    def new(self) -> Scripted:
+        self.shown, self._left, self.num_unread = [], iter(self._moves), 0
         return self
 
-    def speak(self, shown: Observation, seed: int) -> str:
+    def __call__(self, shown: Observation, seed: int, /) -> str:
         self.shown.append(observation_text(shown))
         return next(self._left, "")
 
+    def unread(self) -> None:
+        self.num_unread += 1
+
 
 def against(opponent: Scripted) -> TextArenaGame:
-    return TextArenaGame("TicTacToe-v0", {}, lambda: opponent().speak)
+    return TextArenaGame("TicTacToe-v0", {}, opponent.new)
 
 
 def seated(game: TextArenaGame, seat: int) -> Observation:
@@ -75,9 +79,11 @@ def played(game: TextArenaGame, moves: Sequence[str]) -> float:
     ],
 )
 def test_the_end_of_a_game_for_two(theirs: Sequence[str], seat: int, own: Sequence[str], reward: float) -> None:
-    game = against(Scripted(*theirs))
+    opponent = Scripted(*theirs)
+    game = against(opponent)
     seated(game, seat)
     assert played(game, own) == reward
+    assert opponent.num_unread == 2 * ("what?" in theirs), "a second attempt is allowed"
 
 
 def test_each_is_asked_what_the_other_would_be_in_its_seat() -> None:
@@ -122,5 +128,5 @@ def test_games_that_are_not_for_two_are_refused() -> None:
         ("ThreePlayerTicTacToe-v0", "two players"),
     ):
         with pytest.raises(TaskError, match=reason) as caught:
-            textarena_games("three", name, {}, lambda: Scripted()().speak)
+            textarena_games("three", name, {}, Scripted().new)
         assert len(str(caught.value).splitlines()) == 1

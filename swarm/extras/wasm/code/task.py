@@ -29,6 +29,8 @@ class CodeTask(RowsTask):
     """A data set of questions with tests, each answered by a Python program that is run on them. Its program is the
     last block of code in an answer; without a block, the whole answer."""
 
+    reads_whole = True
+
     kind: Literal["code"]
     prompt: Template = "{prompt}"
     """As for data sets."""
