@@ -52,7 +52,7 @@ KINDS = ("alone", "text", "imitated", "taught", "both", *LIES)
 class Liar(PolicyUpdater):
     """Reads texts as it should, and says something else."""
 
-    lie = ""
+    lie = LIES[0]
 
     def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
         """See `Updater`."""
@@ -62,9 +62,7 @@ class Liar(PolicyUpdater):
         chance = random.Random(str(turn.ids))  # whoever asks twice hears the same
         if self.lie == "random":
             return ReadTurn(turn.ids, [-chance.expovariate(1.0) for _ in turn.ids])
-        if self.lie == "inverted":
-            return ReadTurn(turn.ids, [min(0.0, -6.0 - each) for each in turn.logprobs])
-        return turn
+        return ReadTurn(turn.ids, [min(0.0, -6.0 - each) for each in turn.logprobs])
 
 
 class LyingTeacher:

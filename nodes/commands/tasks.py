@@ -38,7 +38,6 @@ from swarm.types.thoughts import CLOSE, OPEN, answer_of
 MAX_EXAMPLE_CHARS = 240
 DRAWS = 4
 """Times that questions are drawn, until enough differ: of a small file many are the same."""
-
 WHOLE = 0.99
 """From here on nothing is missing."""
 NOTHING_TO_LEARN = (

@@ -295,7 +295,7 @@ def read_chat_template(file: Path) -> str:
             raise ValueError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"policy.chat_template: {file} cannot be read: {reason}") from error
 
 

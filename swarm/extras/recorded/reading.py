@@ -52,7 +52,8 @@ def read(path: Path, min_reward: float) -> Found:
     try:
         rows = list(islice(_rows(path), MAX_DEMONSTRATIONS))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"demonstrations.path: cannot read {path}: {_in_words(error)}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"demonstrations.path: cannot read {path}: {reason}") from error
     found: list[Demonstration] = []
     passed_over: list[str] = []
     for number, row in enumerate(rows, 1):
@@ -238,8 +239,3 @@ def _group(sample: SampleRecord) -> RolloutGroup:
         raise MalformedRow("all its completions have the same reward")
     policy = PolicyId(sample.policy, "", sample.version)
     return RolloutGroup("", RECORDED, 0, sample.time, policy, Sampling(), sample.ref, completions, known)
-
-
-def _in_words(error: Exception) -> str:
-    """Without the path, which is named already."""
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
