@@ -97,7 +97,7 @@ ALLOWED = {
     "swarm/following.py": {"swarm.settings"},
     "swarm/teaching.py": {"swarm.settings"},
     "swarm/extras/distill": PURE
-    | {"swarm.extras.distill", "swarm.teaching", "swarm.groups", "swarm.sapo.worth"}
+    | {"swarm.extras.distill", "swarm.config", "swarm.teaching", "swarm.groups", "swarm.sapo.worth"}
     | {"swarm.environments.config", "swarm.environments.judge", "swarm.net.bandwidth"}
     | {f"swarm.net.records.{name}" for name in ("envelope", "identity")},
     # Its `roles/` are of the layer of `nodes/`; the folders below it know less than the whole.

@@ -370,17 +370,11 @@ class PeerNode(RoleNode):
         if not config.learn_from and not config.teach.passes_per_min:
             return None
         distillation: Distillation = extra("distill.node").Distillation(
-            config.teach,
-            config.learn_from,
-            config.distill,
-            config.tasks,
+            config,
             self._identity,
             self._transport,
             self._verifier,
-            self.policy.decode,
-            self.policy.hides,
             self._ranks,
-            self._ranks.sketcher,
             self._runtime.samples.keep,
             self._runtime.count_also,
         )

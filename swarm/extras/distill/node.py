@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from swarm.environments.config import TaskConfig, custom_tool_tasks
+from swarm.config import NodeConfig
+from swarm.environments.config import custom_tool_tasks
 from swarm.environments.judge import unjudged
-from swarm.extras.distill.spans import Decode
-from swarm.extras.distill.student import Learning, TaughtUpdater
+from swarm.extras.distill.student import Learning, TaughtUpdater, TextPolicy
 from swarm.extras.distill.teacher import Teaching
 from swarm.net.records.identity import Identity
 from swarm.protocols import GradientSketcher, KeepSample, Transport, Updater, Verifier
 from swarm.reasons import Fate
 from swarm.sapo.worth import WorthEstimator
-from swarm.teaching import DistillSettings, TeacherState, TeachSettings
+from swarm.teaching import TeacherState
 from swarm.types import GradedGroup, RolloutGroup
+
+
+class Trained(Updater, Protocol):
+    """A peer's updater, with what it updates."""
+
+    @property
+    def policy(self) -> TextPolicy:
+        """The policy that is trained."""
+
+    @property
+    def sketcher(self) -> GradientSketcher:
+        """Sketches the gradients of an update's groups."""
 
 
 class Distillation:
@@ -22,22 +35,18 @@ class Distillation:
 
     def __init__(
         self,
-        teach: TeachSettings,
-        learn_from: Sequence[str],
-        settings: DistillSettings,
-        tasks: Sequence[TaskConfig],
+        config: NodeConfig,
         identity: Identity,
         transport: Transport,
         verifier: Verifier,
-        decode: Decode,
-        hides: Callable[[Sequence[int]], bool],
-        updater: Updater,
-        sketcher: GradientSketcher,
+        trained: Trained,
         keep: KeepSample,
         count: Callable[[str, Callable[[], dict[str, int]]], None],
     ) -> None:
-        """`decode` and `hides` are the policy's; `keep` and `count` are the runtime's."""
-        self.updater, self.sketcher = updater, sketcher
+        """`keep` and `count` are the runtime's."""
+        settings, teach, policy, sketcher = config.distill, config.teach, trained.policy, trained.sketcher
+        self.updater: Updater = trained
+        self.sketcher = sketcher
         """Those of the node, with what teachers say."""
         self.notes: list[str] = []
         """What is taught and from whom is learned, a line each."""
@@ -45,17 +54,17 @@ class Distillation:
         self._keep = keep
         self._learning: Learning | None = None
         self._teaching: Teaching | None = None
-        if teachers := [each for each in learn_from if each != self._me]:
-            unshared = custom_tool_tasks(tasks)
-            self._learning = Learning(settings, teachers, transport, decode, hides, updater.advantages, unshared)
+        if teachers := [each for each in config.learn_from if each != self._me]:
+            unshared = custom_tool_tasks(config.tasks)
+            self._learning = Learning(settings, teachers, transport, policy, trained.advantages, unshared)
             worth = WorthEstimator(sketcher, 1, 1)
-            self.updater = self.sketcher = TaughtUpdater(updater, sketcher, self._learning, worth)
+            self.updater = self.sketcher = TaughtUpdater(trained, sketcher, self._learning, worth)
             count("distill", self._learning.counters)
             imitates = ", imitates what they share" if settings.imitate else ""
             asks = f"asks about {settings.groups} groups a round{imitates}"
             self.notes.append(f"learns from {', '.join(teachers)}: {asks}")
         if teach.passes_per_min > 0:
-            self._teaching = Teaching(teach, identity, transport, unjudged(verifier), updater, decode)
+            self._teaching = Teaching(teach, identity, transport, unjudged(verifier), trained, policy.decode)
             count("teach", self._teaching.counters)
             students = ", ".join(teach.students) or "every member that asks"
             self.notes.append(f"teaches {students}: {teach.passes_per_min:g} forward passes a minute")

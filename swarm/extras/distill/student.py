@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, stdev
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ from swarm.extras.distill.messages import (
     open_opinion,
     spans_of,
 )
-from swarm.extras.distill.spans import Decode, Spans, advantages, cuts, differences
+from swarm.extras.distill.spans import Spans, advantages, cuts, differences
 from swarm.groups.credit import has_signal
 from swarm.groups.part import only
 from swarm.net.records.envelope import MAX_REQUEST_BYTES
@@ -127,6 +128,16 @@ class _Answered:
     """[G]"""
 
 
+class TextPolicy(Protocol):
+    """A policy's tokens as text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, without special tokens."""
+
+    def hides(self, ids: Sequence[int]) -> bool:
+        """Whether a completion has tokens that its text does not show, apart from a final end token."""
+
+
 class Learning:
     """Asks teachers, and judges them."""
 
@@ -135,17 +146,15 @@ class Learning:
         settings: DistillSettings,
         teachers: Sequence[str],
         transport: Transport,
-        decode: Decode,
-        hides: Callable[[Sequence[int]], bool],
+        policy: TextPolicy,
         rewards_to_advantages: Callable[[Sequence[float]], list[float]],
         unshared: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`decode` and `hides` are the policy's; tasks that are `unshared` go to no teacher either."""
+        """Tasks that are `unshared` go to no teacher either."""
         self._settings = settings
         self._transport = transport
-        self._decode = decode
-        self._hides = hides
+        self._policy = policy
         self._advantages = rewards_to_advantages
         self._unshared = unshared
         self._clock = clock
@@ -193,7 +202,7 @@ class Learning:
             not each.turns
             and each.forced is None
             and len(each.logprobs) == len(each.token_ids) > 0
-            and not self._hides(each.token_ids)
+            and not self._policy.hides(each.token_ids)
             for each in completions
         )
         fits = sum(len(each.text.encode()) for each in completions) < MOST_TEXT_BYTES and all(
@@ -330,7 +339,7 @@ class Learning:
         """[G][T] nats by which the teacher finds each token's span likelier."""
         found = []
         for completion, said in zip(answered.group.group.completions, answered.said, strict=True):
-            cut = cuts(self._decode, completion.token_ids, completion.text, completion.finish_reason == "stop")
+            cut = cuts(self._policy.decode, completion.token_ids, completion.text, completion.finish_reason == "stop")
             nothing: list[float | None] = [None] * len(completion.token_ids)
             found.append(differences(cut, completion.logprobs, said) if cut else nothing)
         return found

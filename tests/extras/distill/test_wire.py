@@ -135,7 +135,7 @@ def _other_policy() -> Policy:
 
 def _learning(net: Net, policy: Policy, updater: PolicyUpdater, **settings: object) -> Learning:
     chosen = DistillSettings(**{"ask_twice": 0, "timeout_s": 10, "untested": 1, **settings})
-    return Learning(chosen, [TEACHER.peer_id], net.student, policy.decode, policy.hides, updater.advantages)
+    return Learning(chosen, [TEACHER.peer_id], net.student, policy, updater.advantages)
 
 
 def _until(condition: Callable[[], object]) -> None:
@@ -447,9 +447,7 @@ def test_no_text_goes_to_anybody_but_a_chosen_teacher(policy: Policy, net: Net, 
     stranger.serve(TEACH_PROTOCOL, lambda remote, request: heard.append(request) or b"")
     net.liar(_honest)
     updater = _updater(policy)
-    learning = Learning(
-        DistillSettings(), [TEACHER.peer_id], net.student, policy.decode, policy.hides, updater.advantages, {"secret"}
-    )
+    learning = Learning(DistillSettings(), [TEACHER.peer_id], net.student, policy, updater.advantages, {"secret"})
     group = _group(policy, verifier)
     secret = replace(group, group=replace(group.group, question=replace(group.group.question, task="secret")))
     for each in (secret, group):
