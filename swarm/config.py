@@ -117,7 +117,7 @@ class NodeConfig(Settings):
     """Version of the configuration's format; a file without it is of the current one."""
     name: str = ""
     """Name of this node in views and reports, and for the run's members; nodes in folders of one name need one to be
-    told apart everywhere. Default, not shown to members: the last part of `out` with the end of the peer id, such as
+    distinguishable. Default, not shown to members: the last part of `out` with the end of the peer id, such as
     `peer-2 (kB9a)`."""
     run_name: str = Field("swarm", pattern=r"^[a-z0-9-]{1,40}$")
     """Name of the run this node founds when it joins none."""

@@ -31,7 +31,7 @@ from swarm.settings import Settings
 T = TypeVar("T")
 
 MAX_RESPONSE_BYTES = 2**18
-"""Of a short reply."""
+"""Most bytes of a short reply."""
 PIECE_BYTES = 2**14
 BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Another attempt may succeed."""
@@ -114,7 +114,7 @@ class Choice(Struct, frozen=True):
     message: Message
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    """Of vLLM: the stop text that ended it, which `message` lacks."""
+    """The stop text that ended it, which `message` lacks; only vLLM says it."""
 
 
 class Usage(Struct, frozen=True):

@@ -17,9 +17,9 @@ CORRECT = 0.99
 NUM_SAMPLES = 12
 """Kept of an evaluation, so that some of them differ before and after."""
 MAX_SAMPLE_CHARS = 400
-"""Of a question, and of a completion."""
+"""Longest question or completion in a sample."""
 MAX_SAMPLE_PICTURES = 2
-"""Of a question."""
+"""Most pictures of a sample's question."""
 
 
 class Evaluation(Struct, frozen=True):

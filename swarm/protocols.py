@@ -175,7 +175,7 @@ class Turns(Protocol):
 
     @property
     def num_episodes(self) -> int:
-        """As many sequences at a time as are worth a slot each."""
+        """The number of sequences that are worth a slot each at one time."""
 
     @property
     def continuing(self) -> Collection[int]:
@@ -208,8 +208,8 @@ class RolloutEngine(Protocol):
         seed: int,
         turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
-        """As `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops the
-        rest.
+        """Like `generate`, but yields each prompt's index and answers as soon as they are complete; closing it drops
+        the rest.
 
         An engine that can, answers `turns`, too, each with a single completion and under the episode's name; the draws
         then depend on that name and the turn's number. Other engines leave them to the caller.

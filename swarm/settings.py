@@ -24,7 +24,7 @@ _WORDS = (
     (r" after validation, not \d+$", ""),
     (r"^Field required$", "is missing"),
 )
-"""Of pydantic's sentences, in this order."""
+"""Replacements in pydantic's sentences, made in this order."""
 
 
 class Settings(BaseModel):

@@ -124,7 +124,7 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 
 
 def described(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
-    """As `fitted`, to show it: of a model whose files cannot be read a line says so."""
+    """The same as `fitted`, but for display: a line says which model's files cannot be read."""
     try:
         return fitted(loaded)
     except SwarmError as error:

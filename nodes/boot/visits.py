@@ -29,7 +29,7 @@ def visiting(settings: NetworkSettings) -> Iterator[HivemindTransport]:
 
 
 def visitor_settings(bootstraps: tuple[str, ...]) -> NetworkSettings:
-    """Of a visitor that does not listen; it only sends requests."""
+    """Settings of a visitor that does not listen; it only sends requests."""
     return NetworkSettings(
         bootstrap=bootstraps, listen=(), nat_port_map=False, retry_s=1.0, announce_every_s=2.0, relay="off"
     )

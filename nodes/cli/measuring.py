@@ -29,7 +29,7 @@ COMMANDS = {"peer": "join", "learner": "learn", "worker": "work"}
 
 
 class GgufType(StrEnum):
-    """As in `swarm.extras.export.gguf`, which loads torch."""
+    """See `swarm.extras.export.gguf`, which loads torch."""
 
     F16 = "F16"
     BF16 = "BF16"

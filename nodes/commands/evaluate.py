@@ -108,7 +108,7 @@ def evaluate(asked: Asked, as_json: bool, console: Console) -> int:
 
 
 def evaluate_endpoint(asked: Asked, as_json: bool, console: Console) -> int:
-    """As `evaluate`, for the model behind an endpoint: nothing is loaded here.
+    """Like `evaluate`, for the model behind an endpoint: nothing is loaded here.
 
     Raises `EndpointError` when it cannot be asked, or is gone for long, besides what `evaluate` raises.
     """

@@ -28,7 +28,7 @@ from swarm.types import Sampling, TaskSpec
 DATA = "data"
 """The folder of a model's directory with the data of its suites: files and folders named by their digests."""
 MAX_DATA_BYTES = 2**26
-"""Of all suites together."""
+"""Most bytes of all suites together."""
 
 
 class ExportedSuite(Struct, frozen=True):

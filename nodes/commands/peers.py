@@ -63,7 +63,7 @@ class Listing(Struct, frozen=True):
     run_id: str
     peers: tuple[PeerRecord, ...]
     credit: dict[str, Credit] = {}
-    """By peer id."""
+    """Credit by peer id."""
 
 
 def show_peers(target: str, is_address: bool, as_json: bool, watch: bool, console: Console) -> None:

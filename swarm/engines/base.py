@@ -102,7 +102,7 @@ class Contexts:
         self._starts = LruDict[Prompt, list[int]](MOST_RECENT)
         """Ids of episodes' first prompts, which several may share."""
         self._pasts = LruDict[int, tuple[Past, list[int]]](MOST_RECENT)
-        """By episode, the context of its last turn and its ids."""
+        """The context of an episode's last turn and its ids, by episode."""
 
     def prompt(self, index: int, prompt: Context) -> list[int] | Rejection:
         """The ids of one prompt."""

@@ -65,7 +65,7 @@ class ToolSettings(Settings):
     """One of a task's tools. Its name alone, such as `calculator`, stands for all of them at their defaults."""
 
     tool: str = Field(max_length=MAX_TARGET_CHARS)
-    """As `tool` of the task."""
+    """The same as the task's `tool`."""
     name: ToolName = ""
     """What the policy calls it. Default: the same as `tool`; for a custom function `tool`."""
     description: str = Field("", max_length=MAX_DESCRIPTION_CHARS)
@@ -198,7 +198,7 @@ class QuestionSettings(FindSettings, TaskSettings):
 
     @property
     def all_tools(self) -> tuple[ToolSettings, ...]:
-        """Of `tool` or `tools`."""
+        """The tools of `tool` or `tools`."""
         return (ToolSettings(tool=self.tool),) if self.tool is not None else self.tools
 
     @abstractmethod

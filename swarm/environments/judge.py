@@ -52,7 +52,7 @@ class RaterSettings(Settings):
     @property
     @abstractmethod
     def address(self) -> str | None:
-        """Of a server; None without one."""
+        """The server's address; None without a server."""
 
     @property
     @abstractmethod

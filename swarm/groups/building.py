@@ -49,7 +49,7 @@ class Member(Struct, frozen=True):
     """Its version is ignored: each group names its own."""
     sampling: Sampling
     seed: int = 0
-    """Of its stream of questions and of its draws."""
+    """Seeds its stream of questions and its draws."""
     clock: Callable[[], float] = time.time
     """Unix seconds."""
 

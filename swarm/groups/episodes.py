@@ -51,7 +51,7 @@ from swarm.types import (
 
 
 class Stream(Protocol):
-    """As `RolloutEngine.stream`."""
+    """See `RolloutEngine.stream`."""
 
     def __call__(
         self,
@@ -81,7 +81,7 @@ class FinishedGroup(Struct, frozen=True):
     completions: tuple[Completion, ...]
     """[G]"""
     grading: Future[Grade | Rejection]
-    """Of all turns; a refusal if the verifier gave up before the end."""
+    """The grade of all turns; a refusal if the verifier gave up before the end."""
 
 
 def run_episodes(

@@ -21,8 +21,8 @@ from swarm.protocols import Verifier
 from swarm.types import NextTurn, Question, Rejection, Sampling
 
 LEAST_SHARE, MOST_SHARE = 8, 2
-"""Of the slots, as many sequences wait in the engine: a slot is refilled within a step, and questions come several at a
-time, because reading few prompts takes as long as reading many."""
+"""The engine's queue holds an eighth to a half as many sequences as there are slots: a slot is refilled within a step,
+and questions come several at a time, because reading few prompts takes as long as reading many."""
 
 BATCHES_A_CALL = 64
 """After so many batches a call of the engine ends with its last sequence: the next one allocates
@@ -104,7 +104,7 @@ class Flow:
 
     @property
     def usage(self) -> Usage:
-        """Of all calls so far, as far as this thread has seen."""
+        """Usage by all calls so far, as far as this thread has seen."""
         return Usage(self._used_s, self._open_s)
 
     @property

@@ -36,7 +36,7 @@ def rollout_figures(groups: Sequence[GradedGroup]) -> dict[str, Figure]:
 
 
 def _thoughts(completions: Sequence[Completion]) -> dict[str, Figure]:
-    """Of the turns that begin with a thought; none without any."""
+    """Figures of the turns that begin with a thought; none without any."""
     turns = [turn for completion in completions for turn in completion.by_turn()]
     parts = [(turn, found) for turn in turns if (found := parts_of(turn.text)).thought is not None]
     if not parts:

@@ -28,7 +28,7 @@ TRANSPORTS: Kinds[type[MemberTransport]] = Kinds(
         "libp2p": "swarm.extras.libp2p.transport:Libp2pTransport",
     },
 )
-"""By the name in `network.transport`; neither library is imported by its module."""
+"""Transports by their name in `network.transport`; neither library is imported by its module."""
 
 
 def open_transport(

@@ -96,7 +96,7 @@ class Adapters:
         set_peft_model_state_dict(self._peft, state)
 
     def _shapes(self) -> dict[str, list[int]]:
-        """Of all tensors of the adapters, by their names in files."""
+        """Shapes of all tensors of the adapters, by their names in files."""
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self._peft, save_embedding_layers=False)

@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 2**28
 MAX_GROWTH = 32
 """Most tokens of a byte."""
 MAX_PATTERN_CHARS = 8_192
-"""Of all patterns and replacements together; those of the largest known models have 1,500."""
+"""Most characters of all patterns and replacements together; those of the largest known models have 1,500."""
 COMMON = "a1 \n!é"
 MAX_WORDS = 24
 MAX_ERROR_CHARS = 300

@@ -88,7 +88,7 @@ class TemplateUse(NamedTuple):
     marks: Marks | None = None
     """Around a thought; None: those that the template writes."""
     calls: CallFormat = "auto"
-    """As the setting `policy.tool_calls`."""
+    """The setting `policy.tool_calls`."""
 
 
 AS_IT_IS = TemplateUse()

@@ -330,7 +330,7 @@ def _measure_passes(
     kinds: Sequence[Kind],
     traced: bool,
 ) -> PassSize:
-    """By models of one layer, and of as many as end with the first one of each kind, with and without that one.
+    """Size from models of one layer, and of as many as end with the first one of each kind, with and without that one.
 
     `traced`: what compiled layers keep.
     """
@@ -343,7 +343,7 @@ def _measure_passes(
         }
 
     def growth(bytes_of: Callable[[int], float]) -> Growth:
-        """By passes of one and two rows."""
+        """Growth from passes of one and two rows."""
         per_token = (bytes_of(2) - bytes_of(1)) / WIDTH
         return Growth(bytes_of(1) - per_token * WIDTH, per_token)
 
@@ -355,7 +355,7 @@ def _measure_passes(
         return of(runs[1]) + sum(count * more(kind, of) for kind, count in counts.items())
 
     def largest(rows: int) -> int:
-        """Of a layer; where there is only one, of the whole model."""
+        """Most bytes of a layer; where there is only one, of the whole model."""
         each = [more(kind, lambda run: run.kept[rows, False]) for kind in counts]
         return max(each, default=runs[1].kept[rows, False])
 

@@ -49,7 +49,7 @@ class _Claims:
 
     def __init__(self) -> None:
         self.by_content: dict[tuple[str, bytes], _Claim] = {}
-        """By author and commitment."""
+        """Claims by author and commitment."""
         self.accounts: Counter[str] = Counter()
         self.authors: Counter[str] = Counter()
 
@@ -87,7 +87,7 @@ class Copies:
         self._own = own
         self._max_remembered = max_remembered
         self._claims: dict[bytes, _Claims] = {}
-        """By question."""
+        """Claims by question."""
         self._by_account: dict[str, OrderedDict[int, _Claim]] = {}
         """In the same order."""
         self._sizes: Counter[str] = Counter()

@@ -113,7 +113,7 @@ class RatesState(Struct):
     rewards: list[float]
     squares: bytes = b""
     variances: list[bytes] = []
-    """Of the past; of a checkpoint from before they were kept, none: its rates are then not compared."""
+    """Variances of the past; none in a checkpoint from before they were kept: its rates are then not compared."""
 
 
 class CorroborationState(Struct):
@@ -141,14 +141,14 @@ class Corroboration:
         self._settings = settings
         self._salt = secrets.randbits(SALT_BITS) if salt is None else salt
         self._own: dict[str, _Evidence] = {}
-        """By task."""
+        """Evidence by task."""
         self._authors: dict[str, _Evidence] = {}
         self._together: dict[str, _Evidence] = {}
-        """Of all authors, for a push that each of many hides from notice: by task, and of `ANY_TASK`."""
+        """Evidence of all authors, for a push that each of many hides from notice: by task, and of `ANY_TASK`."""
         self._waiting: list[tuple[ReadGroup, float]] = []
         """Own groups with their mean rewards, not read yet: all are read at once with the next ones of others."""
         self._pulls: deque[float] = deque(maxlen=REMEMBERED_PULLS)
-        """Of own groups."""
+        """Pulls of own groups."""
         self._rates = _Rates()
         self._needs = _Needs()
         self._rising: dict[str, Counter[int]] = {}
@@ -322,11 +322,11 @@ class _Evidence:
 
     def __init__(self) -> None:
         self._weight = 1.0
-        """Of the newest group: it grows, so that what is below need not fade."""
+        """Weight of the newest group: it grows, so that what is below need not fade."""
         self._num = 0.0
         self._tasks: dict[str, float] = {}
         self._sums = np.zeros((ALL_BUCKETS, 3))
-        """Of pushes up, down, and the squares of both together."""
+        """Sums of pushes up, down, and the squares of both together."""
 
     @property
     def num(self) -> float:

@@ -35,7 +35,7 @@ Reading = Sequence[Sequence[ReadTurn]]
 """[G][turns]"""
 ROW_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
 MAX_PUSH = 4.0
-"""Of a group on a token that it repeats."""
+"""Most push of a group on a token that it repeats."""
 
 
 @dataclass(frozen=True)

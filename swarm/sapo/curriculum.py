@@ -79,7 +79,7 @@ class TaskSuccess:
             self._tasks[name] = (self._tasks.get(name, Bucket()) + found).cut(WINDOW)
 
     def learnability(self, most: int) -> dict[str, float]:
-        """Of this many tasks at most."""
+        """Learnability of this many tasks at most."""
         return {name: bucket.learnability for name, bucket in list(self._tasks.items())[:most]}
 
 

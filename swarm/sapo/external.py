@@ -49,7 +49,7 @@ from swarm.telemetry.ledger import Ledger
 from swarm.types import GradedGroup, ReceivedGroup, RolloutGroup
 
 MIN_PASS_RATE = 0.1
-"""Of an author whose groups always fail: the price of one is that of ten good ones."""
+"""Least pass rate of an author whose groups always fail: the price of one is that of ten good ones."""
 MAX_PROMISED = 32
 """Groups on offer by newcomers that are being fetched, late ones included; those that arrive leave room at once."""
 MEMORY = 0.97
@@ -109,7 +109,7 @@ class GradingContext(Struct, frozen=True):
     waiting: Sequence[Candidate]
     """With the rewards that their authors claim."""
     weights: Sequence[float] | None
-    """Of `waiting`, as in `Decision`."""
+    """Weights of `waiting`; see `Decision`."""
     num_external: int
     """J, at most, of the next updates."""
     num_choice: int
@@ -145,7 +145,7 @@ class Shortlist:
             self._enter(name)
         here = sum(self._pass_rate(keys[each.sender], each.task) for each in now.pooled)
         promised = {False: 0.0, True: 0.0}
-        """By established authors, by newcomers."""
+        """Groups promised by established authors, and by newcomers."""
         for each in self._begun.values():
             if each.is_here:
                 here += self._pass_rate(each.author, each.task)

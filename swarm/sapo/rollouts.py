@@ -56,7 +56,7 @@ class GradedBatch(Struct, frozen=True):
     num_questions: int = 0
     """Drawn for it."""
     num_unasked: int = 0
-    """Of these, those for which there was no time."""
+    """Those of them for which there was no time."""
     problem: str = ""
     """Why none of the questions has a group, in words; empty if one has."""
     slots_busy: float | None = None
@@ -179,11 +179,11 @@ class Batch:
     """The questions of one round, and what has become of them."""
 
     version: int = 0
-    """Of the policy when it began."""
+    """The policy's version when it began."""
     questions: list[Question] = field(default_factory=list)
     num_asked: int = 0
     played: dict[int, FinishedGroup] = field(default_factory=dict)
-    """By index."""
+    """Finished groups by index."""
     failed: Counter[Reason] = field(default_factory=Counter)
     first_failure: Rejection | None = None
     slots_busy: float | None = None
@@ -267,7 +267,7 @@ class Ahead:
         self._flow = new_flow()
         self._thread = ThreadPoolExecutor(1, "generation")
         self._lock = threading.Lock()
-        """Of what follows; only the thread changes a batch that has begun."""
+        """Guards what follows; only the thread changes a batch that has begun."""
         self._running = False
         self._closed = False
         self._batches: dict[int, Batch] = {}

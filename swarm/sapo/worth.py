@@ -74,7 +74,7 @@ Z_USABLE = 1.96
 
 
 class Sums(NamedTuple, Generic[N]):
-    """Of one round, numbers; summed over rounds, [draws]. A "part" is a fraction of the update's groups."""
+    """Numbers of one round; summed over rounds, [draws]. A "part" is a fraction of the update's groups."""
 
     rounds: N
     steps: N
@@ -292,7 +292,7 @@ class WorthEstimator:
         return self._estimated
 
     def _estimate(self) -> SwarmWorth:
-        """Of the last rounds, or of more of them while these say too little."""
+        """The worth in the last rounds, or in more of them while these say too little."""
         window = WINDOW_ROUNDS
         while (found := self._over(list(self.rounds)[-window:])).help is None and window < len(self.rounds):
             window *= 2

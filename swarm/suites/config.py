@@ -24,13 +24,13 @@ class SuiteSampling(Settings):
     """Where a suite's sampling differs from `generation`; each field's default is `generation`'s value."""
 
     temperature: float | None = Field(None, gt=0)
-    """As in `generation`."""
+    """See `generation`."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """As in `generation`."""
+    """See `generation`."""
     top_k: int | None = Field(None, ge=0)
-    """As in `generation`; 1: greedy decoding."""
+    """See `generation`; 1: greedy decoding."""
     min_p: float | None = Field(None, ge=0, le=1)
-    """As in `generation`."""
+    """See `generation`."""
     max_new_tokens: int | None = Field(None, ge=1)
     """Longest completion."""
 

@@ -148,7 +148,7 @@ class MetricsWriter:
         """Raises `ConfigError` for a configured sink that is unavailable."""
         self._lock = threading.Lock()
         self._sinks: dict[str, Sink] = {}
-        """By the name of their kind, and a number from the second of a kind on."""
+        """Sinks by the name of their kind, and a number from the second of a kind on."""
         try:
             self._sinks["jsonl"] = JsonlSink(out_dir / METRICS_FILE)
             for configured in settings.all_sinks():

@@ -37,7 +37,7 @@ class DemonstrationSettings(Settings):
     learning_rate: float = Field(1e-5, gt=0, le=MAX_LEARNING_RATE)
     """Constant; 1e-3 for the embedded policies."""
     min_reward: float = Field(0.99, ge=0, le=1)
-    """Of samples: the least reward of a completion that is imitated."""
+    """The least reward of a completion that is imitated, where the demonstrations are samples."""
 
 
 class UpdateSettings(Settings):

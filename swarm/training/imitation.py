@@ -26,7 +26,7 @@ class Imitation(Struct, frozen=True):
     loss: float
     """Cross-entropy in nats a token before the step, at the sampling temperature."""
     num_tokens: int
-    """Of the completions; 0: there was no step."""
+    """Tokens of the completions; 0: there was no step."""
     num_too_long: int
     """Demonstrations for which the model has too few positions."""
 

@@ -37,15 +37,15 @@ from swarm.types import (
 )
 
 Encode = Callable[[Sequence[Completion], Tools | None], list[list[int]]]
-"""As `Policy.encode_completions`."""
+"""See `Policy.encode_completions`."""
 Tokens = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
 """Prompt, completion, inserts."""
 RewardWeights = Mapping[str, Mapping[str, float]]
-"""Of named rewards, by task and name."""
+"""Weights of named rewards, by task and name."""
 MAX_REMEMBERED = 1_024
 """Rewards of groups, with their advantages."""
 MAX_REMEMBERED_TOKENS = 1 << 18
-"""Of texts that may be trained on soon."""
+"""Tokens of texts that may be trained on soon."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class RowReader:
         self._mix = mix
         self._advantages = advantages
         self._advantages_of = LruDict[tuple[float, ...], list[float]](MAX_REMEMBERED)
-        """By rewards: screening asks for those of a group several times, and many groups have the same."""
+        """Advantages by rewards: screening asks for those of a group several times, and many groups have the same."""
         self._encode = RememberedTokens(policy.encode_completions)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -273,7 +273,7 @@ class RememberedTokens:
         self._num_tokens = 0
 
     def __call__(self, completions: Sequence[Completion], tools: Tools | None = None) -> list[list[int]]:
-        """As `Policy.encode_completions`."""
+        """See `Policy.encode_completions`."""
         keys: list[_Text] = [(each.text, each.finish_reason, each.forced is not None, tools) for each in completions]
         missing = {key: each for key, each in zip(keys, completions, strict=True) if key not in self._known}
         found = dict(zip(missing, self._encode(list(missing.values()), tools), strict=True))
@@ -289,7 +289,7 @@ class _Turn(NamedTuple):
     ids: Sequence[int]
     """The policy's own."""
     forced: int | None
-    """As in `Completion`."""
+    """See `Completion`."""
 
 
 def _row(policy: Policy, prompt: Sequence[int], turns: Sequence[_Turn], observations: Sequence[Observation]) -> Row:

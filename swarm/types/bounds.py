@@ -31,13 +31,13 @@ MAX_COMPLETIONS = 256
 MAX_TURNS = 64
 """The policy's turns in one completion."""
 MAX_MESSAGES = 64
-"""Of a conversation that a question continues."""
+"""Messages of a conversation that a question continues."""
 MAX_RESULT_CHARS = 8_192
-"""Of what a tool says in answer to a call."""
+"""Longest answer of a tool to a call."""
 MAX_TOLD_TASKS = 256
-"""Of a peer, in its record: as many as a manifest may have."""
+"""Tasks in a peer's record: as many as a manifest may have."""
 MAX_MULTIADDRS = 16
-"""Of a peer, in its record."""
+"""Addresses in a peer's record."""
 MAX_MEASURED, MEASURED_BYTES = 64, 8
 """Authors whose groups' worth a peer states in its record, and bytes of each: seven name the author, one says it."""
 MAX_TRUSTED = 64

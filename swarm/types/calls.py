@@ -27,10 +27,10 @@ MAX_CALLS = 8
 """In one turn."""
 MAX_CALL_CHARS = 8_192
 MAX_CALL_DEPTH = 16
-"""Of JSON within JSON."""
+"""Deepest nesting of JSON within JSON."""
 MAX_TOOL_NAME_CHARS = 64
 MAX_DIGITS = 400
-"""Of a number."""
+"""Longest number."""
 
 TOO_LONG = f"a call must be at most {MAX_CALL_CHARS} characters"
 TOO_MANY = f"a turn must have at most {MAX_CALLS} calls"

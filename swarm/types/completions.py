@@ -81,7 +81,7 @@ class Turn(Struct, frozen=True, omit_defaults=True):
     """0 without token ids."""
     finish_reason: FinishReason
     forced: Count | None = None
-    """As in `Completion`, within the turn."""
+    """See `Completion`; an index within the turn."""
 
 
 class Completion(Struct, frozen=True, omit_defaults=True):
@@ -93,7 +93,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
 
     text: str
     finish_reason: FinishReason
-    """Of the last turn."""
+    """How the last turn ended."""
     token_ids: tuple[Count, ...] = ()
     logprobs: tuple[LogProb, ...] = ()
     """[T] log-probabilities of `token_ids` under the distribution they were sampled from."""
@@ -162,7 +162,7 @@ class Sample(Struct, frozen=True):
     pictures: tuple[bytes, ...] = ()
     """Small PNGs of the question's first pictures and clips."""
     expected: str = ""
-    """As in `Grade`."""
+    """See `Grade`."""
     found: str | None = None
     """What counted as the answer; empty where there was none, None where none was looked for."""
 

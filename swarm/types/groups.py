@@ -94,7 +94,7 @@ class VerifiedGroup(Struct, frozen=True):
     """Digest of the group as its author encoded it: the same for all who receive it, whatever they know of it."""
     group: RolloutGroup
     record: bytes
-    """As it came, with its signature: what is handed on."""
+    """The record that arrived, with its signature: what is handed on."""
     heard_at: float = 0.0
     """Unix seconds at which it arrived."""
 
@@ -112,7 +112,7 @@ class Offer(Struct, frozen=True, array_like=True):
     content_id: RecordId
     """Digest of the group, by which it is known."""
     num_bytes: Positive
-    """Of the sealed record."""
+    """Length of the sealed record."""
     task: Annotated[str, Meta(max_length=64)]
     num_completions: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)]
     mean_reward: Reward
@@ -198,9 +198,9 @@ class GradedGroup(Struct, frozen=True):
     factors: tuple[tuple[float, ...], ...] = ()
     """[G][T] of the tokens' advantages, in [0, 1]; empty: all 1."""
     expected: str = ""
-    """As in `Grade`."""
+    """See `Grade`."""
     found: tuple[str, ...] = ()
-    """As in `Grade`."""
+    """See `Grade`."""
     added: tuple[tuple[float, ...], ...] = ()
     """[G][T] added to the advantages of an own group's tokens, as by a teacher; empty: nothing."""
     imitated: float = 0.0
@@ -312,7 +312,7 @@ class Rejection(Struct, frozen=True):
     reason: Reason
     detail: str = ""
     seconds: float = 0.0
-    """As in `Grade`."""
+    """See `Grade`."""
 
 
 Answers = tuple[Completion, ...] | Rejection

@@ -57,11 +57,11 @@ class Audio(Struct, frozen=True, tag="audio", weakref=True):
 
     @property
     def problem(self) -> str | None:
-        """As for pictures."""
+        """See `Image.problem`."""
         return _differs(len(self.samples), len(self.samples) // 2 * 2)
 
     def __str__(self) -> str:
-        """As for pictures."""
+        """See `Image`."""
         return f"[audio {len(self.samples) / 2 / self.rate:.2f} s]"
 
 
@@ -81,12 +81,12 @@ class Video(Struct, frozen=True, tag="video", weakref=True):
 
     @property
     def problem(self) -> str | None:
-        """As for pictures."""
+        """See `Image.problem`."""
         size = self.width * self.height * 3
         return _differs(len(self.frames), size * ceil(len(self.frames) / size))
 
     def __str__(self) -> str:
-        """As for pictures."""
+        """See `Image`."""
         return f"[video {self.width} x {self.height}, {self.num_frames} frames]"
 
 

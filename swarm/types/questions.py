@@ -41,7 +41,7 @@ class DatasetRef(Struct, frozen=True, omit_defaults=True, tag="dataset"):
     row: Count
     question_hash: Name
     media: Name = ""
-    """As in `ProceduralRef`."""
+    """See `ProceduralRef`."""
 
 
 class EpisodeRef(Struct, frozen=True, omit_defaults=True, tag="episode"):
@@ -57,7 +57,7 @@ class EpisodeRef(Struct, frozen=True, omit_defaults=True, tag="episode"):
     question_hash: Name
     """Digest of the first observation's text."""
     media: Name = ""
-    """As in `ProceduralRef`, of the first observation."""
+    """See `ProceduralRef`; here for the first observation."""
 
 
 TaskRef = ProceduralRef | DatasetRef | EpisodeRef
@@ -174,7 +174,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
     role: Literal["system", "user", "assistant"]
     content: str | tuple[Shown, ...]
     tools: Tools | None = None
-    """Of the last message of a prompt: what may be called after it."""
+    """What may be called after the message, if it is the last one of a prompt."""
 
     @property
     def parts(self) -> tuple[Shown, ...]:
@@ -248,7 +248,7 @@ class Step(Struct, frozen=True):
     token_ids: tuple[int, ...]
     observation: Observation
     forced: int | None = None
-    """As in `Completion`."""
+    """See `Completion`."""
 
 
 class Past(Struct, frozen=True):

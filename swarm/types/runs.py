@@ -56,10 +56,10 @@ class SwarmWorth(Struct, frozen=True):
     senders: dict[str, Estimate] = {}
     """The same by the group's author, of those that are known well enough."""
     compared: int = 0
-    """Of the rounds, those with own and others' groups in the update."""
+    """Rounds among them with own and others' groups in the update."""
     rounds_left: int | None = None
     """Rounds, measured or not, until `help` will be known if they go on as the last ones; None once it is known, and
-    while even that cannot be told."""
+    while even that cannot be estimated."""
     time_alone: float | None = None
     """Time of a round alone over that of a round with others (`swarm/sapo/worth.py`); None while unknown."""
 
@@ -126,7 +126,7 @@ class RunManifest(Struct, frozen=True, omit_defaults=True):
     max_record_bytes: Positive
     max_completion_chars: Positive
     terms: Terms | None = None
-    """Of the learner that founded the run; None for a run without one."""
+    """Terms of the learner that founded the run; None for a run without one."""
     trusted: Annotated[tuple[Name, ...], Meta(max_length=MAX_TRUSTED)] = ()
     """Peer ids whose episodes with custom tools count in this run."""
 
@@ -220,7 +220,7 @@ class NetworkStatus(Struct, frozen=True):
     num_pulling: int = 0
     """How many of the connected members fetch groups that are offered to them."""
     num_described: int = 0
-    """Of how many of them that is known."""
+    """Connected members of which that is known."""
     offers_per_s: float = inf
     """How many groups each member may offer per second, so that links carry what all offer together."""
 

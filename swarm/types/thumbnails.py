@@ -11,7 +11,7 @@ from swarm.types.media import Image, Media, Video, content
 MAX_SIDE = 64
 """Pixels of a longer side; what is larger is shown by every Nth pixel of every Nth row."""
 MAX_FRAMES = 4
-"""Of a clip, evenly spaced and side by side."""
+"""Frames of a clip, evenly spaced and side by side."""
 MAX_PNG_BYTES = 2**16
 """More than any thumbnail has: noise cannot be compressed, and takes 49 kB in four frames."""
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

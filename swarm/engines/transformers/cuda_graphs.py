@@ -101,7 +101,7 @@ class Recordings:
     """Changes of the weights at the last look-up of addresses."""
     record: Record
     steps: dict[tuple[float, ...], Step] = field(default_factory=dict)
-    """By rows, width and distribution."""
+    """Recorded steps, by rows, width and distribution."""
 
 
 class RecordedStep:

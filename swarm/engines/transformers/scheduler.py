@@ -62,7 +62,7 @@ class SequenceState:
     ids: list[int] = field(default_factory=list)
     """Tokens so far, inserted ones included."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens."""
+    """Log-probabilities of the sampled tokens."""
     inserted: slice | None = None
     """The end of a thought that was inserted, in `ids`."""
     num_unread: int = 1
@@ -97,7 +97,7 @@ class SequenceState:
 
     @property
     def forced(self) -> int | None:
-        """As in `Completion`."""
+        """See `Completion`."""
         return None if self.inserted is None else self.inserted.start
 
     @property

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 CustomTool = Callable[[str], str]
 """The result of a call, which the policy wrote: a tool must be safe with any text."""
 OwnTools = Mapping[str, Mapping[str, CustomTool]]
-"""By task and name."""
+"""Tools by task and name."""
 NUM_RESULTS = 4_096
 NUM_THREADS = 8
 """Groups whose calls are made at a time."""

@@ -18,7 +18,7 @@ from swarm.types.calls import MAX_CALL_DEPTH
 Schema = Mapping[str, JsonValue]
 
 MAX_SCHEMA_CHARS = 8_192
-"""As JSON."""
+"""Most characters of a schema as JSON."""
 MAX_PROBLEMS = 3
 """In one message."""
 MAX_SHOWN_CHARS = 60

@@ -36,7 +36,7 @@ MAX_TEXT_REPLY_BYTES = 2**24
 MAX_OBSERVED_BYTES = 2**26
 """Decoded bytes of the media in the observations of a group's episodes together."""
 MAX_TOOLS_CHARS = 2**19
-"""Of what a question says of its tools."""
+"""Most characters of what a question says of its tools."""
 MAX_DETAIL_CHARS = 2_000
 """Characters of a reply's text for people."""
 MAX_SHOWN_CHARS = 200

@@ -31,11 +31,11 @@ TEACH_PROTOCOL = "/swarm/teach/1"
 MAX_TEXT_CHARS = 2**17
 MAX_SPANS = 2**17
 MAX_READ_CHARS = 2**16
-"""Of a text that a student may ask about."""
+"""Longest text that a student may ask about."""
 CHARS_A_PASS = 4_096
 STEPS_PER_NAT = 64
 MAX_STEPS = STEPS_PER_NAT * 10_000
-"""As `LogProb` bounds a token's."""
+"""The bound that `LogProb` sets for a token."""
 _SIGNED = b"swarm opinion 1\0"
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
@@ -73,7 +73,7 @@ class Opinion(Struct, frozen=True, array_like=True):
     asked: Annotated[bytes, Meta(min_length=32, max_length=32)]
     """SHA-256 of the request."""
     version: Count
-    """Of the teacher's policy, for whoever reads the answers."""
+    """Version of the teacher's policy, for whoever reads the answers."""
     said: Annotated[tuple[Said, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
     """[G]; without spans where the teacher cannot read the text."""
 

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 Decode = Callable[[list[int]], str]
-"""As `Policy.decode`."""
+"""See `Policy.decode`."""
 Cuts = Sequence[int | None]
 """[T] bytes before the end of each token; None where a token ends within a character."""
 REPLACED = "\ufffd"

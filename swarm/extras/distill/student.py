@@ -72,7 +72,7 @@ FADED = 0.01
 PROBE = 0.125
 """Fraction of the questions that a teacher is still asked which prefers what is not rewarded: it may improve."""
 RECENT_GROUPS = 24
-"""Of which the mean agreement must be above 0 too, or a teacher could live on its past."""
+"""A teacher's newest groups, whose mean agreement must be above 0 too, or it could live on its past."""
 SAME_NATS = 0.5
 """Mean difference of a span in two answers about one text above which they contradict each other: kernels, rounding and
 an update between them make less."""
@@ -167,7 +167,7 @@ class Learning:
         """Part of the weight that is left."""
         self._arrived: deque[_Answered] = deque()
         self._lock = threading.Lock()
-        """Of teachers and counts."""
+        """Guards teachers and counts."""
         self._counts: Counter[str] = Counter()
 
     def dump(self) -> dict[str, TeacherState]:
@@ -396,7 +396,7 @@ class TaughtUpdater:
         self._num_own = self._num_others = 0
         """Groups in the last update."""
         self._teachers: list[str] = []
-        """Of the groups between them."""
+        """Teachers of the groups between them."""
 
     @property
     def version(self) -> int:

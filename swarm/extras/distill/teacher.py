@@ -86,7 +86,7 @@ class Teaching:
         self._slow = LruDict[str, float](MAX_STUDENTS)
         """When the verifier did not make a question again in time, by student."""
         self._lock = threading.Lock()
-        """Of the budget, what is remembered of students, what waits, and the counts."""
+        """Guards the budget, what is remembered of students, what waits, and the counts."""
         self._waiting: deque[_Waiting] = deque()
         self._counts: Counter[str] = Counter()
         self._is_closed = False

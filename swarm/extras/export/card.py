@@ -69,7 +69,7 @@ class Run(Struct, frozen=True):
     """What a card is written of."""
 
     name: str
-    """Of the exported model."""
+    """Name of the exported model."""
     base: Base
     config: NodeConfig
     role: str
@@ -77,7 +77,7 @@ class Run(Struct, frozen=True):
     updates: int
     groups: GroupCounts
     history: PeerHistory
-    """Of the run's metrics; empty without any."""
+    """The run's metrics; empty without any."""
     gguf: Sequence[str] = ()
     """Names of the GGUF files beside the model."""
     imitated: int = 0

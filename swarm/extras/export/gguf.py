@@ -34,7 +34,7 @@ BLOCK = 32
 GEMMA_PERIOD = 6
 """llama.cpp takes every sixth layer of a Gemma 3 for one that attends to everything."""
 LARGEST_GEMMA_LAYERS = 62
-"""Of Gemma 3 27B, which alone scales queries by another number than the head's size."""
+"""Layers of Gemma 3 27B, which alone scales queries by another number than the head's size."""
 
 
 class Family(NamedTuple):

@@ -22,7 +22,7 @@ FASTER = 2.0
 OTHERS = 3.0
 """Times the median use of the other receivers by which the most eager one may exceed it."""
 LEAST_PART = 0.1
-"""Of a task's questions that are asked, however little it is wanted."""
+"""Fraction of a task's questions that are asked, however little it is wanted."""
 
 
 def groups_wanted(uses: Sequence[int], given: int) -> int:

@@ -56,7 +56,7 @@ EMPTY_SHARE = 0.5
 ENOUGH = 16
 """Completions before most of them being empty is said."""
 ID_BYTES = 16
-"""Of four characters."""
+"""Length of an id of four characters."""
 FILTERS = ("top_p", "top_k", "min_p")
 WRONG_KEY = (401, 403)
 
@@ -164,7 +164,7 @@ class EndpointEngine:
         self._away_since: float | None = None
         self._num_completions = self._num_empty = 0
         self.num_tokens = 0
-        """Of all completions, as the server counts them, else a fourth of the characters."""
+        """Tokens of all completions, as the server counts them, else a fourth of the characters."""
 
     @property
     def requests_at_once(self) -> int:

@@ -39,7 +39,7 @@ class GivingPlan(Struct, frozen=True):
     """What a giver asks."""
 
     num_questions: int
-    """Of one round, which is what a line of the metrics is about."""
+    """Questions of one round, which is what a line of the metrics is about."""
     group_size: int
     slots: int
     """Completions asked for together, at most."""

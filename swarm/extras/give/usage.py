@@ -32,7 +32,7 @@ class Given(Struct, frozen=True):
 
     shared: int = 0
     peers: dict[str, GroupUsage] = {}
-    """By peer id."""
+    """Use of the groups, by peer id."""
 
     @property
     def used(self) -> int:

@@ -21,7 +21,7 @@ RETRY_AFTER_S = (0.2, 1.0)
 """Pauses before another attempt where the server is busy or fails."""
 CHARS_PER_TOKEN = 4
 MAX_TOKENS = 2**32
-"""Of one request; a larger count is not believed."""
+"""Most tokens of one request; a larger count is not believed."""
 
 T = TypeVar("T")
 

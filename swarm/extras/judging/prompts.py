@@ -61,7 +61,7 @@ class Setup(Struct, frozen=True):
     """The first message."""
 
     rater: str
-    """As in `RaterSettings`."""
+    """See `RaterSettings`."""
     settings: bytes
     """JSON of its settings."""
 

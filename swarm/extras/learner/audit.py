@@ -63,7 +63,7 @@ probability `FALSE_ALARMS_PER_DAY`."""
 DOUBT = 0.25
 """Part of it from which all groups of an author are tested."""
 FIRST_GROUPS = 8
-"""Of each author all are tested."""
+"""An author's first groups, all of which are tested."""
 MAX_AUTHORS = 1_024
 
 

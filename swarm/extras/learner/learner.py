@@ -327,7 +327,7 @@ class _Worker(Struct):
     plausibility: Plausibility
     num_learned: int = 0
     fence: float = math.inf
-    """As of one of its last groups."""
+    """The fence of one of its last groups."""
 
 
 class WorkerFence:
@@ -426,7 +426,7 @@ class EvaluationWatch:
         """Accuracy and its variance."""
         self._evaluated_at: int | None = None
         self._senders: Counter[str] = Counter()
-        """Of groups used since the last good evaluation."""
+        """Senders of the groups used since the last good evaluation."""
 
     def used(self, senders: Sequence[str]) -> None:
         """Remember the authors of an update's groups."""

@@ -148,7 +148,7 @@ class Lasting:
         self._since: dict[str, float] = {}
 
     def longer_than(self, duration_s: float, peer_ids: Collection[str], now: float) -> frozenset[str]:
-        """Of `peer_ids`, which are in the state now, those in it for `duration_s`; forgets these."""
+        """Those of `peer_ids`, which are in the state now, that have been in it for `duration_s`; forgets these."""
         self._since = {peer_id: self._since.get(peer_id, now) for peer_id in peer_ids}
         found = frozenset(peer_id for peer_id, since in self._since.items() if now - since > duration_s)
         for peer_id in found:

@@ -70,7 +70,7 @@ class OpenRun(Struct, frozen=True):
     give: Sequence[str] = ()
     """The words of the command that gives to it; none of a run that takes no gifts."""
     nodes: Sequence[NodeReader] = ()
-    """Of its members' files or lists; none: the run is only listed."""
+    """Its members' files or lists; none: the run is only listed."""
 
 
 Points = list[tuple[int, float]]

@@ -82,7 +82,7 @@ class Move(Struct, frozen=True):
                 state.complete_bet_or_raise_to(self.chips)
 
     def __str__(self) -> str:
-        """As it is shown and can be said, e.g. `raise to 8`."""
+        """The move in words that can be shown and said, e.g. `raise to 8`."""
         match self.kind:
             case "fold" | "check":
                 return self.kind
@@ -412,10 +412,10 @@ class Holdem(HeadsUp):
             call = self.state.checking_or_calling_amount or 0
             return " ".join(filter(None, [hole, board, f"{pot} {call} hand {strength}."]))
         start = [] if len(self.moves) > len(heard) else [self._rules()]
-        told = [f"They {move}." for move in heard]
+        moves = [f"They {move}." for move in heard]
         now = f"Hand {hole}, board {board or 'empty'}, pot {pot}, strength {strength} of {STRONGEST}."
         ranges = f" You may raise to any number from {menu.least} to {menu.most}." if menu.most else ""
-        return " ".join([*start, *told, now, f"Choose: {menu}.{ranges}"])
+        return " ".join([*start, *moves, now, f"Choose: {menu}.{ranges}"])
 
     def _rules(self) -> str:
         blind = "small" if self.state.bets[self.actor] < BIG_BLIND else "big"

@@ -126,7 +126,7 @@ OF_RECIPES: dict[str, PreTrainedConfig] = {
         tie_word_embeddings=True,
     ),
 }
-"""Of models that only recipes have."""
+"""Shapes of models that only recipes have."""
 RECIPES = """## Recipes
 
 Those of `swarm init`, each with its own settings. Not listed are those with an embedded policy, with which a node takes

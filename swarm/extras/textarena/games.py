@@ -68,7 +68,7 @@ class TextArenaGame:
         return Terminal(_in_range(rewards.get(self._seat), -1.0 if self._opponent else 0.0))
 
     def num_players(self) -> int:
-        """Of the game that was reset: 1, 2, or 0 for another number."""
+        """Players of the game that was reset: 1, 2, or 0 for another number."""
         kinds = {textarena.SinglePlayerState: 1, textarena.TwoPlayerState: 2}
         return next((number for kind, number in kinds.items() if isinstance(self._game.state, kind)), 0)
 

@@ -79,7 +79,7 @@ class _Begun(Struct, frozen=True):
     completion: int
     sampled: Sampled
     forced: int | None
-    """As in `Completion`."""
+    """See `Completion`."""
 
 
 class _Group(Struct):
@@ -92,7 +92,7 @@ class _Group(Struct):
     completions: dict[int, Completion]
     """Completions received so far, by index."""
     max_tokens: int = 0
-    """As in `Wanted`."""
+    """See `Wanted`."""
     begun: _Begun | None = None
     continuing: set[int] = set()
     """Completions whose rest is a group of its own."""

@@ -94,7 +94,7 @@ class Call:
         """Completions to begin, with prompts and their media."""
         self.media: dict[int, reading.Read] = {}
         self.running: dict[str, Running] = {}
-        """By vLLM's request id."""
+        """What vLLM generates now, by its request id."""
         self.num_begun = 0
 
 

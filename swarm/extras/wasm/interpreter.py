@@ -24,7 +24,7 @@ class _Kind(Struct, frozen=True):
     extra: str
     """Extra of this project that installs both."""
     sha256: str
-    """Of the file; empty where the version of the package is pinned by the extra alone."""
+    """Digest of the file; empty where the version of the package is pinned by the extra alone."""
     arguments: Callable[[int], tuple[bytes, ...]]
     """Before a program, for so many bytes of memory."""
     start_fuel: int
@@ -63,7 +63,7 @@ class Interpreter:
             raise TaskError(f"{name} in WebAssembly is not installed: {how_to_install(kind.extra)}")
         wasm = file.read_bytes()
         self.sha256 = sha256(wasm).hexdigest()
-        """Of its code."""
+        """Digest of its code."""
         if kind.sha256 not in ("", self.sha256):
             raise TaskError(f"{file} has the SHA-256 {self.sha256}, must have {kind.sha256}: install it again")
         self.compiler = version("wasmtime")

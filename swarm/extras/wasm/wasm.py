@@ -35,7 +35,7 @@ _WASI = "wasi_snapshot_preview1"
 _MAX_PIECES = 16
 """Pieces of one read or write."""
 _MAX_RANDOM_BYTES = 4_096
-"""Of one call; what is asked beyond stays as it was."""
+"""Most bytes of one call; what is asked beyond stays as it was."""
 _MAX_CALLS = 4_096
 """Calls of the system in one run: each costs the host more than its fuel."""
 _MAX_WASM_STACK = 2**21

@@ -41,11 +41,11 @@ LIST_PROTOCOL = "/swarm/runs/list/1"
 FIRST_PORT = 1_024
 MAX_RUNS = 256
 MAX_BYTES = 2**20
-"""Of all manifests that are listed."""
+"""Most bytes of all manifests that are listed."""
 MAX_LISTED_BYTES = 2**15
-"""Of one."""
+"""Most bytes of one of them."""
 MAX_CONTENT_BYTES = 2**16
-"""Of one, decompressed; a small one may expand a thousandfold."""
+"""Most bytes of one, decompressed; a small one may expand a thousandfold."""
 MAX_PER_FOUNDER = MAX_PER_HOST = 4
 MAX_MODELS = 4
 MAX_ADDRESS_CHARS = 256
@@ -66,7 +66,7 @@ class OpenRun(Struct, frozen=True):
     """A run in a list."""
 
     manifest: Annotated[bytes, Meta(max_length=MAX_MANIFEST_BYTES)]
-    """As its founder sealed it."""
+    """The manifest that its founder sealed."""
     address: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARS)] = ""
     """Multiaddr at which the list's keeper has reached a member; empty: the keeper is one."""
     members: Count = 0
@@ -80,7 +80,7 @@ class ListRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     run_id: Name
     peer_id: Name
-    """Of the member to dial, at the asker's own address and this port."""
+    """The member to dial, at the asker's own address and this port."""
     port: Annotated[int, Meta(ge=FIRST_PORT, le=65_535)]
     members: Count = 0
     models: Models = ()
@@ -186,7 +186,7 @@ class Listings:
         self._clock = clock
         self._lock = threading.Lock()
         self._checks: dict[tuple[str, str], _Check] = {}
-        """By host, of IPv6 the /64 network, and member."""
+        """Checks by host, or by the /64 network of IPv6, and by member."""
 
     def handle(self, remote: str, request: bytes) -> bytes:
         """Answer one request."""

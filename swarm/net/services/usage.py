@@ -34,9 +34,9 @@ class GroupUsage(Struct, frozen=True):
     not_needed: Count = 0
     """Made room for newer ones before an update took them."""
     refused: Count = 0
-    """By any check: an author does not learn by which one, which would teach a poisoner to pass."""
+    """Failed any check: an author does not learn which one, which would teach a poisoner to pass."""
     worth: Estimate | None = None
-    """Of one of them, in own groups of the node; None while unknown."""
+    """Worth of one of them, in own groups of the node; None while unknown."""
     wants: Annotated[dict[Name, Fraction], Meta(max_length=MAX_TOLD_TASKS)] = {}
     """The learnability of each task's questions to the node: 1 where it is right half of the time, 0 where always or
     never. Everybody can compute it from the groups that the node shares."""

@@ -34,7 +34,7 @@ from swarm.types import MAX_MEASURED, MEASURED_BYTES, Estimate
 Array = npt.NDArray[np.float64]
 
 STEPS = 64
-"""Of a worth of 1, in a statement's last byte: the most that can be stated is 255 / 64, the least 0."""
+"""Steps in a worth of 1, in a statement's last byte: the most that can be stated is 255 / 64, the least 0."""
 QUORUM, TRIM = 0.8, 0.4
 """30% of the receivers are 37.5% of the quorum, less than what is trimmed."""
 LEAST_PART = 0.5

@@ -96,7 +96,7 @@ class MixRound(Struct, frozen=True):
     num_candidates: int = 0
     """Others' groups that the update could have used."""
     seconds: dict[str, float] = {}
-    """Of the round: `asking`, `receiving`, `mix`, `update`; empty where updates hide generation's time."""
+    """Seconds of the round's `asking`, `receiving`, `mix`, `update`; empty where updates hide generation's time."""
 
 
 class MixState(Struct):
@@ -107,7 +107,7 @@ class MixState(Struct):
     rounds: list[MixRound]
     state: dict[str, float]
     num_questions: int | None = None
-    """Of the next round, if the policy chose them."""
+    """Questions of the next round, if the policy chose them."""
 
 
 class History(Struct, frozen=True):

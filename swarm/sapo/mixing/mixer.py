@@ -194,7 +194,7 @@ class Wishes(Struct, frozen=True):
     num_choice: int
     """Further graded groups that the policy wants to choose from."""
     weights: Sequence[float] | None
-    """Of the candidates, as in `Decision`."""
+    """Weights of the candidates; see `Decision`."""
 
 
 class Appraiser(Protocol):
@@ -217,7 +217,7 @@ class Mixer:
         """Start without rounds. `num_questions`: those of a round as configured, if a policy may change them;
         `num_steps`: most optimizer steps of an update."""
         self.num_questions: int | None = None
-        """Of the next round; None: as configured."""
+        """Questions of the next round; None: as configured."""
         self._settings = settings
         self._usual = num_questions
         self._num_steps = num_steps

@@ -35,7 +35,7 @@ OWN = UNKNOWN = 1.0
 LEAST_ROUNDS = 8
 """Timed rounds before their seconds decide; until then an update's progress does."""
 EXPLORE_SHARE = 0.02
-"""Of the seconds is for groups of others that promise nothing: their worth may have changed."""
+"""Fraction of the seconds for groups of others that promise nothing: their worth may have changed."""
 RATE_ROUNDS = 64
 """Rounds of the usual rate: where groups are rare, fewer say little."""
 CLEARLY = 1.03
@@ -75,7 +75,7 @@ class Costs(Struct, frozen=True):
         return cls(question, mixed, update, rest / len(rounds))
 
     def seconds(self, asked: float, trained: float, external: float) -> float:
-        """Of a round."""
+        """Seconds of a round."""
         return max(LEAST_S, self.rest + asked * self.question + trained * self.trained + external * self.mixed)
 
 
@@ -217,7 +217,7 @@ class _Caution(Struct, frozen=True):
     """How far others' groups are held back."""
 
     factor: float = 1.0
-    """Of J."""
+    """Fraction of J."""
     best: float = 0.0
     """Best mean reward since the last drawdown."""
     best_variance: float = 0.0
@@ -236,7 +236,7 @@ class _Caution(Struct, frozen=True):
 
 
 def _progress(groups: float, worth: float, most_steps: int) -> float:
-    """Of an update on `groups` whose worths sum to `worth`."""
+    """Progress of an update on `groups` whose worths sum to `worth`."""
     return worth * math.sqrt(min(most_steps, groups) / groups) if groups else 0.0
 
 

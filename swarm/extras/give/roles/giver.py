@@ -39,7 +39,8 @@ QUESTIONS_PER_S = 256
 """A process begins in its stream where no earlier one can be, as a worker's does."""
 SEQUENCES_A_REQUEST = 2
 MOST_COMPLETIONS = 16
-"""Of one question, where the run has larger groups: members take smaller ones, and an endpoint may cost money."""
+"""Most completions of one question in a run with larger groups: members take smaller ones, and an endpoint may cost
+money."""
 NOT_LEARNING = ("bootstrap", "giver")
 
 

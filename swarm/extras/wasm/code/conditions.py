@@ -35,7 +35,7 @@ MAX_CODE_CHARS = 2**20
 MAX_CALLS = 8
 """Calls in one assertion."""
 MAX_PARTS = 2**17
-"""Of the expressions that are read of one row, repetitions of loops and the items of names included."""
+"""Most expressions that are read of one row, repetitions of loops and the items of names included."""
 MAX_STEPS = 4_096
 """Statements that are read of one row, repetitions of loops included."""
 
@@ -44,7 +44,7 @@ class Assertion(Struct, frozen=True):
     """A condition on the results of calls."""
 
     text: str
-    """As the row has it."""
+    """The row's own text."""
     calls: tuple[str, ...]
     """Expressions for the interpreter."""
     condition: ast.expr

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from swarm.extras.wasm.code.values import MAX_BITS, Failed, Iterated, Opaque, hashed
 
 MAX_ITEMS = 2**17
-"""Of a value that is computed here, the items of its items included."""
+"""Most items of a value that is computed here, the items of its items included."""
 CHARS_PER_PART = 8
 MAX_RANGE = 4_096
 """Numbers of a range."""

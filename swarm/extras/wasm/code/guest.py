@@ -12,9 +12,9 @@ from collections.abc import Sequence
 MARK = "\x01"
 """Begins a line with an outcome."""
 MAX_DEPTH = 64
-"""Of a value's nesting."""
+"""Deepest nesting of a value."""
 MAX_PARTS = 100_000
-"""Of a value, all lists in it counted."""
+"""Most parts of a value, all lists in it counted."""
 MAX_ERROR_CHARS = 200
 
 _HARNESS = """

@@ -13,7 +13,7 @@ from swarm.extras.wasm.interpreter import Interpreter, InterpreterName
 from swarm.extras.wasm.wasm import Ending, Limits
 
 _LINE_CHARS = 64
-"""Of an outcome's line, beside the value."""
+"""Characters of an outcome's line beside the value."""
 
 
 _ENDED: dict[Ending, str] = {
@@ -28,10 +28,10 @@ class Bounds(Struct, frozen=True):
 
     fuel_per_test: int
     fuel: int
-    """Of all tests together, the interpreter's starts included."""
+    """Fuel of all tests together, the interpreter's starts included."""
     memory_bytes: int
     output_bytes: int
-    """Of a result or what is printed, as text; a longer one is wrong."""
+    """Most bytes of a result or what is printed, as text; a longer one is wrong."""
 
 
 class Verdict(Struct, frozen=True):

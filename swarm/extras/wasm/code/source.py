@@ -23,7 +23,7 @@ from swarm.types import Prompt, TaskRef, as_text
 
 MAX_PROGRAM_CHARS = 2**15
 MAX_GIVEN_CHARS = 2**19
-"""Of all calls and inputs of a question that are run, together."""
+"""Most characters of all calls and inputs of a question that are run, together."""
 NUM_ROWS, NUM_VERDICTS = 64, 512
 """Rows that are kept with their tests, and verdicts: an answer is graded, then explained."""
 

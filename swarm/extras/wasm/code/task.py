@@ -17,7 +17,7 @@ from swarm.extras.wasm.interpreter import InterpreterName
 from swarm.protocols import TaskSource
 
 VERSION = 1
-"""Of how tests are read, run and compared, in digests: to be raised with every change of a verdict."""
+"""Version of how tests are read, run and compared, in digests: to be raised with every change of a verdict."""
 DEFAULT_REQUEST = "Reply with a Python program in a block that begins with ```python and ends with ```."
 _RULES = {
     *("tests", "function", "setup", "before", "partial", "interpreter", "max_tests", "fuel_per_test", "fuel"),
@@ -33,7 +33,7 @@ class CodeTask(RowsTask):
 
     kind: Literal["code"]
     prompt: Template = "{prompt}"
-    """As for data sets."""
+    """The same as for data sets."""
     tests: Template | None = None
     """Column, or path in it, with the tests, in one of the layouts of docs/extras/code.md. Default: the first of
     `test_list`, `test`, `reward_model.ground_truth`, `verification_info`, `input_output`, `test_cases`,

@@ -22,7 +22,7 @@ from swarm.extras.wasm.code.evaluating import Unreadable, literal, same
 from swarm.extras.wasm.code.values import Failed, Iterated, Opaque
 
 MAX_TEXT_CHARS = 2**22
-"""Of a row's tests."""
+"""Longest text of a row's tests."""
 MAX_SHOWN_CHARS = 80
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?", re.ASCII)

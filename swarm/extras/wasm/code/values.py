@@ -14,7 +14,7 @@ from swarm.extras.wasm.code.guest import MAX_DEPTH, MAX_PARTS
 _SINGLE = {"n": None, "t": True, "f": False}
 _SEVERAL = frozenset("luezgm")
 MAX_BITS = 14_284
-"""Of a whole number: Python converts it to text, which it refuses beyond 4300 digits."""
+"""Most bits of a whole number: Python converts it to text, which it refuses beyond 4300 digits."""
 MAX_SAME_HASH = 64
 """Items of a set, or keys: of more with one hash, a set takes time with the square of their number."""
 
