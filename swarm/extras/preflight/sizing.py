@@ -74,6 +74,16 @@ MODELS: dict[str, PreTrainedConfig] = {
         vocab_size=VOCABULARY,
         tie_word_embeddings=True,
     ),
+    "Qwen3-0.6B": Qwen3Config(
+        hidden_size=1_024,
+        intermediate_size=3_072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+    ),
     "Qwen3-1.7B": Qwen3Config(
         hidden_size=2_048,
         intermediate_size=6_144,
@@ -114,19 +124,6 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
 }
 """The shapes in the `config.json` of each model's repository."""
-OF_RECIPES: dict[str, PreTrainedConfig] = {
-    "Qwen3-0.6B": Qwen3Config(
-        hidden_size=1_024,
-        intermediate_size=3_072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-    ),
-}
-"""Shapes of models that only recipes have."""
 RECIPES = """## Recipes
 
 Those of `swarm init`, each with its own settings. Not listed are those with an embedded policy, with which a node takes
@@ -176,7 +173,7 @@ def page(duties: Callable[[str], Duties], recipes: Iterable[Recipe]) -> str:
         lines += ["", f"## {mode.title}", "", *_head("model")]
         lines += [line(name, mode, duties(mode.command)) for name in MODELS]
     lines += ["", RECIPES, *_head("recipe", "model", "node")]
-    lines += [of_recipe(each, duties(each.command)) for each in recipes if _shape(each.config) in MODELS | OF_RECIPES]
+    lines += [of_recipe(each, duties(each.command)) for each in recipes if _shape(each.config) in MODELS]
     return "\n".join([*lines, "", RATES])
 
 
@@ -213,7 +210,7 @@ def _cells(model: str, config: NodeConfig, duties: Duties) -> Iterator[str]:
 def size_of(model: str, lora: LoraSettings) -> ModelSize:
     """What a model of known shape is made of, for a GPU."""
     return measure(
-        (MODELS | OF_RECIPES)[model],
+        MODELS[model],
         lora,
         lambda _: torch.bfloat16,
         compiled=lambda whole: pays(whole, "cuda"),
