@@ -138,13 +138,13 @@ class Verifier(Protocol):
         Each episode is replayed from its start. One that is not over is no error: its next turn can follow.
         """
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of this node's own groups without waiting; it takes precedence over what `submit` queued."""
 
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """What the environment answers in an own episode so far, without waiting.
 
-        It may continue: its rewards count only when `begin` grades it with its group.
+        It may continue: its rewards count only when `begin_grading` grades it with its group.
         """
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
@@ -181,7 +181,7 @@ class Turns(Protocol):
     def continuing(self) -> Collection[int]:
         """Episodes that may take another turn after the one taken last: what was read of them can be used again."""
 
-    def take(self, wait: bool) -> Sequence[NextTurn]:
+    def next_turns(self, wait: bool) -> Sequence[NextTurn]:
         """Those that are ready; with `wait` at least one, or none if no more will follow.
 
         Wait only when all that were taken have been answered.
@@ -270,11 +270,11 @@ class GradientSketcher(Protocol):
     def seconds(self) -> float:
         """Time that updates have spent on sketches so far."""
 
-    def begin(self) -> None:
+    def begin_sketches(self) -> None:
         """Sketch the groups of the next update."""
 
-    def take(self) -> npt.NDArray[np.float32] | None:
-        """The sketches [groups, numbers] of the update since `begin`, local groups first; None without one.
+    def take_sketches(self) -> npt.NDArray[np.float32] | None:
+        """The sketches [groups, numbers] of the update since `begin_sketches`, local groups first; None without one.
 
         Groups without a token have none. The mean over the groups of a step is the sketch of its gradient, before
         clipping. Inner products of sketches estimate those of gradients.

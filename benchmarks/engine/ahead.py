@@ -81,13 +81,13 @@ class HalfRight:
             for i in range(start, start + count)
         ]
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Queue a group."""
         return self._worker.submit(self._grade, ref, len(texts))
 
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """An own episode so far. See `Verifier`."""
-        return self.begin(ref, [actions])
+        return self.begin_grading(ref, [actions])
 
     def _grade(self, ref: TaskRef, num_texts: int) -> Grade | Rejection:
         time.sleep(self._seconds)
@@ -97,7 +97,7 @@ class HalfRight:
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade and wait."""
-        return [verdict.result() for verdict in [self.begin(ref, texts) for ref, texts in jobs]]
+        return [verdict.result() for verdict in [self.begin_grading(ref, texts) for ref, texts in jobs]]
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Nothing is received."""

@@ -257,7 +257,7 @@ class _FirstTurns:
         self.num_episodes = len(prompts)
         self._ready = [NextTurn(episode, 1, prompt) for episode, prompt in enumerate(prompts)]
 
-    def take(self, wait: bool) -> list[NextTurn]:
+    def next_turns(self, wait: bool) -> list[NextTurn]:
         ready, self._ready = self._ready, []
         return ready
 

@@ -89,7 +89,7 @@ class Answering(InlineVerifier):
         self._most = episodes.num_turns - 1
         self._answer = (Text("".join(random.Random(1).choices("abcdefgh", k=episodes.observation_tokens))),)
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """The grade, at once."""
         turns = [1 if isinstance(actions, str) else len(actions) for actions in texts]
         verdict: Future[Grade | Rejection] = Future()

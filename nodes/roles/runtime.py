@@ -243,7 +243,7 @@ class RoleRuntime:
 
     def _write(self, event: Event) -> None:
         self._metrics.write(event)
-        self._alerts.take(event)
+        self._alerts.read_event(event)
 
     def paused(self, why: str, until: float | None) -> None:
         """Write that the node pauses, or pauses for another reason."""

@@ -113,7 +113,7 @@ def run_episodes(
                 yield single[name], answers
             else:
                 texts = [completion.text for completion in answers]
-                yield single[name], FinishedGroup(answers, verifier.begin(questions[single[name]].ref, texts))
+                yield single[name], FinishedGroup(answers, verifier.begin_grading(questions[single[name]].ref, texts))
     for number in count(1):
         left = runner.all_that_follow()
         yield from runner.over()
@@ -147,7 +147,7 @@ class EpisodeRunner:
 
     @property
     def num_awaited(self) -> int:
-        """Episodes whose environment has not answered yet, as far as `take` has seen."""
+        """Episodes whose environment has not answered yet, as far as `next_turns` has seen."""
         return len(self._replays)
 
     @property
@@ -175,7 +175,7 @@ class EpisodeRunner:
                 self._make_ready(turn)
         self._ready += others
 
-    def take(self, wait: bool) -> list[NextTurn]:
+    def next_turns(self, wait: bool) -> list[NextTurn]:
         """The turns that are ready. See `Turns`."""
         self._settle()
         while wait and not self._ready and self._replays:
@@ -191,7 +191,7 @@ class EpisodeRunner:
     def all_that_follow(self) -> list[NextTurn]:
         """All turns that follow those that were answered, in the same order whoever finishes first."""
         futures.wait(self._replays.values())
-        return sorted(self.take(wait=False), key=lambda turn: turn.episode)
+        return sorted(self.next_turns(wait=False), key=lambda turn: turn.episode)
 
     def answer(self, name: int, answers: Answers) -> None:
         """Add an episode's next turn, and have it replayed unless it is the last."""
@@ -293,7 +293,7 @@ class _Episodes:
         completions = tuple(joined(turns, shown) for turns, shown in zip(self.turns, self.shown, strict=True))
         if self.refusal is not None:
             return FinishedGroup(completions, self.refusal)
-        grading = verifier.begin(self.question.ref, [self.actions(slot) for slot in range(len(self.turns))])
+        grading = verifier.begin_grading(self.question.ref, [self.actions(slot) for slot in range(len(self.turns))])
         return FinishedGroup(completions, _checked(grading, self.shown))
 
 

@@ -112,20 +112,20 @@ class Flow:
         """See `Turns`."""
         return self._runner.continuing
 
-    def take(self, wait: bool) -> list[NextTurn]:
+    def next_turns(self, wait: bool) -> list[NextTurn]:
         """Turns that are ready, and first turns of further questions for free slots. See `Turns`.
 
         No question begins while environments are so slow that two episodes a slot wait for theirs.
         """
-        turns = self._runner.take(wait=False)
+        turns = self._runner.next_turns(wait=False)
         wanting = len(self._open) + len(turns) < self._least and self._runner.num_awaited < 2 * self.num_episodes
         most = self._most if wanting else 0
         while len(self._open) + len(turns) < most and (found := self._more()):
             number, question = found
             self._runner.add(number, question, number * self._num_completions)
-            turns += self._runner.take(wait=False)
+            turns += self._runner.next_turns(wait=False)
         if wait and not turns:
-            turns = self._runner.take(wait=True)
+            turns = self._runner.next_turns(wait=True)
         self._count()
         self._open |= {turn.episode: turn for turn in turns}
         return turns

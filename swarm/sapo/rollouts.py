@@ -76,9 +76,9 @@ class Rollouts:
         own: OwnGroups,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With a staleness of 1 or more, another thread than the caller of `take` uses engine, verifier and `policy`,
-        and the engine takes turns. A group whose tokens name no version gets the policy's at which its batch began.
-        """
+        """With a staleness of 1 or more, another thread than the caller of `take_batch` uses engine, verifier and
+        `policy`, and the engine takes turns. A group whose tokens name no version gets the policy's at which its batch
+        began."""
         self._plan = plan
         self._me = me
         self._engine = engine
@@ -91,7 +91,7 @@ class Rollouts:
         if plan.max_staleness:
             self._ahead = Ahead(plan, me, engine.stream, verifier, self.curriculum, policy, clock)
 
-    def take(self, position: int, stages: Stopwatch, num_questions: int | None = None) -> GradedBatch:
+    def take_batch(self, position: int, stages: Stopwatch, num_questions: int | None = None) -> GradedBatch:
         """The batch that begins with question `position` of the stream; those that may be ahead of it begin.
 
         It has `num_questions`, by default and where batches are ahead as many as planned, and more where it asks on.
@@ -101,7 +101,7 @@ class Rollouts:
         if self._ahead is None:
             return self._asked(position, stages, num_questions or self._plan.num_questions)
         with stages("wait"):
-            return self._graded(self._ahead.take(position))
+            return self._graded(self._ahead.take_batch(position))
 
     def updated(self) -> None:
         """The update with the batch taken last is over, and the engine has its weights: one more batch may begin."""
@@ -109,7 +109,7 @@ class Rollouts:
             self._ahead.updated()
 
     def pause(self) -> None:
-        """Begin no more batches until the next `take`."""
+        """Begin no more batches until the next `take_batch`."""
         if self._ahead is not None:
             self._ahead.pause()
 
@@ -252,7 +252,7 @@ class Ahead:
         policy: Versioned,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing begins before the first `take`. Another thread than the caller's uses engine, verifier,
+        """Nothing begins before the first `take_batch`. Another thread than the caller's uses engine, verifier,
         `curriculum`, `policy` and `clock`."""
         self._plan = plan
         self._curriculum = curriculum
@@ -283,7 +283,7 @@ class Ahead:
         self._counted = Usage()
         """When the last batch ended."""
 
-    def take(self, position: int) -> Batch:
+    def take_batch(self, position: int) -> Batch:
         """The batch that begins with question `position` of the stream, generated; waits for it.
 
         Raises what engine and verifier raise, and gives all batches up that fail with it.
@@ -311,7 +311,7 @@ class Ahead:
             self._may_begin()
 
     def pause(self) -> None:
-        """Ask only what the oldest batch in work still needs, until the next `take`."""
+        """Ask only what the oldest batch in work still needs, until the next `take_batch`."""
         with self._lock:
             self._last = min(self._in_work(), default=self._next - 1)
 
@@ -341,7 +341,7 @@ class Ahead:
                         self._note(number, played)
                         if self._is_over_time():
                             break
-            except BaseException as error:  # raised by `take`
+            except BaseException as error:  # raised by `take_batch`
                 self._fail(error)
 
     def _starts(self) -> range:

@@ -143,7 +143,7 @@ class SapoNode:
         stages = Stopwatch()
         rng = np.random.default_rng([self._me.seed, self.round])
         planned = self.external.mixer.num_questions or self._settings.rollouts.num_questions
-        batch = self._rollouts.take(self.position, stages, planned)
+        batch = self._rollouts.take_batch(self.position, stages, planned)
         num_questions = batch.num_questions
         self.external.begin_round(self.round, 1 - batch.num_unasked / num_questions)
         own, failed = self._trainable(batch)

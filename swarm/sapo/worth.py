@@ -233,7 +233,7 @@ class WorthEstimator:
         every = self._every_rounds * (1 if self._known().help is None else KNOWN_EVERY)
         due = self.refusal is None and number % every == 0
         if due:
-            self._sketcher.begin()
+            self._sketcher.begin_sketches()
         return due
 
     def end(self, num_local: int, senders: Sequence[str], num_informative: int) -> None:
@@ -254,7 +254,7 @@ class WorthEstimator:
         """The sketches of the update; None if one is missing or not finite."""
         if num_groups == 0:
             return np.empty((0, 1), np.float32)
-        sketches = self._sketcher.take()
+        sketches = self._sketcher.take_sketches()
         if sketches is None or len(sketches) != num_groups or not np.isfinite(sketches).all():
             return None
         return sketches

@@ -383,14 +383,14 @@ class AlertWatch:
     """The alerts that a running node reports itself, each once in a while."""
 
     def __init__(self, history: PeerHistory) -> None:
-        """`history` starts empty; `take` feeds it."""
+        """`history` starts empty; `read_event` feeds it."""
         self.history = history
         self._reported: dict[str, int] = {}
         """The round in which each alert was last reported."""
 
-    def take(self, event: Event) -> None:
+    def read_event(self, event: Event) -> None:
         """Add an event that the node has just written."""
-        self.history.take(event)
+        self.history.read_event(event)
 
     def look(self, now: float) -> Iterator[Alert]:
         """New alerts; `now` in Unix seconds."""

@@ -195,7 +195,7 @@ class NodeCurves:
         """True if each of the process's rounds, at least one, had no group or a reward function that failed."""
         return 0 < self.num_rounds == self._num_useless
 
-    def take(self, event: Event) -> None:
+    def read_event(self, event: Event) -> None:
         """Add what an event says."""
         match event:
             case StartEvent(resumed_from=None):

@@ -165,7 +165,7 @@ class PeerHistory:
             if event is None:
                 self.ignored_lines += 1
             else:
-                self.take(event)
+                self.read_event(event)
                 events.append(event)
         return events
 
@@ -325,9 +325,9 @@ class PeerHistory:
             return None
         return self.latest.alone_since
 
-    def take(self, event: Event) -> None:
+    def read_event(self, event: Event) -> None:
         """Add an event as the file's next one."""
-        self.figures.take(event)
+        self.figures.read_event(event)
         if isinstance(event, StartEvent | RoundEvent | EvaluationEvent | ResumeEvent):
             self.alive_at = event.time
         match event:
@@ -374,7 +374,7 @@ class PeerHistory:
             offset, ignored = self._offset, self.ignored_lines
             self._forget()
             self._offset, self.ignored_lines, self.alive_at = offset, ignored, event.time
-            self.figures.take(event)
+            self.figures.read_event(event)
         elif self.start is not None or self.latest is not None:
             crashed = self.end is None
             self.restarts += crashed

@@ -59,7 +59,7 @@ class Sketcher:
         self._sketches: list[Tensor] | None = None
         """Sketches of each layer, [groups, out, in]."""
 
-    def begin(self) -> None:
+    def begin_sketches(self) -> None:
         """Sketch the groups of the next update."""
         self._wanted, self._sketches = True, None
 
@@ -103,8 +103,8 @@ class Sketcher:
         self._tokens = [(each, (owner == each).nonzero()[:, 0]) for each in sorted(set(owners))]
         self._num_tokens = len(owner)
 
-    def take(self) -> npt.NDArray[np.float32] | None:
-        """The sketches [groups, numbers] of the update since `begin`, each times the number of groups in its step.
+    def take_sketches(self) -> npt.NDArray[np.float32] | None:
+        """The update's sketches [groups, numbers] since `begin_sketches`, each times the number of groups in its step.
 
         Groups without a token have none.
         """

@@ -155,9 +155,9 @@ class Listening(InlineVerifier):
         written, self._written = self._written, []
         return written
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of the node's own groups."""
-        verdict = super().begin(ref, texts)
+        verdict = super().begin_grading(ref, texts)
         found = verdict.result()
         if isinstance(found, Grade):
             self._written.append((as_text(found.prompt), [text for text in texts if isinstance(text, str)]))

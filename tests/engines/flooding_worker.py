@@ -30,7 +30,7 @@ class Flood:
         for _ in range(NUM_TURNS):
             ready: list[int] = []
             while len(ready) < turns.num_episodes:
-                ready += [turn.episode for turn in turns.take(wait=True)]
+                ready += [turn.episode for turn in turns.next_turns(wait=True)]
             for episode in ready:
                 yield episode, SAID
             self._look_up()

@@ -33,7 +33,7 @@ class Play:
         self._ready = [NextTurn(k, 1, prompts[k // 2]) for k in range(self.num_episodes)]
         self._asked: dict[int, NextTurn] = {}
 
-    def take(self, wait: bool) -> Sequence[NextTurn]:
+    def next_turns(self, wait: bool) -> Sequence[NextTurn]:
         now = [turn for turn in self._ready if not self._late(self, turn.episode)] or (self._ready if wait else [])
         self._ready = [turn for turn in self._ready if turn not in now]
         self._asked |= {turn.episode: turn for turn in now}

@@ -158,7 +158,7 @@ def test_a_group_is_replayed_each_episode_from_its_start(verifier: Verifier) -> 
         "number_guessing", "number_guessing", question.ref.options_digest, 7, question.ref.index,
         question.ref.question_hash,
     )  # fmt: skip
-    grade = verifier.begin(question.ref, ["4", "2", ("2", "6"), ("6", "5", "4"), ("1", "2", "3")]).result()
+    grade = verifier.begin_grading(question.ref, ["4", "2", ("2", "6"), ("6", "5", "4"), ("1", "2", "3")]).result()
     assert isinstance(grade, Grade)
     assert grade.prompt == question.prompt
     assert grade.rewards == (1.0, 0.0, 0.0, 1.0, 0.0)

@@ -126,7 +126,7 @@ def test_a_hanging_group_costs_a_worker_and_nothing_else(
 def test_a_group_begun_before_the_pool_is_closed_is_an_error_for_whoever_waits() -> None:
     with closing(VerificationPool([PLAIN, HANGING], VerificationSettings(time_limit_s=600))) as pool:
         pool.draw(1, 0, 1)
-        verdict = pool.begin(POISON, ["x"])
+        verdict = pool.begin_grading(POISON, ["x"])
     with pytest.raises(TaskError, match="closed"):
         verdict.result()
 

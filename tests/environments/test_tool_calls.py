@@ -72,7 +72,7 @@ def question(verifier: Verifier) -> Question:
 
 def observed(verifier: Verifier, question: Question, said: str) -> Observation | None:
     """What follows a turn; None for an answer."""
-    grade = verifier.begin(question.ref, [said]).result()
+    grade = verifier.begin_grading(question.ref, [said]).result()
     assert isinstance(grade, Grade)
     return grade.observed(0)[0] if grade.observed(0) else None
 
@@ -102,7 +102,7 @@ def test_every_form_of_a_call_is_the_same_call_and_ends_in_the_same_grade(
         json.dumps({"type": "function", "function": body}),
     ]
     episodes = [(form, f"<answer>{result}</answer>") for form in forms]
-    grade = verifier.begin(question.ref, episodes).result()
+    grade = verifier.begin_grading(question.ref, episodes).result()
     assert isinstance(grade, Grade) and grade.rewards == (1.0,) * len(forms)
     assert set(grade.observations) == {((Text(result, "calculator"),),)}
 
@@ -159,7 +159,7 @@ def test_a_value_of_no_other_allowed_type_is_a_text() -> None:
 def test_a_bad_call_ends_no_episode(verifier: Verifier, question: Question) -> None:
     _, result = product(as_text(question.prompt))
     episode = (call("calculator", {"x": 1}), f"<answer>{result}</answer>")
-    grade = verifier.begin(question.ref, [episode, (call("shell", {}),) * 3]).result()
+    grade = verifier.begin_grading(question.ref, [episode, (call("shell", {}),) * 3]).result()
     assert isinstance(grade, Grade) and grade.rewards == (1.0, 0.0)
 
 
@@ -204,7 +204,7 @@ def test_results_of_all_calls_of_a_turn_are_bounded_together(tmp_path: Path) -> 
     task = ReasoningGymTask(name="products", tool=f"{tmp_path}/flood.py:flood")
     verifier = with_custom_tools(InlineVerifier([task]), [task])
     (question,) = verifier.draw(1, 0, 1)
-    grade = verifier.begin(question.ref, [call("tool", {"call": "x"}) * MAX_CALLS]).result()
+    grade = verifier.begin_grading(question.ref, [call("tool", {"call": "x"}) * MAX_CALLS]).result()
     assert isinstance(grade, Grade)
     sizes = [len(part.text) for part in grade.observed(0)[0]]
     assert len(sizes) == MAX_CALLS and max(sizes) <= MAX_OBSERVATION_CHARS
@@ -250,7 +250,7 @@ def test_custom_functions_get_the_arguments_of_their_schema(tmp_path: Path) -> N
         Text("error: query is missing", "search"),
     )
     for _ in range(2):
-        grade = verifier.begin(question.ref, [said]).result()
+        grade = verifier.begin_grading(question.ref, [said]).result()
         assert isinstance(grade, Grade) and grade.observed(0) == (wanted,), "each is called once"
     verifier.close()
 

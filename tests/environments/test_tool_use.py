@@ -117,7 +117,7 @@ def test_an_episode_ends_with_the_answer(verifier: Verifier) -> None:
     assert question.max_turns == 2
     call, result = product(as_text(question.prompt))
     said = [call, (call, f"<answer>{result}</answer>"), f"<answer>{result}</answer>", (call, "<answer>1</answer>")]
-    grade = verifier.begin(question.ref, [*said, (call, call), "<tool>" + "1" * 9_000 + "</tool>"]).result()
+    grade = verifier.begin_grading(question.ref, [*said, (call, call), "<tool>" + "1" * 9_000 + "</tool>"]).result()
     assert isinstance(grade, Grade)
     assert grade.rewards == (0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     shown = (Text(result, "calculator"),)

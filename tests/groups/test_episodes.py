@@ -59,7 +59,7 @@ class Halving:
         turns: Turns | None = None,
     ) -> Generator[tuple[int, Answers]]:
         assert not prompts and turns is not None
-        while taken := turns.take(wait=True):
+        while taken := turns.next_turns(wait=True):
             self.taken.append(list(taken))
             for turn in reversed(taken):
                 yield turn.episode, self.answers(turn.context, turn.episode, turn.number)
@@ -141,8 +141,8 @@ def test_each_episode_goes_on_when_its_own_environment_has_answered() -> None:
 
         waiting: tuple[Future[Grade | Rejection], Grade | Rejection] | None = None
 
-        def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
-            verdict = super().begin(ref, texts)
+        def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+            verdict = super().begin_grading(ref, texts)
             if texts == ["1"]:
                 answer: Future[Grade | Rejection] = Future()
                 self.waiting = answer, verdict.result()
@@ -166,10 +166,10 @@ def test_each_episode_goes_on_when_its_own_environment_has_answered() -> None:
 
 def test_a_refusal_of_one_replay_is_that_of_its_group() -> None:
     class Crashing(InlineVerifier):
-        def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+        def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
             verdict: Future[Grade | Rejection] = Future()
             if texts != [("1", "4")]:
-                return super().begin(ref, texts)
+                return super().begin_grading(ref, texts)
             verdict.set_result(Rejection(Reason.VERIFIER_CRASH))
             return verdict
 
@@ -208,9 +208,9 @@ def test_an_environment_that_answers_differently_each_time_is_found_out() -> Non
     class Fickle(InlineVerifier):
         times = 0
 
-        def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+        def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
             self.times += 1
-            grade = super().begin(ref, texts).result()
+            grade = super().begin_grading(ref, texts).result()
             assert isinstance(grade, Grade)
             changed = tuple(tuple((Text(str(self.times)),) for _ in episode) for episode in grade.observations)
             verdict: Future[Grade | Rejection] = Future()

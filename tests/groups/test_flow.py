@@ -122,12 +122,12 @@ def test_environments_that_are_slow_are_not_given_ever_more_episodes(verifier: I
 
     slow = Slow([GAME])
     flow, asked = _flow(Halving(), slow, slots=4)
-    turns = flow.take(wait=False)
+    turns = flow.next_turns(wait=False)
     while turns:
         for turn in turns:
             flow._open.pop(turn.episode)
             flow._runner.answer(turn.episode, Halving().answers(turn.context, turn.episode, turn.number))
-        turns = flow.take(wait=False)
+        turns = flow.next_turns(wait=False)
     assert 8 <= len(slow.held) <= 12 and len(asked) <= 5, "two of each slot, and the rest of a question"
 
 

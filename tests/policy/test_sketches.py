@@ -40,9 +40,9 @@ def _updater(policy: Policy, **settings: object) -> PolicyUpdater:
 
 def _sketched(policy: Policy, groups: Sequence[GradedGroup] = GROUPS, **settings: object) -> np.ndarray:
     updater = _updater(policy, **settings)
-    updater.sketcher.begin()
+    updater.sketcher.begin_sketches()
     updater.update([], groups)
-    found = updater.sketcher.take()
+    found = updater.sketcher.take_sketches()
     assert found is not None
     return found
 
@@ -127,9 +127,9 @@ def test_the_update_is_the_same_to_the_last_digit(policy: Policy) -> None:
     twin = copy.deepcopy(policy)
     measured, plain = _updater(policy, max_grad_norm=0.1), _updater(twin, max_grad_norm=0.1)
     for _ in range(2):
-        measured.sketcher.begin()
+        measured.sketcher.begin_sketches()
         assert measured.update(GROUPS[:1], GROUPS[1:]) == plain.update(GROUPS[:1], GROUPS[1:])
-        assert measured.sketcher.take() is not None
+        assert measured.sketcher.take_sketches() is not None
     for ours, theirs in zip(policy.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -137,13 +137,13 @@ def test_the_update_is_the_same_to_the_last_digit(policy: Policy) -> None:
 def test_only_a_wanted_update_is_read_and_no_hook_stays(policy: Policy) -> None:
     updater = _updater(policy)
     updater.update([], GROUPS)
-    assert updater.sketcher.take() is None and updater.sketcher.seconds == 0
-    updater.sketcher.begin()
+    assert updater.sketcher.take_sketches() is None and updater.sketcher.seconds == 0
+    updater.sketcher.begin_sketches()
     updater.update([], [])
-    assert updater.sketcher.take() is None
-    updater.sketcher.begin()
+    assert updater.sketcher.take_sketches() is None
+    updater.sketcher.begin_sketches()
     updater.update([], GROUPS)
-    assert updater.sketcher.take() is not None and updater.sketcher.seconds > 0
+    assert updater.sketcher.take_sketches() is not None and updater.sketcher.seconds > 0
     assert not any(module._forward_hooks for module in policy.model.modules())
 
 
@@ -162,9 +162,9 @@ def test_a_gradient_computed_anew_after_memory_ran_out_counts_once(
         return score(*arguments)
 
     monkeypatch.setattr(updater._runner, "_score", scarce)
-    updater.sketcher.begin()
+    updater.sketcher.begin_sketches()
     updater.update([], GROUPS)
-    found = updater.sketcher.take()
+    found = updater.sketcher.take_sketches()
     assert found is not None and len(calls) > 3
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 

@@ -68,7 +68,7 @@ class Flowing(FakeEngine):
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int, turns: Turns | None = None
     ) -> Generator[tuple[int, Answers]]:
         assert turns is not None and not prompts
-        while taken := turns.take(wait=True):
+        while taken := turns.next_turns(wait=True):
             version = self.updater.version
             for batch, same in groupby(taken, lambda turn: turn.episode // (QUESTIONS * GROUP_SIZE)):
                 self.asked([batch])
@@ -99,14 +99,14 @@ def first_batch(engine: FakeEngine, verifier: FakeVerifier) -> GradedBatch:
 
     plan, me = RolloutPlan(num_questions=6, group_size=4), Member("me", PolicyId("fake", "", 0), Sampling(), seed=1)
     policy, own = SimpleNamespace(version=7), SimpleNamespace(make=make)
-    return Rollouts(plan, me, engine, verifier, policy, own).take(0, Stopwatch())
+    return Rollouts(plan, me, engine, verifier, policy, own).take_batch(0, Stopwatch())
 
 
 def test_a_group_is_graded_before_the_next_one_is_finished() -> None:
     graded = threading.Event()
 
     class Beside(FakeVerifier):
-        def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+        def begin_grading(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
             verdict: Future[Grade | Rejection] = Future()
 
             def work() -> None:

@@ -62,7 +62,7 @@ class FakeVerifier:
             for ref, texts in jobs
         ]
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
         verdict: Future[Grade | Rejection] = Future()
         verdict.set_result(self.grade([(ref, texts)])[0])
         return verdict
@@ -194,10 +194,10 @@ def test_a_measured_round_knows_its_groups_and_others_are_left_alone() -> None:
         seconds = 0.0
         begun = 0
 
-        def begin(self) -> None:
+        def begin_sketches(self) -> None:
             self.begun += 1
 
-        def take(self) -> np.ndarray:
+        def take_sketches(self) -> np.ndarray:
             return np.ones((4, 3), np.float32)
 
     swarm = Swarm()

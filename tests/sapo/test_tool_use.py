@@ -216,7 +216,7 @@ def test_an_own_tool_is_called_once_for_a_turn_and_its_failure_is_an_observation
     verifier = with_custom_tools(InlineVerifier([task]), [task])
     (question,) = verifier.draw(1, 0, 1)
     calls = ["<tool>a</tool>", "<tool>b</tool>", "<tool>a</tool>"]
-    first, again = (verifier.begin(question.ref, calls).result() for _ in range(2))
+    first, again = (verifier.begin_grading(question.ref, calls).result() for _ in range(2))
     assert isinstance(first, Grade) and first == again
     shown = [observed[0][0].text for observed in first.observations]
     assert shown[0] == shown[2] != shown[1], "the same turn after the same past"

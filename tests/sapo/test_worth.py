@@ -25,10 +25,10 @@ class Planted:
         self.next: Array | None = None
         self.begun = 0
 
-    def begin(self) -> None:
+    def begin_sketches(self) -> None:
         self.begun += 1
 
-    def take(self) -> Array | None:
+    def take_sketches(self) -> Array | None:
         return self.next
 
 

@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 class Virtual:
     """Sequences of a batch are as long as the test says, and so are updates; a slot takes a token a second.
 
-    All of it happens in the generating thread but the first `take`.
+    All of it happens in the generating thread but the first `take_batch`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Virtual:
         waiting: deque[NextTurn] = deque()
         while True:
             self._train()
-            waiting += turns.take(wait=not rows and not waiting)
+            waiting += turns.next_turns(wait=not rows and not waiting)
             if not rows and not waiting and len(self._begun) < self.version + self.max_staleness + 1:
                 return  # another call takes the next batch
             while waiting and len(rows) < self.slots:
@@ -160,7 +160,7 @@ class Virtual:
         return self.version == 0 if batch is None else batch.generated.done()
 
     def _took(self, batch: int) -> None:
-        made = self.rollouts.take(batch * self.num_questions, Stopwatch())
+        made = self.rollouts.take_batch(batch * self.num_questions, Stopwatch())
         self.sizes.append(len(made.groups))
         self.lags += [batch - graded.group.policy.version for graded in made.groups]
         self.figures.append(made.slots_busy)

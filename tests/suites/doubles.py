@@ -24,7 +24,7 @@ class Rows:
     def num_held_out(self, task: str) -> int | None:
         return self.sizes[task]
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
         graded: Future[Grade | Rejection] = Future()
         graded.set_result(self._grade(ref, texts))
         return graded

@@ -178,7 +178,7 @@ class _Outbox:
         """Changes since the last call; waits for one if nothing is unanswered. Raises `TaskError`."""
         if self._sent.complete:
             return None
-        ready = self._turns.take(wait=not self.num_unanswered)
+        ready = self._turns.next_turns(wait=not self.num_unanswered)
         self.num_unanswered += len(ready)
         more = More(list(ready), sorted(self._turns.continuing), complete=not self.num_unanswered)
         changed = ready or more.complete or more.continuing != self._sent.continuing

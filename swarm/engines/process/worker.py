@@ -55,7 +55,7 @@ class _Turns:
         self.continuing = frozenset(more.continuing)
         self._complete = more.complete
 
-    def take(self, wait: bool) -> list[NextTurn]:
+    def next_turns(self, wait: bool) -> list[NextTurn]:
         """Ready turns. See `Turns`."""
         while wait and not self._ready and not self._complete:
             self._listen()

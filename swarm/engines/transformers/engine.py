@@ -165,7 +165,7 @@ class TransformersEngine(PolicyEngine):
                 batch.add(sequences)
         groups: dict[int, list[SequenceState]] = {}
         while True:
-            ready = turns.take(wait=batch.done) if turns else ()
+            ready = turns.next_turns(wait=batch.done) if turns else ()
             if batch.done and not ready:
                 return
             for turn in ready:

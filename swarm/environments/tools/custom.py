@@ -84,9 +84,9 @@ class CustomTools:
         self._failures: Counter[str] = Counter(tool_failures=0)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "tools")
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade an own group. See `Verifier`."""
-        return self._completed(ref, texts, self._verifier.begin(ref, texts))
+        return self._completed(ref, texts, self._verifier.begin_grading(ref, texts))
 
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """An own episode so far. See `Verifier`."""
@@ -94,7 +94,7 @@ class CustomTools:
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade own groups and wait. See `Verifier`."""
-        pending = [self.begin(ref, texts) for ref, texts in jobs]
+        pending = [self.begin_grading(ref, texts) for ref, texts in jobs]
         return [verdict.result() for verdict in pending]
 
     def draw(self, seed: int, start: int, count: int, task: str = "") -> list[Question]:

@@ -34,7 +34,7 @@ class InlineVerifier:
         """Grade groups: one result per job, in order."""
         return [self._mixture.grade(ref, texts) for ref, texts in jobs]
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade a group now."""
         verdict: Future[Grade | Rejection] = Future()
         verdict.set_result(self._mixture.grade(ref, texts))
@@ -42,7 +42,7 @@ class InlineVerifier:
 
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """An own episode so far. See `Verifier`."""
-        return self.begin(ref, [actions])
+        return self.begin_grading(ref, [actions])
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Grade a group now; `collect` returns the result."""

@@ -97,10 +97,10 @@ class VerificationPool:
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Grade | Rejection]:
         """Grade groups and wait: one result per job, in order. Raises `TaskError` when the tasks cannot be set up."""
-        pending = [self.begin(ref, texts) for ref, texts in jobs]
+        pending = [self.begin_grading(ref, texts) for ref, texts in jobs]
         return [verdict.result() for verdict in pending]
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Grade | Rejection]:
         """Grade one of this node's own groups; the call or its result raises `TaskError` when the tasks cannot be set
         up."""
         verdict: Future[Grade | Rejection] = Future()
@@ -116,7 +116,7 @@ class VerificationPool:
 
     def replay(self, ref: TaskRef, actions: Actions) -> Future[Grade | Rejection]:
         """An own episode so far. See `Verifier`."""
-        return self.begin(ref, [actions])
+        return self.begin_grading(ref, [actions])
 
     def submit(self, key: str, ref: TaskRef, texts: Sequence[Actions], sender: str = "") -> None:
         """Queue a group for grading; never blocks.

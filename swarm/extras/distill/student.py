@@ -441,13 +441,13 @@ class TaughtUpdater:
         """See `GradientSketcher`."""
         return self._sketcher.seconds
 
-    def begin(self) -> None:
+    def begin_sketches(self) -> None:
         """See `GradientSketcher`."""
-        self._sketcher.begin()
+        self._sketcher.begin_sketches()
 
-    def take(self) -> npt.NDArray[np.float32] | None:
+    def take_sketches(self) -> npt.NDArray[np.float32] | None:
         """The sketches without those of teachers' groups, whose worth is measured here."""
-        found = self._sketcher.take()
+        found = self._sketcher.take_sketches()
         first, last = self._num_own, self._num_own + len(self._teachers)
         if found is None or not self._teachers or len(found) != last + self._num_others:
             return found

@@ -201,7 +201,7 @@ class Teaching:
 
     def _answer(self, batch: Sequence[_Waiting], ends_at: float) -> None:
         """Raises what the verifier and the updater raise."""
-        making = [self._verifier.begin(each.ask.question, ()) for each in batch]
+        making = [self._verifier.begin_grading(each.ask.question, ()) for each in batch]
         limit_s = min(MAX_QUESTION_S, max(0.0, ends_at - self._clock()))
         made = wait(making, limit_s).done
         late = [each.student for each, future in zip(batch, making, strict=True) if future not in made]

@@ -223,7 +223,7 @@ class EndpointEngine:
             if self._cancelled():
                 raise Interrupted("stopped while the endpoint was asked")
             if turns is not None and len(waiting) + len(in_flight) < self._pace.limit + 1:
-                waiting += self._requests(turns.take(wait=not (waiting or in_flight)))
+                waiting += self._requests(turns.next_turns(wait=not (waiting or in_flight)))
             if not (waiting or in_flight):
                 return
             now = time.monotonic()

@@ -147,7 +147,7 @@ class PersonEngine:
     ) -> Generator[tuple[int, Answers]]:
         """See `RolloutEngine`; answers turns only. Raises `Interrupted` when the person leaves."""
         assert turns is not None and not prompts
-        while taken := turns.take(wait=True):
+        while taken := turns.next_turns(wait=True):
             own = [turn for turn in taken if self._place(turn) < self.num_own]
             others = [turn for turn in taken if self._place(turn) >= self.num_own]
             drafts = self._begin(others, sampling, seed)
@@ -243,7 +243,7 @@ class _Once:
         self.num_episodes = len(turns)
         self._turns = turns
 
-    def take(self, wait: bool) -> Sequence[NextTurn]:
+    def next_turns(self, wait: bool) -> Sequence[NextTurn]:
         """See `Turns`."""
         turns, self._turns = self._turns, ()
         return turns

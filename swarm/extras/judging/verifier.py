@@ -78,12 +78,12 @@ class JudgingVerifier:
 
     def grade(self, jobs: Sequence[tuple[TaskRef, Sequence[Actions]]]) -> list[Verdict]:
         """Grade groups and wait: one result per job, in order."""
-        pending = [self.begin(ref, texts) for ref, texts in jobs]
+        pending = [self.begin_grading(ref, texts) for ref, texts in jobs]
         return [verdict.result() for verdict in pending]
 
-    def begin(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Verdict]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[Actions]) -> Future[Verdict]:
         """Grade one of this node's own groups without waiting."""
-        grading = self.without_rater.begin(ref, texts)
+        grading = self.without_rater.begin_grading(ref, texts)
         if ref.task not in self._judged:
             return grading
         verdict: Future[Verdict] = Future()

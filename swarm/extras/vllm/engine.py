@@ -113,7 +113,7 @@ class VllmEngine(PolicyEngine):
         try:
             self._ask(process, pending.missing(call.id, pending.names, known))
             while True:
-                ready = turns.take(wait=not pending.names) if turns else ()
+                ready = turns.next_turns(wait=not pending.names) if turns else ()
                 if not pending.names and not ready:
                     return
                 refused = {turn.episode: refusal for turn in ready if (refusal := pending.turn(turn))}

@@ -611,8 +611,8 @@ def test_a_question_without_end_is_not_waited_for_twice(policy, net, verifier, m
     teaching = Teaching(settings, TEACHER, net.teacher, verifier, _updater(policy), policy.decode, lambda: now)
     question = verifier.draw(1, 0, 1)[0].ref
     endless = replace(question, seed=7)
-    begin = verifier.begin
-    monkeypatch.setattr(verifier, "begin", lambda ref, texts: Future() if ref == endless else begin(ref, texts))
+    begin = verifier.begin_grading
+    monkeypatch.setattr(verifier, "begin_grading", lambda ref, texts: Future() if ref == endless else begin(ref, texts))
     slow, good = (
         teaching._admit(name, _request(net, STUDENT, ref)) for name, ref in (("slow", endless), ("good", question))
     )

@@ -27,7 +27,7 @@ class Endpoint:
         self, prompts: Sequence[str], num_completions: int, sampling: Sampling, seed: int, turns: Turns | None = None
     ) -> Generator[tuple[int, Answers]]:
         assert turns is not None
-        while taken := turns.take(wait=True):
+        while taken := turns.next_turns(wait=True):
             for turn in taken:
                 self.num_asked += 1
                 good = self.right and turn.episode % GROUP_SIZE == 0

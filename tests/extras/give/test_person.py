@@ -105,7 +105,7 @@ class Model:
     def stream(
         self, prompts: object, num_completions: int, sampling: Sampling, seed: int, turns: Turns
     ) -> Generator[tuple[int, Answers]]:
-        for turn in turns.take(wait=True):
+        for turn in turns.next_turns(wait=True):
             self.num_asked += 1
             if self._hangs:
                 assert self._abandoned.wait(DEADLINE_S)

@@ -186,7 +186,7 @@ def test_half_characters_and_long_texts_can_be_sent() -> None:
 def test_own_and_others_groups_get_the_service_s_reward_by_its_name() -> None:
     with chat_server(by_length) as server, verifier(address(server)) as made:
         ref = made.draw(0, 0, 1, "gcd")[0].ref
-        grade = made.begin(ref, ["<think>no</think>x", "four"]).result(60)
+        grade = made.begin_grading(ref, ["<think>no</think>x", "four"]).result(60)
         assert isinstance(grade, Grade) and grade.parts == {"answer": (0.0, 0.0), "length": (0.1, 0.4)}
         assert grade.rewards == pytest.approx((0.05, 0.2))
         made.submit("key", ref, ["x", "four"], "stranger")
@@ -202,10 +202,10 @@ def test_own_and_others_groups_get_the_service_s_reward_by_its_name() -> None:
 def test_a_service_that_is_away_leaves_groups_out_and_says_so() -> None:
     with verifier("http://127.0.0.1:9/rewards") as made:
         ref = made.draw(0, 0, 1, "gcd")[0].ref
-        verdict = made.begin(ref, ["x", "y"]).result(60)
+        verdict = made.begin_grading(ref, ["x", "y"]).result(60)
         assert isinstance(verdict, Rejection) and verdict.reason == Reason.JUDGE_FAILED
         assert verdict.detail == "the endpoint cannot be reached: connection refused"
-        verdict = made.begin(ref, ["x", "y"]).result(60)
+        verdict = made.begin_grading(ref, ["x", "y"]).result(60)
         assert isinstance(verdict, Rejection) and "the reward service is down; it is asked again in" in verdict.detail
 
 
@@ -214,8 +214,8 @@ def test_others_groups_can_be_left_out_and_the_budget_is_in_completions() -> Non
         ref = made.draw(0, 0, 1, "gcd")[0].ref
         made.submit("key", ref, ["x"], "stranger")
         assert made.collect()[0][1].reason == Reason.JUDGE_SKIPPED  # type: ignore[union-attr]
-        assert isinstance(made.begin(ref, ["x", "y"]).result(60), Grade)
-        verdict = made.begin(ref, ["v", "w"]).result(60)
+        assert isinstance(made.begin_grading(ref, ["x", "y"]).result(60), Grade)
+        verdict = made.begin_grading(ref, ["v", "w"]).result(60)
         assert isinstance(verdict, Rejection) and verdict.reason == Reason.JUDGE_BUDGET
 
 

@@ -70,7 +70,7 @@ def collected(made: JudgingVerifier) -> Grade | Rejection:
 def test_own_and_others_groups_get_the_judge_s_reward_by_its_name() -> None:
     with verifier() as (made, (process, *_)):
         ref = question(made).ref
-        grade = made.begin(ref, ["x", "long"]).result()
+        grade = made.begin_grading(ref, ["x", "long"]).result()
         assert isinstance(grade, Grade)
         assert grade.parts == {"answer": (0.0, 0.0), "style": (1.0, 0.2)}
         assert grade.rewards == pytest.approx((0.25, 0.05)) and grade.answers == (0.0, 0.0)
@@ -90,7 +90,7 @@ def test_of_an_episode_with_a_tool_the_judge_reads_all_turns_once_it_is_over() -
         assert (
             isinstance(so_far, Grade) and so_far.observed(0) == ((Text("42", "calculator"),),) and process.asked == []
         )
-        grade = made.begin(ref, [("<tool>6 * 7</tool>", "<answer>0</answer>"), "x"]).result()
+        grade = made.begin_grading(ref, [("<tool>6 * 7</tool>", "<answer>0</answer>"), "x"]).result()
         assert isinstance(grade, Grade) and grade.parts == {"answer": (0.0, 0.0), "style": (0.2, 1.0)}
         assert "<tool>6 * 7</tool>\n\n<answer>0</answer>" in process.asked[0][0].prompt
 
@@ -98,7 +98,7 @@ def test_of_an_episode_with_a_tool_the_judge_reads_all_turns_once_it_is_over() -
 def test_tasks_without_a_judge_ask_none() -> None:
     with verifier() as (made, (process, *_)):
         ref = question(made, "lcm").ref
-        assert isinstance(made.begin(ref, ["x"]).result(), Grade)
+        assert isinstance(made.begin_grading(ref, ["x"]).result(), Grade)
         made.submit("key", ref, ["x"], "stranger")
         assert isinstance(collected(made), Grade) and process.asked == []
 
@@ -108,7 +108,7 @@ def test_others_groups_can_be_left_out() -> None:
         made.submit("key", question(made).ref, ["x"], "stranger")
         verdict = collected(made)
         assert isinstance(verdict, Rejection) and verdict.reason == Reason.JUDGE_SKIPPED and process.asked == []
-        assert isinstance(made.begin(question(made).ref, ["x"]).result(), Grade)
+        assert isinstance(made.begin_grading(question(made).ref, ["x"]).result(), Grade)
 
 
 def test_a_group_that_is_refused_is_not_judged() -> None:
@@ -128,7 +128,7 @@ def test_others_groups_on_held_out_questions_are_not_judged() -> None:
 
 def test_a_judge_without_a_reply_leaves_the_group_out() -> None:
     with verifier(lambda queries: None, time_limit_s=0.05) as (made, _):
-        verdict = made.begin(question(made).ref, ["x", "y"]).result()
+        verdict = made.begin_grading(question(made).ref, ["x", "y"]).result()
         assert isinstance(verdict, Rejection) and verdict.reason == Reason.JUDGE_TIMEOUT
 
 
@@ -136,7 +136,7 @@ def test_noise_within_the_tolerance_is_no_signal_but_leaves_the_others() -> None
     noisy = iter((5, 6))
     only = tasks({**JUDGE, "weight": 1})
     with verifier(lambda queries: Ratings(tuple(next(noisy) for _ in queries)), only) as (made, _):
-        grade = made.begin(question(made).ref, ["x", "y"]).result()
+        grade = made.begin_grading(question(made).ref, ["x", "y"]).result()
         assert isinstance(grade, Grade) and not has_signal(grade.rewards)
         assert grade.rewards == pytest.approx((0.55, 0.55))
 

@@ -69,7 +69,7 @@ class FakeEngine:
     ) -> Iterator[tuple[int, Answers]]:
         self.calls += 1
         first = self.version
-        while taken := turns.take(wait=True):
+        while taken := turns.next_turns(wait=True):
             self.asked.append(tuple(str(turn.context) for turn in taken))
             for turn in taken:
                 if self.version in self.broken:
@@ -97,7 +97,7 @@ class FakeVerifier:
         self.drawn.append((start, count))
         return [Question(reference(index), f"question {index}") for index in range(start, start + count)]
 
-    def begin(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
+    def begin_grading(self, ref: TaskRef, texts: Sequence[str]) -> Future[Grade | Rejection]:
         verdict: Future[Grade | Rejection] = Future()
         verdict.set_result(Grade("prompt", tuple(float(text == "right") for text in texts)))
         return verdict

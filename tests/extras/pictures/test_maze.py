@@ -116,7 +116,7 @@ def test_a_group_is_replayed_with_its_pictures(verifier: Verifier) -> None:
     (message,) = question.prompt
     assert isinstance(message, Message) and question.max_turns == 6 and question.ref.media
     way = tuple(way_out(7, 2))
-    grade = verifier.begin(question.ref, [way, ("wait", *way), "wait"]).result()
+    grade = verifier.begin_grading(question.ref, [way, ("wait", *way), "wait"]).result()
     assert isinstance(grade, Grade) and grade.rewards == (1.0, 1.0, 0.0)
     assert media_of(question.prompt) == (picture(grade.observed(1)[0]),)
     (refused,) = verifier.grade([(replace(question.ref, media="0" * 32), ["wait"])])

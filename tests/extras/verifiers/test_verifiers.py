@@ -69,7 +69,7 @@ def test_one_task_may_be_asked_alone_and_generated_tasks_never_end(verifier: Tas
 
 def test_a_group_begun_gets_the_grade_it_would_get_with_others(verifier: TaskVerifier) -> None:
     questions = verifier.draw(1, 0, 6)
-    begun = [verifier.begin(question.ref, GUESSES) for question in questions]
+    begun = [verifier.begin_grading(question.ref, GUESSES) for question in questions]
     waited = verifier.grade([(question.ref, GUESSES) for question in questions])
     assert [replace(verdict.result(), seconds=0.0) for verdict in begun] == [replace(v, seconds=0.0) for v in waited]
 
