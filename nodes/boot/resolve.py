@@ -114,7 +114,8 @@ def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
         )
     used = loaded.config.generation.model_dump(include={*SUGGESTED})
     suggested = suggested_sampling(policy)
-    if other := {name: value for name, value in suggested.items() if value != used[name] and not _is_set(loaded, name)}:
+    unset = {name: value for name, value in suggested.items() if f"generation.{name}" not in loaded.origins}
+    if other := {name: value for name, value in unset.items() if value != used[name]}:
         listed = ", ".join(f"{name} {value:g}" for name, value in other.items())
         lines.append(
             f"the publisher of {local_name(policy.model)} suggests {listed}; nothing of it is used unless "
@@ -129,10 +130,6 @@ def described(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
         return fitted(loaded)
     except SwarmError as error:
         return loaded, [f"defaults that depend on the model are not shown: {error}"]
-
-
-def _is_set(loaded: LoadedConfig, name: str) -> bool:
-    return f"generation.{name}" in loaded.origins
 
 
 def resolve(

@@ -117,7 +117,10 @@ def demo(options: DemoOptions, console: Console) -> int:
     _write_config(options, values)
     console.print(f"results go to {options.out}", highlight=False, soft_wrap=True)
     names = _names(options)
-    histories = [_history(options, name) for name in [*names, *([CONTROL] if options.has_control else [])]]
+    histories = [
+        PeerHistory(options.out / name / METRICS_FILE, name, control=name == CONTROL)
+        for name in [*names, *([CONTROL] if options.has_control else [])]
+    ]
     title = f"swarm demo: {options.peers} peers, {options.local} local + {options.external} external groups"
     if options.mode == "learner":
         title = f"swarm demo: a learner and {options.peers - 1} workers"
@@ -169,10 +172,6 @@ def _names(options: DemoOptions) -> list[str]:
     if options.mode == "learner":
         return [LEARNER, *(f"worker-{k + 1}" for k in range(options.peers - 1))]
     return [f"peer-{k + 1}" for k in range(options.peers)]
-
-
-def _history(options: DemoOptions, name: str) -> PeerHistory:
-    return PeerHistory(options.out / name / METRICS_FILE, name, control=name == CONTROL)
 
 
 def _values(options: DemoOptions) -> Values:

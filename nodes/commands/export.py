@@ -65,7 +65,9 @@ def export_checkpoint(path: Path, directory: Path, console: Console, wanted: Wan
     config = NodeConfig.model_validate_json((checkpoint / CONFIG).read_bytes())
     with _dry(directory) if wanted.dry_run else written("model", directory, "export elsewhere") as staging:
         lines = _write(checkpoint, config, staging, directory.name, wanted)
-        listed = sorted((file.relative_to(staging), file.stat().st_size) for file in _files(staging))
+        listed = sorted(
+            (file.relative_to(staging), file.stat().st_size) for file in staging.rglob("*") if file.is_file()
+        )
     _say(console, *lines)
     if wanted.dry_run:
         where = f"sent to {wanted.push} ({'public' if wanted.public else 'private'})" if wanted.push else "written"
@@ -82,10 +84,6 @@ def _dry(directory: Path) -> Iterator[Path]:
     parent = next(path for path in directory.absolute().parents if path.is_dir())
     with TemporaryDirectory(prefix=".export-", dir=parent) as folder:
         yield Path(folder) / directory.name
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    return (path for path in directory.rglob("*") if path.is_file())
 
 
 def _write(checkpoint: Path, config: NodeConfig, staging: Path, name: str, wanted: Wanted) -> list[str]:

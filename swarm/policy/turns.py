@@ -265,11 +265,12 @@ class Conversations:
             text, at = self._with_calls([ANSWER])
         except PolicyError:
             return None
+        call = Call(PROBE_NAME, json.dumps({PROBE_ARGUMENT: ANSWER}))
         for form in FORMS:
             if self._use.calls in ("auto", form.name) and (place := form.place(text, at)):
                 segment = text[slice(*place)]
                 if form_of(segment, form):
-                    arguments = "".join(said for said, _ in form.arguments(Call(PROBE_NAME, _probe_arguments(ANSWER))))
+                    arguments = "".join(said for said, _ in form.arguments(call))
                     return form, style_of(segment, arguments, form, self._two_calls(arguments))
         return None
 
@@ -488,10 +489,6 @@ def _functions(tools: Tools) -> list[Mapping[str, object]]:
 def _function(name: str, description: str, parameters: Mapping[str, object]) -> Mapping[str, object]:
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _probe_arguments(text: str) -> str:
-    return json.dumps({PROBE_ARGUMENT: text})
 
 
 PROBE = _function(PROBE_NAME, "Probe.", {"type": "object", "properties": {PROBE_ARGUMENT: {"type": "string"}}})

@@ -154,7 +154,7 @@ def measure(
     size = ModelSize(
         parameters=parameters,
         trained=trained,
-        frozen_bytes=frozen * stored.itemsize + sum(map(_bytes_of_codes, rounded)),
+        frozen_bytes=frozen * stored.itemsize + sum(buffer.nbytes for layer in rounded for buffer in layer.buffers()),
         copied=sum(weight.numel() for weight in _cast(whole) if weight.requires_grad or stored is not dtype),
         vocabulary=head.shape[0],
         hidden=head.shape[1],
@@ -194,10 +194,6 @@ def _whole(config: PreTrainedConfig, lora: LoraSettings, trains_encoder: bool = 
 def _cast(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
     """What the model that generates has in the type of forward passes, if it is stored in another."""
     return (weight for module in model.modules() if is_cast(module) for weight in module.parameters(recurse=False))
-
-
-def _bytes_of_codes(layer: FrozenLinear) -> int:
-    return sum(buffer.nbytes for buffer in layer.buffers())
 
 
 def _most_computed_bytes(layers: Sequence[FrozenLinear], dtype: torch.dtype) -> int:

@@ -12,7 +12,6 @@ authors may draw the row and find them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
 import msgspec
@@ -67,7 +66,8 @@ def tag_of(committed: bytes) -> bytes:
 
 def digests_of(committed: bytes) -> frozenset[bytes]:
     """The digests in a commitment."""
-    return frozenset(_pieces(committed[DIGEST_BYTES:]))
+    starts = range(DIGEST_BYTES, len(committed), DIGEST_BYTES)
+    return frozenset(committed[start : start + DIGEST_BYTES] for start in starts)
 
 
 def num_digests(committed: bytes) -> int:
@@ -89,7 +89,3 @@ def _identity(question: TaskRef) -> bytes:
     """What makes a question the same for all: fields that a later version adds change nothing."""
     place = (question.row,) if isinstance(question, DatasetRef) else (question.seed, question.index)
     return msgspec.msgpack.encode((question.task, question.question_hash, question.media, *place))
-
-
-def _pieces(digests: bytes) -> Iterable[bytes]:
-    return (digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES))

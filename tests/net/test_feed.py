@@ -144,7 +144,7 @@ def test_who_falls_behind_loses_the_oldest_and_memory_is_bounded(feed: Feed, clo
     for number in range(FEED_RECORDS + 10):
         feed.add(b"%d" % number)
     found = news(parts)
-    assert len(found.records) == FEED_RECORDS and found.records[0] == b"10" and feed.num_skipped == 10
+    assert len(found.records) == FEED_RECORDS and found.records[0] == b"10"
     for number in range(40):
         feed.add(bytes([number]) * 1_000_000)
     assert feed._new.num_bytes <= FEED_BYTES and len(feed._new) == FEED_BYTES // 1_000_000

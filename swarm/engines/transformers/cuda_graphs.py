@@ -135,7 +135,8 @@ class RecordedStep:
         recordings = self._of(cache, self._recorder)
         width = _roomy(blocks(max(row.start for row in rows) + draws.num))
         shape = min(power_of_two(len(rows)), cache.num_slots), min(width, cache.capacity)
-        key = *shape, *_distribution(draws.sampling)
+        sampling = draws.sampling
+        key = *shape, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
         known = key in recordings.steps
         if not known:
             recordings.steps[key] = Step(*shape, self._policy.device)
@@ -174,11 +175,6 @@ class RecordedStep:
     def _run(self, cache: SlotCache, step: Step, sampling: Sampling) -> None:
         logits = self._feed(cache, step.layout)
         step.take(*sample(logits, sampling, uniforms_on_device(step.seeds, step.counts)))
-
-
-def _distribution(sampling: Sampling) -> tuple[float, ...]:
-    """Parameters that change the numbers of a step."""
-    return sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
 
 
 def _roomy(width: int) -> int:

@@ -159,7 +159,8 @@ def _write_special(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, direc
     for name, index in ids.items():
         if index is not None:
             getattr(writer, f"add_{name}_token_id")(index)
-    ends = GenerationConfig.from_pretrained(directory).eos_token_id if _has_ends(directory) else None
+    has_ends = (directory / "generation_config.json").is_file()
+    ends = GenerationConfig.from_pretrained(directory).eos_token_id if has_ends else None
     others = [index for index in (ends if isinstance(ends, list) else [ends]) if index not in (None, ids["eos"])]
     if others:
         writer.add_eot_token_id(others[-1])
@@ -169,7 +170,3 @@ def _write_special(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, direc
     template = tokenizer.chat_template
     if template := template.get("default") if isinstance(template, dict) else template:
         writer.add_chat_template(template)
-
-
-def _has_ends(directory: Path) -> bool:
-    return (directory / "generation_config.json").is_file()

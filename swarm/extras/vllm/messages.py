@@ -212,8 +212,6 @@ class Ready(Struct, frozen=True, tag=True):
     id: int
     max_positions: int
     """Longest sequence of prompt and completion."""
-    room_tokens: int
-    """Capacity of the KV cache in tokens."""
     version: str
     """Version of vLLM."""
     keeps: bool

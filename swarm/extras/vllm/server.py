@@ -275,7 +275,6 @@ class Server:
         return Ready(
             self._start.id,
             config.model_config.max_model_len,
-            (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
             vllm.__version__,
             self._scheduler is not None,
         )

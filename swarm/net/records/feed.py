@@ -143,8 +143,6 @@ class Feed:
         self._end = 0
         """Number of records so far."""
         self._added = Change()
-        self.num_skipped = 0
-        """Records that followers missed because they fell behind."""
 
     def add(self, record: bytes, *known_to: str, is_own: bool = False) -> None:
         """Append a record, and wake the followers; `known_to`: peers that have it."""
@@ -182,7 +180,6 @@ class Feed:
         """News from a position on, up to the limits of one part, and the position after it."""
         now = self._clock()
         first = self._end - len(self._new)
-        self.num_skipped += max(0, first - position)
         position = max(position, first)
         records: list[bytes] = []
         named: list[Named] = []

@@ -50,10 +50,6 @@ class Mix(Struct, frozen=True):
     """The policy's."""
 
 
-def _whole(drawn: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
-    return [received.graded for received in drawn]
-
-
 def mix(
     local: Sequence[GradedGroup],
     candidates: Sequence[Candidate],
@@ -63,7 +59,7 @@ def mix(
     fill: Literal["none", "local"] = "none",
     share: float = 1.0,
     author_of: AuthorOf = itself,
-    screen: Screen = _whole,
+    screen: Screen = lambda drawn: [received.graded for received in drawn],
 ) -> Mix:
     """Sample I of the local groups, uniformly, and J of the candidates, by weight; both without replacement.
 
