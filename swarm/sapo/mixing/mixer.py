@@ -300,6 +300,7 @@ class Mixer:
                 this,
                 num_local=len(mixed.local),
                 num_external=external,
+                external_part=fmean(map(self._part, mixed.external)) if external else 1.0,
                 senders=dict(senders),
                 num_candidates=sum(weight > 0 for weight in mixed.decision.weights or ()),
             )
@@ -308,6 +309,13 @@ class Mixer:
         self._wanted.append(mixed.decision.external)
         if self._usual:
             self.num_questions = mixed.decision.num_questions
+
+    def _part(self, graded: GradedGroup) -> float:
+        """The part of an external group's completions that an update computes."""
+        if self._settings.external_negative_weight > 0:
+            return 1.0
+        mean = fmean(graded.rewards)
+        return fmean(reward > mean for reward in graded.rewards)
 
     def dump(self) -> MixState:
         """Everything, for a checkpoint."""
