@@ -54,9 +54,11 @@ class Liar(PolicyUpdater):
 
     lie = LIES[0]
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
         """See `Updater`."""
-        return [[[self._said(turn) for turn in turns] for turns in texts] for texts in super().read(groups)]
+        return [[[self._said(turn) for turn in turns] for turns in texts] for texts in super().read(groups, wanted)]
 
     def _said(self, turn: ReadTurn) -> ReadTurn:
         chance = random.Random(str(turn.ids))  # whoever asks twice hears the same

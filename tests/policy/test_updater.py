@@ -171,6 +171,30 @@ def test_completions_without_an_advantage_count_in_the_means_and_cost_no_pass(
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
 
 
+def test_log_probabilities_are_read_of_what_is_wanted_alone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Row] = []
+    real = ForwardRunner.logprobs
+
+    def counted(runner: ForwardRunner, rows: Sequence[Row]) -> list[list[float]]:
+        read.extend(rows)
+        return real(runner, rows)
+
+    monkeypatch.setattr(ForwardRunner, "logprobs", counted)
+    group, wanted = _group(policy, ids=False), [True, False, False, True]
+    (everything,) = _updater(policy).read([group])
+    assert len(read) == 4
+    (part,) = _updater(policy).read([group], [wanted])
+    assert len(read) == 4 + 2
+    for flag, (whole,), (found,) in zip(wanted, everything, part, strict=True):
+        assert found.ids == whole.ids
+        assert list(found.logprobs) == (pytest.approx(whole.logprobs, abs=1e-6) if flag else [])
+    updater = _updater(policy, minibatches=2)
+    updater.read([group], [[True, False, False, False]])
+    assert len(read) == 6 + 1
+    updater.update([], [group, _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)])
+    assert len(read) == 7 + 1, "several steps need what is raised, and have what the screen has read"
+
+
 @pytest.mark.parametrize("penalty", ["reference_kl", "behaviour_kl"])
 def test_a_penalty_covers_completions_without_an_advantage(policy: Policy, penalty: str) -> None:
     taught = _row(advantage=0.0)

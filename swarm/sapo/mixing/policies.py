@@ -264,8 +264,7 @@ def _usual_rate(history: History, worth: float, costs: Costs) -> float:
         groups = [(each.num_local, share * each.num_external) for each in rounds]
         made = sum(_progress(own + others, own + worth * others, history.num_steps) for own, others in groups)
         spent = sum(
-            costs.seconds(each.num_questions, own, others)
-            for each, (own, others) in zip(rounds, groups, strict=True)
+            costs.seconds(each.num_questions, own, others) for each, (own, others) in zip(rounds, groups, strict=True)
         )
         rates.append(made / spent if spent else 0.0)
     return max(rates)
