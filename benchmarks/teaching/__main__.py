@@ -140,7 +140,7 @@ def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> d
             "policy": {"model": arguments.teacher, "system_prompt": "", "threads": 1},
             "generation": {"max_new_tokens": members[0].config.generation.max_new_tokens},
             "update": {"learning_rate": 1e-12},
-            "mix": {"local": 4, "external": 0},
+            "mix": {"local": 1, "external": 0},  # an update that changes nothing
             "evaluation": {"num_questions": 0},
             "teach": {"passes_per_min": 1e6 if kind in ("taught", "both") else 0},
         }
