@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.sapo.mixing import Candidate, Decision, History, MixRound
-from swarm.sapo.mixing.policies import Auto, Costs
+from swarm.sapo.mixing.policies import LEAST_ROUNDS, Auto, Costs
 from tests.sapo.mixes import Opinion, candidate
 
 USUAL = 8
@@ -139,7 +139,7 @@ def test_what_a_group_costs_is_the_slope_over_the_rounds() -> None:
     assert found is not None
     assert (found.question, found.mixed, found.trained) == pytest.approx((1.5, 0.25, 0.75))
     assert found.rest == pytest.approx(0.2)
-    assert Costs.of(rounds[:4]) is None, "too few"
+    assert Costs.of(rounds[: LEAST_ROUNDS - 1]) is None, "too few"
 
 
 def test_a_group_of_others_costs_the_part_that_an_update_computes() -> None:

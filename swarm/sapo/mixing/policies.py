@@ -35,7 +35,7 @@ from swarm.settings import Settings
 
 OWN = UNKNOWN = 1.0
 """Worth of an own group, and of a group whose sender's worth is unknown."""
-LEAST_ROUNDS = 8
+LEAST_ROUNDS = 4
 """Timed rounds before their seconds decide; until then an update's progress does."""
 EXPLORE_SHARE = 0.02
 """Of the seconds is for groups of others that promise nothing: their worth may have changed."""
