@@ -56,7 +56,7 @@ class Objective:
     def has_gradient(self, row: Row) -> bool:
         """Whether the row can change the policy: without advantages only its penalties can. A loss is linear in
         them."""
-        if self._settings.reference_kl > 0 or self._settings.behaviour_kl > 0:
+        if self._settings.has_penalty:
             return True
         rewarded = any(row.turn_advantages) or row.advantage != 0
         return any(row.added) or (rewarded and (not row.token_factors or any(row.token_factors)))
