@@ -249,8 +249,11 @@ class Updater(Protocol):
     def fits(self, group: GradedGroup) -> bool:
         """Whether the model has room for the group's prompt with each of its completions."""
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
-        """Others' completions in this policy's tokens, with its log-probabilities, by group, completion and turn."""
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
+        """Others' completions in this policy's tokens, by group, completion and turn, with its log-probabilities of
+        those that are `wanted`, [P][G]; by default of all."""
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G], as `update` computes them."""

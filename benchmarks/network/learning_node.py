@@ -138,7 +138,7 @@ class Recorder:
         """There is room for anything."""
         return True
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(self, groups: Sequence[GradedGroup], wanted: object = None) -> list[list[list[ReadTurn]]]:
         """Without a policy, nothing is improbable."""
         return [[[] for _ in graded.rewards] for graded in groups]
 

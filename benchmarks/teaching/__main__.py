@@ -28,7 +28,7 @@ from statistics import fmean
 import torch
 
 from nodes.boot.directory import IDENTITY_FILE
-from nodes.simulation.configs import Member
+from nodes.simulation.configs import Member, as_fields
 from nodes.simulation.in_memory import MemoryRun, Turns, take_turns
 from nodes.stop import StopRequest
 from swarm.config import Values, load_config
@@ -54,9 +54,11 @@ class Liar(PolicyUpdater):
 
     lie = LIES[0]
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
         """See `Updater`."""
-        return [[[self._said(turn) for turn in turns] for turns in texts] for texts in super().read(groups)]
+        return [[[self._said(turn) for turn in turns] for turns in texts] for texts in super().read(groups, wanted)]
 
     def _said(self, turn: ReadTurn) -> ReadTurn:
         chance = random.Random(str(turn.ids))  # whoever asks twice hears the same
@@ -100,9 +102,10 @@ def _identity(folder: Path) -> str:
         return identity.peer_id
 
 
-def _configured(values: Values, changes: Sequence[str] = ()) -> Member:
-    changed = tuple((field, value) for field, _, value in (each.partition("=") for each in changes))
-    return Member(load_config(None, values, command_line=changed).config)
+def _configured(file: Path | None, values: Values, changes: Sequence[str] = ()) -> Member:
+    """Of the configuration `file`, with these values instead, and `changes` instead of them."""
+    changed = [(field, value) for field, _, value in (each.partition("=") for each in changes)]
+    return Member(load_config(file, command_line=[*as_fields(values), *changed]).config)
 
 
 def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> dict[str, object]:
@@ -127,7 +130,7 @@ def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> d
             "imitate": arguments.imitate if kind in ("imitated", "both") else 0,
         },
     }
-    members = [_configured(values, arguments.set)]
+    members = [_configured(arguments.config, values, arguments.set)]
     if kind not in ("alone", *LIES):
         others = {
             **common,
@@ -135,13 +138,13 @@ def trained(out: Path, arguments: argparse.Namespace, kind: str, seed: int) -> d
             "out": str(lab),
             "seed": 1_000 + seed,
             "policy": {"model": arguments.teacher, "system_prompt": "", "threads": 1},
-            "generation": {"max_new_tokens": 16},
+            "generation": {"max_new_tokens": members[0].config.generation.max_new_tokens},
             "update": {"learning_rate": 1e-12},
-            "mix": {"local": 4, "external": 0},
+            "mix": {"local": 1, "external": 0},  # an update that changes nothing
             "evaluation": {"num_questions": 0},
             "teach": {"passes_per_min": 1e6 if kind in ("taught", "both") else 0},
         }
-        members.append(_configured(others))
+        members.append(_configured(arguments.config, others))
     stop, turns = StopRequest(), Turns()
     run = MemoryRun(members, stop, turns)
     if liar is not None:
@@ -166,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("teacher", help="directory of the teacher's model")
     parser.add_argument("--model", default="tiny-sparse")
+    parser.add_argument("--config", type=Path, help="configuration of student and teacher, as for `swarm join`")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--questions", type=int, default=256)

@@ -345,6 +345,7 @@ class PeerNode(RoleNode):
                 trusted=config.trusted,
                 num_questions=0 if config.generation.max_staleness else num_questions,
                 num_steps=config.update.minibatches,
+                has_penalty=config.update.has_penalty,
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
             share=config.share,

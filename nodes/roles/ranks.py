@@ -87,9 +87,10 @@ class Imitate(Struct, frozen=True):
 
 
 class Score(Struct, frozen=True):
-    """Score a share of these groups."""
+    """Score a share of these groups' wanted completions, as in `Updater.read`."""
 
     groups: Sequence[GradedGroup]
+    wanted: Sequence[Sequence[bool]] | None
 
 
 @contextlib.contextmanager
@@ -293,10 +294,12 @@ class PeerRanks(RankGroup):
             self._async_engine.swap(self.policy.weights, self.version)
         return step
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
-        """Others' completions in the newest policy's tokens, with its log-probabilities."""
-        self._broadcast(Score(groups))
-        return self._trainer.read(groups)
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
+        """See `Updater`; by the newest policy."""
+        self._broadcast(Score(groups, wanted))
+        return self._trainer.read(groups, wanted)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
@@ -338,8 +341,8 @@ class PeerRanks(RankGroup):
                 self._updater.renew_reference()
             case Imitate(demonstrations, rate, last):
                 self._updater.imitate(demonstrations, rate, last)
-            case Score(groups):
-                self._updater.read(groups)
+            case Score(groups, wanted):
+                self._updater.read(groups, wanted)
             case _:
                 super()._execute(order)
 

@@ -44,7 +44,7 @@ class ReadGroup:
 
     task: str
     reading: Reading
-    """Under this node's policy; an empty completion has no turns."""
+    """Under this node's policy, with log-probabilities at least of what is raised; an empty completion has no turns."""
     advantages: Sequence[Sequence[float]]
     """[G][turns]; what an empty completion has counts nowhere."""
 
@@ -96,7 +96,8 @@ class Pushes:
         self._completions = [0, *accumulate(sizes)]
         num_tokens = sum(lengths)
         tokens = np.fromiter(chain.from_iterable([turn.ids for turn in turns]), np.int64, num_tokens)
-        logprobs = np.fromiter(chain.from_iterable([turn.logprobs for turn in turns]), np.float64, num_tokens)
+        known = [turn.logprobs or [0.0] * len(turn.ids) for turn in turns]  # only raised tokens pull
+        logprobs = np.fromiter(chain.from_iterable(known), np.float64, num_tokens)
         advantages = np.array(of_turns, dtype=np.float64).repeat(per_turn)
         of_completion = np.arange(num_groups).repeat(sizes)
         counts = np.array(lengths, dtype=np.int64)

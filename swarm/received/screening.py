@@ -1,4 +1,7 @@
-"""What this node's policy makes of received groups: reads each once, and keeps the part to learn from."""
+"""What this node's policy makes of received groups: reads each once, and keeps the part to learn from.
+
+Only completions that an update would raise are computed: what the others push depends on their tokens alone.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Reader(Protocol):
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         """See `Updater`."""
 
-    def read(self, groups: Sequence[GradedGroup]) -> Sequence[Reading]:
+    def read(self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None) -> Sequence[Reading]:
         """See `Updater`."""
 
 
@@ -84,7 +87,8 @@ class CandidateScorer:
         new = [each for each in groups if each.content_id not in self._read]
         if new:
             parts = [most_varied(each.graded, self._num_completions) for each in new]
-            found = zip(parts, self._updater.read(parts), strict=True)
+            wanted = [list(map(any, self._flags(each))) for each in parts]
+            found = zip(parts, self._updater.read(parts, wanted), strict=True)
             self._read.update(zip((each.content_id for each in new), found, strict=True))
         return [self._read[each.content_id] for each in groups]
 
@@ -103,14 +107,30 @@ class CandidateScorer:
             graded, reading = only(graded, plausible), list(compress(reading, plausible))
             if not has_signal(graded.rewards):
                 return None
+            reading = self._completed(graded, reading)
         return graded, reading
+
+    def _completed(self, graded: GradedGroup, reading: Reading) -> Reading:
+        """The reading with log-probabilities of what exceeds the group's mean only now."""
+        raised = map(any, self._flags(graded))
+        missing = [
+            flag and any(turn.ids and not turn.logprobs for turn in turns)
+            for flag, turns in zip(raised, reading, strict=True)
+        ]
+        if not any(missing):
+            return reading
+        (found,) = self._updater.read([graded], [missing])
+        return [new if flag else old for new, old, flag in zip(found, reading, missing, strict=True)]
+
+    def _flags(self, graded: GradedGroup) -> list[list[bool]]:
+        """[G][turns] whether an update would raise the tokens."""
+        return raised(graded, self._updater.advantages, self._credit)
 
     def _raised(self, graded: GradedGroup, reading: Reading) -> list[list[float]]:
         """[G][T] log-probabilities of the tokens that an update would raise."""
-        flags = raised(graded, self._updater.advantages, self._credit)
         return [
             list(chain.from_iterable(turn.logprobs for turn in compress(turns, each)))
-            for turns, each in zip(reading, flags, strict=True)
+            for turns, each in zip(reading, self._flags(graded), strict=True)
         ]
 
     def _surprisal(self, graded: GradedGroup, reading: Reading) -> float | None:

@@ -269,6 +269,8 @@ class ExternalSettings(Struct, frozen=True, kw_only=True):
     """Questions a round as configured, if the mixing policy may change them; else 0."""
     num_steps: int = 1
     """Most optimizer steps of an update."""
+    has_penalty: bool = False
+    """Whether updates compute completions without an advantage, too."""
     unreadable: Collection[str] = ()
     """Tasks with images or audio that the policy cannot read."""
 
@@ -290,7 +292,7 @@ class ExternalGroups(Selection):
         """Nothing is received yet; `keep` is called with what became of received groups."""
         self.max_completions = settings.max_group_size
         self.pool = Pool(settings.pool, keep)
-        self.mixer = Mixer(settings.mix, settings.num_questions, settings.num_steps)
+        self.mixer = Mixer(settings.mix, settings.num_questions, settings.num_steps, settings.has_penalty)
         self.watch = RewardGuard(settings.watch)
         self._credit: Credit = settings.credit
         self._num_completions = settings.mix.completions_per_group

@@ -123,6 +123,11 @@ class UpdateSettings(Settings):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
         return self
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether an update changes the policy on completions without an advantage, too."""
+        return self.reference_kl > 0 or self.behaviour_kl > 0
+
     @field_validator("learning_rate", "final_learning_rate")
     @classmethod
     def _is_a_rate(cls, rate: float) -> float:

@@ -53,6 +53,14 @@ class Objective:
         """Whether the loss is divided by the step's number of tokens; otherwise by its number of rows."""
         return self._settings.loss.per_token
 
+    def has_gradient(self, row: Row) -> bool:
+        """Whether the row can change the policy: without advantages only its penalties can. A loss is linear in
+        them."""
+        if self._settings.has_penalty:
+            return True
+        rewarded = any(row.turn_advantages) or row.advantage != 0
+        return any(row.added) or (rewarded and (not row.token_factors or any(row.token_factors)))
+
     def share(self, scores: Scores, rows: Sequence[Row], num_sequences: int, num_tokens: int) -> tuple[Tensor, Figures]:
         """The loss (scalar) and the figures of B `rows` in a step of `num_sequences` rows and `num_tokens` tokens.
 
@@ -225,6 +233,8 @@ class GradientAccumulator:
             self._optimizer.zero_grad(set_to_none=True)
             self._num_done, self._totals = 0, StepTotals.of(self._rows)
         fresh, self._num_done = self._rows[self._num_done :], None
+        # Others' wrong answers mostly count for nothing: they are in the means, and in no pass.
+        fresh = list(filter(self._objective.has_gradient, fresh)) or fresh[:1]
         before: tuple[Tensor, Figures] | None = None
         for micro in self._runner.micro_batches(fresh, max_tokens):
             done = self._backward(micro)

@@ -337,7 +337,8 @@ def resolve_old_logprobs(
 ) -> list[Row]:
     """The rows of one group with other nodes' claims bounded and `old` set.
 
-    `receiver`: this node's own log-probabilities of each row's tokens before the first step, where computed.
+    `receiver`: this node's own log-probabilities of each row's tokens before the first step, where computed; without
+    them another node's claims are not bounded, which is right for rows that no step trains on.
     """
     resolved = [_resolved(row, own, decoupled) for row, own in zip(rows, receiver, strict=True)]
     if not whole_group:
@@ -350,8 +351,8 @@ def resolve_old_logprobs(
 
 def _resolved(row: Row, own: Sequence[float] | None, decoupled: bool) -> Row:
     behaviour = row.behaviour
-    if row.external and behaviour is not None:
-        behaviour = _bounded(behaviour, own or [])
+    if row.external and behaviour is not None and own is not None:
+        behaviour = _bounded(behaviour, own)
     return replace(row, behaviour=behaviour, old=own if decoupled or behaviour is None else behaviour)
 
 

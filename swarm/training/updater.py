@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, compress
 from types import MappingProxyType
 
 import torch
@@ -80,8 +80,9 @@ class PolicyUpdater:
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
         self.optimizer = make_optimizer(policy, settings)
+        self._objective = Objective(settings)
         self._gradient = GradientAccumulator(
-            policy, self._runner, Objective(settings), self.optimizer, settings.max_grad_norm
+            policy, self._runner, self._objective, self.optimizer, settings.max_grad_norm
         )
         self._imitated = GradientAccumulator(
             policy, self._runner, Objective(supervised(settings)), self.optimizer, settings.max_grad_norm
@@ -115,13 +116,23 @@ class PolicyUpdater:
         """Whether the model has positions for the prompt with each completion."""
         return self._reader.fits(group)
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
         """Other policies' completions by group, completion and turn, in the tokens that an update would train on, with
-        this policy's log-probabilities. An empty completion has no turns."""
+        this policy's log-probabilities of those that are `wanted`, [P][G]. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
+        flags = wanted if wanted is not None else [[True] * len(each) for each in rows]
+        asked = [
+            [flag and len(row.completion) > 0 for row, flag in zip(each, marks, strict=True)]
+            for each, marks in zip(rows, flags, strict=True)
+        ]
         with self._runner.training():
-            found = iter(self._logprobs([row for each in rows for row in each if row.completion]))
-        return [[_turns(row, next(found)) if row.completion else [] for row in each] for each in rows]
+            found = iter(self._logprobs(list(compress(chain.from_iterable(rows), chain.from_iterable(asked)))))
+        return [
+            [_turns(row, next(found) if flag else None) for row, flag in zip(each, marks, strict=True)]
+            for each, marks in zip(rows, asked, strict=True)
+        ]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
@@ -171,7 +182,11 @@ class PolicyUpdater:
         decoupled = self._settings.importance != "none"
         several_steps = self._settings.epochs * self._settings.minibatches > 1
         whole_groups = self._settings.loss.needs_group_expectation
-        wanted = [needs_receiver(row, decoupled, several_steps, whole_groups) for row in rows]
+        wanted = [
+            needs_receiver(row, decoupled, several_steps, whole_groups)
+            and (whole_groups or self._objective.has_gradient(row))
+            for row in rows
+        ]
         known = iter(self._logprobs(list(compress(rows, wanted))))
         receiver = [next(known) if needed else None for needed in wanted]
         if self._reference is not None:
@@ -244,8 +259,10 @@ def _write(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         weight.copy_(value)
 
 
-def _turns(row: Row, logprobs: list[float]) -> list[ReadTurn]:
-    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn in by_turn(row)]
+def _turns(row: Row, logprobs: list[float] | None) -> list[ReadTurn]:
+    if not row.completion:
+        return []
+    return [ReadTurn(row.completion[turn], logprobs[turn] if logprobs else ()) for turn in by_turn(row)]
 
 
 class Reference:

@@ -181,7 +181,7 @@ class ReadTurn(NamedTuple):
     ids: Sequence[int]
     """[T]"""
     logprobs: Sequence[float]
-    """[T] under that policy."""
+    """[T] under that policy; empty where they were not wanted."""
 
 
 class GradedGroup(Struct, frozen=True):

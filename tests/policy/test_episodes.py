@@ -199,7 +199,7 @@ def test_episodes_keep_their_own_observations_when_others_of_their_group_are_imp
         plausibility.learn([[-0.1] * 8, [-0.2] * 8], [1.0, 0.0])
     updater = updater_of(policy, credit=credit)
     scored = [[[each] * 8] * len(turns) for each, (turns, _) in zip((-9.0, -0.1, -9.0), EPISODES, strict=True)]
-    monkeypatch.setattr(updater, "read", lambda groups: as_read([scored]))
+    monkeypatch.setattr(updater, "read", lambda groups, wanted: as_read([scored]))
     (kept,) = CandidateScorer(updater, plausibility, credit).screen([ReceivedGroup("id", graded)])
     assert kept is not None
     assert len(kept.group.completions) == 2, "the first one is rewarded and improbable, the last one only improbable"

@@ -152,7 +152,7 @@ def test_a_gradient_computed_anew_after_memory_ran_out_counts_once(
 ) -> None:
     policy = exact(policy)
     expected = _sketched(copy.deepcopy(policy))
-    updater = _updater(policy, micro_batch_tokens=120)
+    updater = _updater(policy, micro_batch_tokens=20)
     score, calls = updater._runner._score, []
 
     def scarce(*arguments: object) -> object:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -12,9 +13,13 @@ from msgspec.structs import replace
 from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
+from swarm.policy.logprobs import Scores
 from swarm.sapo.mixing import MixSettings
 from swarm.training import rows, updater as updaters
 from swarm.training.config import UpdateSettings
+from swarm.training.forward import ForwardRunner
+from swarm.training.gradient import Objective
+from swarm.training.rows import Row
 from swarm.training.updater import PolicyUpdater
 from swarm.types import Completion, GradedGroup, PolicyId, Tools
 from tests.algorithms import loops
@@ -41,6 +46,10 @@ def _group(policy: Policy, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0), id
 def _logprobs(policy: Policy, tokens: list[int]) -> tuple[float, ...]:
     with torch.no_grad():
         return tuple(completion_logprobs(policy, [policy.encode_prompt(PROMPT)], [tokens], 1.0)[0].tolist())
+
+
+def _row(**values: object) -> Row:
+    return dataclasses.replace(Row([1], [2, 3], 0.0, None), **values)
 
 
 def _updater(policy: Policy, mix: MixSettings | None = None, **settings: object) -> PolicyUpdater:
@@ -134,6 +143,80 @@ def test_negative_weight_scales_only_external_completions_with_negative_advantag
         "-A of the one rewarded completion, over four rows"
     )
     assert _likelihood(policy, TEXTS[0]) > before[0]
+
+
+@pytest.mark.parametrize("objective", LOSSES)
+def test_completions_without_an_advantage_count_in_the_means_and_cost_no_pass(
+    policy: Policy, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = exact(policy)
+    groups = [_group(policy)], [_group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)]
+    passed: list[list[Row]] = []
+    real = ForwardRunner.scores
+
+    def counted(runner: ForwardRunner, rows: Sequence[Row]) -> Scores:
+        passed.append(list(rows))
+        return real(runner, rows)
+
+    monkeypatch.setattr(ForwardRunner, "scores", counted)
+    whole, part = copy.deepcopy(policy), copy.deepcopy(policy)
+    report = _updater(part, objective=objective).update(*groups)
+    assert sum(map(len, passed)) == 4 + 1, "the own group, and what was right of the other"
+    monkeypatch.setattr(Objective, "has_gradient", lambda objective, row: True)
+    full = _updater(whole, objective=objective).update(*groups)
+    assert sum(map(len, passed)) == 5 + 8
+    for name in ("loss", "grad_norm", "train/num_sequences", "train/num_tokens"):
+        assert report.figures[name] == pytest.approx(full.figures[name], rel=1e-9), name
+    for ours, theirs in zip(part.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+
+
+def test_log_probabilities_are_read_of_what_is_wanted_alone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Row] = []
+    real = ForwardRunner.logprobs
+
+    def counted(runner: ForwardRunner, rows: Sequence[Row]) -> list[list[float]]:
+        read.extend(rows)
+        return real(runner, rows)
+
+    monkeypatch.setattr(ForwardRunner, "logprobs", counted)
+    group, wanted = _group(policy, ids=False), [True, False, False, True]
+    (everything,) = _updater(policy).read([group])
+    assert len(read) == 4
+    (part,) = _updater(policy).read([group], [wanted])
+    assert len(read) == 4 + 2
+    for flag, (whole,), (found,) in zip(wanted, everything, part, strict=True):
+        assert found.ids == whole.ids
+        assert list(found.logprobs) == (pytest.approx(whole.logprobs, abs=1e-6) if flag else [])
+    updater = _updater(policy, minibatches=2)
+    updater.read([group], [[True, False, False, False]])
+    assert len(read) == 6 + 1
+    updater.update([], [group, _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)])
+    assert len(read) == 7 + 1, "several steps need what is raised, and have what the screen has read"
+
+
+@pytest.mark.parametrize("penalty", ["reference_kl", "behaviour_kl"])
+def test_a_penalty_covers_completions_without_an_advantage(policy: Policy, penalty: str) -> None:
+    taught = _row(advantage=0.0)
+    assert not Objective(UpdateSettings()).has_gradient(taught)
+    assert Objective(UpdateSettings(**{penalty: 0.1})).has_gradient(taught)
+
+
+def test_a_row_has_a_gradient_if_one_of_its_tokens_has_an_advantage() -> None:
+    has_gradient = Objective(UpdateSettings()).has_gradient
+    assert has_gradient(_row(advantage=-0.5))
+    assert has_gradient(_row(advantage=0.0, turn_advantages=(0.0, 0.5)))
+    assert has_gradient(_row(advantage=0.0, added=(0.0, 0.1)))
+    assert has_gradient(_row(advantage=1.0, token_factors=(0.0, 0.5)))
+    assert not has_gradient(_row(advantage=1.0, token_factors=(0.0, 0.0)))
+    assert not has_gradient(_row(advantage=0.0, turn_advantages=(0.0, 0.0)))
+
+
+def test_an_update_of_completions_without_advantages_is_still_a_step(policy: Policy) -> None:
+    read = policy.encode_completions([Completion(text, "stop") for text in TEXTS])
+    group = replace(_group(policy, ids=False), factors=tuple((0.0,) * len(tokens) for tokens in read))
+    report = _updater(policy).update([], [group])
+    assert not report.skipped and report.figures["grad_norm"] == 0
 
 
 def test_gdpo_weighs_the_advantages_of_named_rewards_of_own_groups(policy: Policy) -> None:

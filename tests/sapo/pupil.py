@@ -24,7 +24,7 @@ class Pupil:
     def fits(self, group: GradedGroup) -> bool:
         return True
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(self, groups: Sequence[GradedGroup], wanted: object = None) -> list[list[list[ReadTurn]]]:
         return as_read([[[[-1.0]] for _ in graded.rewards] for graded in groups])
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.sapo.mixing import Candidate, Decision, History, MixRound
-from swarm.sapo.mixing.policies import Auto, Costs
+from swarm.sapo.mixing.policies import LEAST_ROUNDS, Auto, Costs
 from tests.sapo.mixes import Opinion, candidate
 
 USUAL = 8
@@ -32,7 +32,9 @@ class Economy:
         supply: float = 0.0,
         worth: float = 1.0,
         slots: tuple[int, int] = (8, 24),
+        part: float = 1.0,
     ) -> None:
+        self.part = part
         self.question, self.mixed, self.trained = question, mixed, trained
         self.signal, self.supply, self.worth, self.slots = signal, supply, worth, slots
         self.decisions: list[Decision] = []
@@ -56,7 +58,7 @@ class Economy:
                 "asking": asked * self.question,
                 "receiving": 0.1,
                 "mix": 0.1 + external * self.mixed,
-                "update": (local + external) * self.trained,
+                "update": (local + self.part * external) * self.trained,
             }
             self.seconds += sum(spent.values())
             groups = local + external
@@ -64,7 +66,7 @@ class Economy:
             self.rounds.append(
                 MixRound(
                     number, 0.5, own, asked - own, num_local=local, num_external=external, num_questions=asked,
-                    num_candidates=len(others), seconds=spent,
+                    external_part=self.part, num_candidates=len(others), seconds=spent,
                 )
             )  # fmt: skip
             self.decisions.append(decision)
@@ -137,7 +139,19 @@ def test_what_a_group_costs_is_the_slope_over_the_rounds() -> None:
     assert found is not None
     assert (found.question, found.mixed, found.trained) == pytest.approx((1.5, 0.25, 0.75))
     assert found.rest == pytest.approx(0.2)
-    assert Costs.of(rounds[:4]) is None, "too few"
+    assert Costs.of(rounds[: LEAST_ROUNDS - 1]) is None, "too few"
+
+
+def test_a_group_of_others_costs_the_part_that_an_update_computes() -> None:
+    cheap = Economy(supply=6, trained=0.75, part=0.25).play(30, Auto()).rounds
+    found = Costs.of(cheap)
+    assert found is not None and (found.trained, found.part) == pytest.approx((0.75, 0.25))
+    spent = found.seconds(8, own=2, external=4)
+    assert spent == pytest.approx(0.2 + 8 * found.question + 4 * found.mixed + (2 + 0.25 * 4) * 0.75)
+    whole = Economy(supply=24, trained=2.0, signal=0.5, worth=0.4).play(80, Auto())
+    part = Economy(supply=24, trained=2.0, signal=0.5, worth=0.4, part=0.25).play(80, Auto())
+    used = [sum(each.num_external for each in economy.rounds[40:]) for economy in (whole, part)]
+    assert 10 * used[0] < used[1], "what costs less is used more"
 
 
 def test_questions_stay_as_configured_where_a_policy_cannot_change_them() -> None:

@@ -96,16 +96,28 @@ class Reader(Pupil):
     def __init__(self) -> None:
         super().__init__()
         self.num_scored: Counter[str] = Counter()
+        self.wanted: list[list[bool]] = []
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
+        assert wanted is not None
         self.num_scored.update(each.prompt for each in groups)
-        return as_read([[[[-float(index + 1)] * 4] for index in range(len(each.rewards))] for each in groups])
+        self.wanted += [list(flags) for flags in wanted]
+        found = as_read([[[[-float(index + 1)] * 4] for index in range(len(each.rewards))] for each in groups])
+        return [
+            [
+                turns if flag else [turn._replace(logprobs=()) for turn in turns]
+                for turns, flag in zip(*each, strict=True)
+            ]
+            for each in zip(found, wanted, strict=True)
+        ]
 
 
 class ByTurn(Pupil):
     """One that finds the second episode's first turn improbable."""
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(self, groups: Sequence[GradedGroup], wanted: object = None) -> list[list[list[ReadTurn]]]:
         return as_read([[[[-0.1] * 8, [-0.1] * 8], [[-9.0] * 8, [-0.1] * 8], [[-0.1] * 8, [-0.1] * 8]] for _ in groups])
 
 
@@ -157,12 +169,15 @@ def test_surprisal_is_of_plausible_rewarded_completions() -> None:
 def test_what_an_update_would_raise_without_the_implausible_is_screened_too() -> None:
     strict = Plausibility(PlausibilitySettings(fence=0, slack_nats=0))
     strict.learn([[-1.5] * 4] * 8, [1.0, 0.0] * 4)
-    appraisal = CandidateScorer(Reader(), strict)
+    reader = Reader()
+    appraisal = CandidateScorer(reader, strict)
     # Only the first text is plausible. Without the third, the second one's reward is above the group's mean.
     hidden, harmless = candidate("hidden", rewards=(0.0, 0.4, 1.0)), candidate("harmless", rewards=(0.4, 0.0, 1.0))
     refused, kept = appraisal.screen([hidden, harmless])
     assert refused is None
     assert kept is not None and kept.rewards == (0.4, 0.0)
+    assert reader.wanted[:2] == [[False, False, True]] * 2, "only what an update would raise is computed"
+    assert reader.wanted[2:] == [[False, True], [True, False]], "and what it would without the implausible"
 
 
 def test_worth_weighs_senders_once_their_worth_is_known() -> None:

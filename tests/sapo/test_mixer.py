@@ -71,6 +71,17 @@ def test_a_policy_that_scores_wishes_for_that_many_to_score_and_weighs_none_unsc
     assert (wishes.num_external, wishes.num_choice, wishes.weights) == (2, 6, None)
 
 
+@pytest.mark.parametrize(("weight", "has_penalty", "part"), [(0.0, False, 0.25), (0.25, False, 1.0), (0.0, True, 1.0)])
+def test_a_round_remembers_how_much_of_others_groups_was_computed(
+    weight: float, has_penalty: bool, part: float
+) -> None:
+    mixer = Mixer(MixSettings(external_negative_weight=weight), has_penalty=has_penalty)
+    mixer.record(own_round(), _mixed(mixer, [candidate(str(k), rewards=(1.0, 0.0, 0.0, 0.0)) for k in range(3)]))
+    assert mixer.dump().rounds[-1].external_part == part
+    mixer.record(own_round(), _mixed(mixer, []))
+    assert mixer.dump().rounds[-1].external_part == 1.0
+
+
 class Planned(MixPolicy):
     """I and J by round."""
 

@@ -113,7 +113,7 @@ class FakeUpdater:
     def fits(self, group: GradedGroup) -> bool:
         return self._fits
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(self, groups: Sequence[GradedGroup], wanted: object = None) -> list[list[list[ReadTurn]]]:
         return as_read([[[[-1.0]] for _ in graded.rewards] for graded in groups])
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -281,7 +281,7 @@ class Numbered(FakeEngine):
 
 def test_implausible_groups_do_not_end_up_as_all_that_novelty_has_to_choose_from() -> None:
     class Fussy(FakeUpdater):
-        def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+        def read(self, groups: Sequence[GradedGroup], wanted: object = None) -> list[list[list[ReadTurn]]]:
             return as_read(
                 [[[[-50.0 if "odd" in c.text else -1.0]] for c in each.group.completions] for each in groups]
             )
@@ -523,7 +523,7 @@ class Marked(FakeEngine):
 class Knowing(FakeUpdater):
     """A policy that finds a marker improbable."""
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(self, groups: Sequence[GradedGroup], wanted: object = None) -> list[list[list[ReadTurn]]]:
         return as_read(
             [[[[-9.0 if "marker" in c.text else -1.0]] for c in graded.group.completions] for graded in groups]
         )

@@ -412,9 +412,11 @@ class TaughtUpdater:
         """See `Updater`."""
         return self._inner.fits(group)
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[list[list[ReadTurn]]]:
+    def read(
+        self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None
+    ) -> list[list[list[ReadTurn]]]:
         """See `Updater`."""
-        return self._inner.read(groups)
+        return self._inner.read(groups, wanted)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """See `Updater`."""

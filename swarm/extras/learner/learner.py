@@ -373,8 +373,8 @@ class Claimed:
         """`updater` is that of the trained policy."""
         self.advantages = updater.advantages
 
-    def read(self, groups: Sequence[GradedGroup]) -> list[Reading]:
-        """Claimed turns by group, completion and turn."""
+    def read(self, groups: Sequence[GradedGroup], wanted: Sequence[Sequence[bool]] | None = None) -> list[Reading]:
+        """Claimed turns by group, completion and turn, whatever is `wanted`."""
         return [own_reading(graded) for graded in groups]
 
 

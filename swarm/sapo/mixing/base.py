@@ -89,6 +89,8 @@ class MixRound(Struct, frozen=True):
     """Own groups in the update."""
     num_external: int = 0
     """External groups in the update."""
+    external_part: float = 1.0
+    """Mean part of an external group's completions that the update computed: those that count."""
     senders: dict[str, int] = {}
     """External groups in the update by sender."""
     num_questions: int = 0

@@ -209,14 +209,18 @@ class Appraiser(Protocol):
 class Mixer:
     """The mix by one policy."""
 
-    def __init__(self, settings: MixSettings, num_questions: int = 0, num_steps: int = 1) -> None:
+    def __init__(
+        self, settings: MixSettings, num_questions: int = 0, num_steps: int = 1, has_penalty: bool = False
+    ) -> None:
         """Start without rounds. `num_questions`: those of a round as configured, if a policy may change them;
-        `num_steps`: most optimizer steps of an update."""
+        `num_steps`: most optimizer steps of an update; `has_penalty`: completions without an advantage have a gradient,
+        too."""
         self.num_questions: int | None = None
         """Questions of the next round; None: as configured."""
         self._settings = settings
         self._usual = num_questions
         self._num_steps = num_steps
+        self._computes_all = has_penalty or settings.external_negative_weight > 0
         self._rounds: deque[MixRound] = deque(maxlen=MAX_ROUNDS)
         self._state: dict[str, float] = {}
         self._wanted: deque[int] = deque([settings.external], maxlen=WANTED_ROUNDS)
@@ -296,6 +300,7 @@ class Mixer:
                 this,
                 num_local=len(mixed.local),
                 num_external=external,
+                external_part=fmean(map(self._part, mixed.external)) if external else 1.0,
                 senders=dict(senders),
                 num_candidates=sum(weight > 0 for weight in mixed.decision.weights or ()),
             )
@@ -304,6 +309,13 @@ class Mixer:
         self._wanted.append(mixed.decision.external)
         if self._usual:
             self.num_questions = mixed.decision.num_questions
+
+    def _part(self, graded: GradedGroup) -> float:
+        """The part of an external group's completions that an update computes."""
+        if self._computes_all:
+            return 1.0
+        mean = fmean(graded.rewards)
+        return fmean(reward > mean for reward in graded.rewards)
 
     def dump(self) -> MixState:
         """Everything, for a checkpoint."""

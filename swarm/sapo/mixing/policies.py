@@ -7,7 +7,10 @@ update on n groups, dealt to s optimizer steps, of mean worth w in own groups, w
 
 and its seconds, from the stages of the last rounds:
 
-    T = asked x seconds a question + n x seconds a trained group + external x seconds a mixed group + the rest
+    T = asked x seconds a question + (own + part x external) x seconds a trained group
+        + external x seconds a mixed group + the rest
+
+where `part` of an external group's completions is computed by an update, those that count in it.
 
 At the mix the questions are asked: others' groups are added, those of most worth first, as long as the progress of one
 more exceeds what its seconds bring at the usual rate, that of the last rounds with others' groups or without them.
@@ -32,7 +35,7 @@ from swarm.settings import Settings
 
 OWN = UNKNOWN = 1.0
 """Worth of an own group, and of a group whose sender's worth is unknown."""
-LEAST_ROUNDS = 8
+LEAST_ROUNDS = 4
 """Timed rounds before their seconds decide; until then an update's progress does."""
 EXPLORE_SHARE = 0.02
 """Fraction of the seconds for groups of others that promise nothing: their worth may have changed."""
@@ -54,7 +57,9 @@ class Costs(Struct, frozen=True):
     mixed: float
     """One more group of others in the update, before it is trained on: screened and compared."""
     trained: float
-    """One more group in the update."""
+    """One more own group in the update."""
+    part: float
+    """Of that, one more group of others."""
     rest: float
     """Whatever a round takes without these, receiving included: it is paid before the mix."""
 
@@ -63,7 +68,8 @@ class Costs(Struct, frozen=True):
         """Those of the timed rounds; None while there are too few."""
         rounds = [each for each in rounds if each.seconds and each.num_questions]
         external = [each.num_external for each in rounds]
-        trained = [each.num_local + each.num_external for each in rounds]
+        computed = [each.external_part * each.num_external for each in rounds]
+        trained = [each.num_local + others for each, others in zip(rounds, computed, strict=True)]
         if len(rounds) < LEAST_ROUNDS or not any(trained):
             return None
         stages = {stage: [each.seconds[stage] for each in rounds] for stage in ("asking", "receiving", "mix", "update")}
@@ -72,14 +78,16 @@ class Costs(Struct, frozen=True):
         update = _each(stages["update"], trained)
         others = sum(stages["receiving"]) + sum(stages["mix"]) - mixed * sum(external)
         rest = others + sum(stages["update"]) - update * sum(trained)
-        return cls(question, mixed, update, rest / len(rounds))
+        part = sum(computed) / sum(external) if any(external) else 1.0
+        return cls(question, mixed, update, part, rest / len(rounds))
 
-    def seconds(self, asked: float, trained: float, external: float) -> float:
+    def seconds(self, asked: float, own: float, external: float) -> float:
         """Seconds of a round."""
+        trained = own + self.part * external
         return max(LEAST_S, self.rest + asked * self.question + trained * self.trained + external * self.mixed)
 
 
-def _each(seconds: Sequence[float], counts: Sequence[int]) -> float:
+def _each(seconds: Sequence[float], counts: Sequence[float]) -> float:
     """Seconds for one more: the slope of the rounds' seconds over their counts, at most the seconds over the counts."""
     mean, mean_count = fmean(seconds), fmean(counts)
     spread = sum((count - mean_count) ** 2 for count in counts)
@@ -149,7 +157,7 @@ class Auto(MixPolicy):
         def gain(kept: int, total: float, external: int) -> float:
             """Progress beyond what the same seconds are worth otherwise."""
             progress = _progress(kept + external, kept + total, history.num_steps)
-            return progress - (usual * costs.seconds(0, kept + external, external) if costs else 0.0)
+            return progress - (usual * costs.seconds(0, kept, external) if costs else 0.0)
 
         best, highest = 0, gain(min(own, slots), 0.0, 0)
         total = 0.0
@@ -179,7 +187,7 @@ class Auto(MixPolicy):
             others = min(questions * supply, history.total - own)
             return max(
                 _progress(own + external, own + worth * external, history.num_steps)
-                / costs.seconds(questions, own + external, external)
+                / costs.seconds(questions, own, external)
                 for external in (0.0, others)
             )
 
@@ -256,8 +264,7 @@ def _usual_rate(history: History, worth: float, costs: Costs) -> float:
         groups = [(each.num_local, share * each.num_external) for each in rounds]
         made = sum(_progress(own + others, own + worth * others, history.num_steps) for own, others in groups)
         spent = sum(
-            costs.seconds(each.num_questions, own + others, others)
-            for each, (own, others) in zip(rounds, groups, strict=True)
+            costs.seconds(each.num_questions, own, others) for each, (own, others) in zip(rounds, groups, strict=True)
         )
         rates.append(made / spent if spent else 0.0)
     return max(rates)
@@ -270,7 +277,7 @@ def _is_due(rounds: Sequence[MixRound], costs: Costs) -> bool:
         if each.num_external:
             break
         idle += sum(each.seconds.values())
-    return idle * EXPLORE_SHARE >= costs.mixed + costs.trained > 0
+    return idle * EXPLORE_SHARE >= costs.mixed + costs.part * costs.trained > 0
 
 
 class Fixed(MixPolicy):
