@@ -59,7 +59,7 @@ class Costs(Struct, frozen=True):
     trained: float
     """One more own group in the update."""
     part: float
-    """Of that, one more group of others."""
+    """Fraction of `trained` that a group of others takes."""
     rest: float
     """Whatever a round takes without these, receiving included: it is paid before the mix."""
 
