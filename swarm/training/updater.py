@@ -62,7 +62,6 @@ class PolicyUpdater:
         self.ranks = policy.ranks
         self._policy = policy
         self._settings = settings
-        self._temperature = temperature
         self._reader = RowReader(
             policy,
             mix,

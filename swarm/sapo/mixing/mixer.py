@@ -50,6 +50,10 @@ class Mix(Struct, frozen=True):
     """The policy's."""
 
 
+def _unscreened(drawn: Sequence[ReceivedGroup]) -> list[GradedGroup | None]:
+    return [received.graded for received in drawn]
+
+
 def mix(
     local: Sequence[GradedGroup],
     candidates: Sequence[Candidate],
@@ -59,7 +63,7 @@ def mix(
     fill: Literal["none", "local"] = "none",
     share: float = 1.0,
     author_of: AuthorOf = itself,
-    screen: Screen = lambda drawn: [received.graded for received in drawn],
+    screen: Screen = _unscreened,
 ) -> Mix:
     """Sample I of the local groups, uniformly, and J of the candidates, by weight; both without replacement.
 
