@@ -17,7 +17,7 @@ from swarm.config import NodeConfig, Values
 from swarm.errors import ConfigError, EndpointError
 from swarm.extras.give.demand import TaskDemand
 from swarm.extras.give.engine import EndpointEngine
-from swarm.extras.give.giving import Giver, GivingPlan
+from swarm.extras.give.giving import GivenRound, Giver, GivingPlan
 from swarm.extras.give.usage import Given, UsageWatch, write_given
 from swarm.figures import finite
 from swarm.groups.building import Member
@@ -113,7 +113,7 @@ class GiverNode(RoleNode):
         seed, first = stream_seed(identity.peer_id), int(time.time() * QUESTIONS_PER_S)
         if config.seed is not None:
             seed, first = config.seed, 0
-        self._demand = TaskDemand()
+        self._demand = self._make_demand()
         stream = self._make_stream()
         self._giver = Giver(
             self._make_plan(first),
@@ -130,6 +130,9 @@ class GiverNode(RoleNode):
         """Times of the last minute's rounds, and the groups shared before each."""
         self._open.callback(self._usage.close)
         runtime.count_also("given", self._usage.counters)
+
+    def _make_demand(self) -> TaskDemand:
+        return TaskDemand()
 
     def _make_plan(self, first: int) -> GivingPlan:
         config = self._config
@@ -185,7 +188,7 @@ class GiverNode(RoleNode):
         self._given.append((time.monotonic(), self._num_shared))
         self._runtime.samples.begin(self._rounds + 1)
         try:
-            report = self._giver.run_round()
+            report = self._play()
         except EndpointError as error:
             if not error.busy:
                 raise
@@ -224,6 +227,10 @@ class GiverNode(RoleNode):
     def while_paused(self) -> None:
         """Others' groups are of no use here."""
         self._transport.drain()
+
+    def _play(self) -> GivenRound:
+        """One round of questions."""
+        return self._giver.run_round()
 
     def _pace(self) -> dict[str, float]:
         return {"endpoint/requests_at_once": self._engine.requests_at_once} if self._engine else {}
