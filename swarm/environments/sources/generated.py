@@ -80,13 +80,16 @@ class GeneratedSource(ProceduralSource):
 
     def question(self, seed: int, index: int) -> Question:
         """Question `index` of the stream `seed`."""
-        return self._keep(seed, index)[0] if self._config.has_own_streams else super().question(seed, index)
+        return self._at(seed, index) if self._config.has_own_streams else super().question(seed, index)
 
     def is_held_out(self, ref: TaskRef) -> bool:
         """Whether its stream or its content is held out. See `TaskSource`."""
         if self._config.has_own_streams:
             return isinstance(ref, ProceduralRef) and ref.seed >= HELD_OUT_STREAMS
         return super().is_held_out(ref)
+
+    def _at(self, seed: int, index: int) -> Question:
+        return self._keep(seed, index)[0]
 
     def _bare(self, seed: int, index: int) -> Prompt:
         return _bare(self._keep(seed, index)[1])
