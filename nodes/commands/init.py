@@ -139,9 +139,7 @@ def ask(given: Given, console: Console) -> Answers:
     return Answers(
         bootstrap=joined,
         recipe=recipe,
-        run_name=None
-        if given.run_name is None
-        else load_config(command_line=[("run_name", given.run_name)]).config.run_name,
+        run_name=None if given.run_name is None else _run_name(given.run_name),
         model=asking(
             "Model: a hub id such as Qwen/Qwen2.5-0.5B-Instruct, a directory, smollm2 or tiny",
             given.model,
@@ -211,6 +209,10 @@ def _recipe(name: str) -> Recipe:
         near = f"; did you mean {hint}?" if hint else ""
         raise ConfigError(f"--recipe must be one of {', '.join(known)}, got {clean(name)!r}{near}")
     return known[name]
+
+
+def _run_name(text: str) -> str:
+    return load_config(command_line=[("run_name", text)]).config.run_name
 
 
 def _model(text: str) -> str:

@@ -170,15 +170,17 @@ class _Here:
                 continue
             seen_at = max(node.roster.time if node.roster else 0.0, node.history.alive_at or 0.0)
             # A round may be longer.
-            if time.time() - seen_at > STALE_AFTER_S and node.folder.resolve() not in map(
-                Path.resolve, running_nodes()
-            ):
+            if time.time() - seen_at > STALE_AFTER_S and node.folder.resolve() not in _running():
                 problems[str(node.folder)] = "this node is not running"
                 continue
             rows = _members(node.roster.peers if node.roster else ())
             found = FoundRun(sealed.manifest, "", len(rows) + 1, _models(rows))
             runs.append(_Run(Listed(found, address, address), address, [node]))
         return runs
+
+
+def _running() -> set[Path]:
+    return {folder.resolve() for folder in running_nodes()}
 
 
 def _members(rows: Sequence[PeerRow]) -> list[PeerRow]:
