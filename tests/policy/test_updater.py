@@ -309,7 +309,7 @@ def test_an_update_of_several_steps_takes_what_the_screen_has_read(
 
     monkeypatch.setattr(Policy, "encode_completions", counted)
     groups = [_group(policy, ids=False), _group(policy, (0.0, 1.0, 0.0, 0.0), ids=False)]
-    fresh, reading = (_updater(copy.deepcopy(policy), minibatches=2) for _ in range(2))
+    fresh, reading = (_updater(exact(policy), minibatches=2) for _ in range(2))  # batches of different size round apart
     fresh.update([], groups)
     tokenized.clear()
     scored: list[int] = []
@@ -321,7 +321,7 @@ def test_an_update_of_several_steps_takes_what_the_screen_has_read(
     assert sorted(tokenized) == sorted(TEXTS)
     assert sum(scored) == len(TEXTS), "the second group has the same texts"
     ours, theirs = (each._policy.model.state_dict() for each in (reading, fresh))
-    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs), "the same update"
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-9) for name in theirs), "the same update"
     after = reading.read(groups)
     assert sum(scored) == 2 * len(TEXTS), "by other weights"
     assert after[0][0][0].logprobs[0] != before[0][0][0].logprobs[0]
