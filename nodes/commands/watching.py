@@ -75,7 +75,7 @@ def find_nodes(runs: Sequence[Path]) -> list[Found]:
     folders = dict.fromkeys(folder for run in runs or running_nodes() for folder in _nodes_in(run))
     names = Counter(folder.name for folder in folders)
     found = [
-        Found(folder, "/".join(folder.absolute().parts[-2 if names[folder.name] > 1 else -1 :]), _is_control(folder))
+        Found(folder, _called(folder) if names[folder.name] > 1 else folder.name, _is_control(folder))
         for folder in folders
     ]
     return sorted(found, key=lambda each: (each.control, str(each.folder.parent), _by_number(each.name)))
@@ -95,6 +95,10 @@ def _nodes_in(run: Path) -> list[Path]:
     if (run / METRICS_FILE).exists():
         return [run]
     return [path.parent for path in run.glob(f"*/{METRICS_FILE}")]
+
+
+def _called(folder: Path) -> str:
+    return "/".join(folder.absolute().parts[-2:])
 
 
 def _is_control(folder: Path) -> bool:

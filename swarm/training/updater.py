@@ -122,16 +122,10 @@ class PolicyUpdater:
         this policy's log-probabilities of those that are `wanted`, [P][G]. An empty completion has no turns."""
         rows = [self._reader.unweighted(group) for group in groups]
         flags = wanted if wanted is not None else [[True] * len(each) for each in rows]
-        asked = [
-            [flag and len(row.completion) > 0 for row, flag in zip(each, marks, strict=True)]
-            for each, marks in zip(rows, flags, strict=True)
-        ]
+        asked = [row for row in compress(chain.from_iterable(rows), chain.from_iterable(flags)) if row.completion]
         with self._runner.training():
-            found = iter(self._logprobs(list(compress(chain.from_iterable(rows), chain.from_iterable(asked)))))
-        return [
-            [_turns(row, next(found) if flag else None) for row, flag in zip(each, marks, strict=True)]
-            for each, marks in zip(rows, asked, strict=True)
-        ]
+            found = dict(zip(map(id, asked), self._logprobs(asked), strict=True))
+        return [[_turns(row, found.get(id(row), ())) if row.completion else [] for row in each] for each in rows]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards, [G]."""
@@ -258,10 +252,8 @@ def _write(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         weight.copy_(value)
 
 
-def _turns(row: Row, logprobs: list[float] | None) -> list[ReadTurn]:
-    if not row.completion:
-        return []
-    return [ReadTurn(row.completion[turn], logprobs[turn] if logprobs else ()) for turn in by_turn(row)]
+def _turns(row: Row, logprobs: Sequence[float]) -> list[ReadTurn]:
+    return [ReadTurn(row.completion[turn], logprobs[turn]) for turn in by_turn(row)]
 
 
 class Reference:
