@@ -58,9 +58,9 @@ def test_the_table_is_large_and_has_every_kind_both_right_and_wrong() -> None:
 def test_an_answer_takes_little_time() -> None:
     seconds = []
     for row in ROWS:
-        began = time.process_time()
+        began = time.thread_time()
         row.graded()
-        seconds.append(time.process_time() - began)
+        seconds.append(time.thread_time() - began)
     assert statistics.median(seconds) < 0.02
 
 
@@ -199,14 +199,14 @@ def test_no_text_and_no_question_is_an_error(text: str, question: str) -> None:
 )
 def test_no_question_and_no_answer_takes_long(piece: str) -> None:
     text = piece * (200_000 // len(piece))
-    began = time.process_time()
+    began = time.thread_time()
     asked = Asked(text)
     is_stated(r"\sqrt{2}", asked)
     asked.has_value(1), asked.is_in_percent
     for rule in ("numeric", "boxed"):
         matches(rule, text[:60_000], "12", text)  # type: ignore[arg-type]
         matches(rule, rf"\boxed{{{text[:1_500]}}}", r"2\sqrt{3}", text[:MAX_CHARS])  # type: ignore[arg-type]
-    assert time.process_time() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_a_long_question_is_read_at_its_ends() -> None:

@@ -250,9 +250,9 @@ def test_n_queens_takes_any_solution() -> None:
 def test_no_text_takes_long(name: str) -> None:
     entry = make_dataset(name, 3, {})[0]
     for answer in HOSTILE:
-        began = time.process_time()
+        began = time.thread_time()
         OWN_SCORERS[name](answer, entry)
-        assert time.process_time() - began < 1.0, answer[:80]
+        assert time.thread_time() - began < 1.0, answer[:80]
 
 
 def test_every_data_set_scored_here_is_the_librarys() -> None:

@@ -184,19 +184,19 @@ REDOS = [
 def test_no_pattern_takes_long_on_any_text(pattern: str) -> None:
     task = ReasoningGymTask(name="gcd", find="regex", find_pattern=pattern, ask="")
     find = finder(task)
-    began = time.process_time()
+    began = time.thread_time()
     for piece in ("a", "aa!", "x", "ab ", "é1", "A\n"):
         find(piece * (MAX_PATTERN_CHARS * 16 // len(piece)))
-    assert time.process_time() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 @pytest.mark.parametrize("piece", ["1,111", "\\boxed{", "}{", "-", "9", "1/", " ", "1 ", "\\frac{", "m^1", "<answer>"])
 def test_no_text_takes_long(piece: str) -> None:
     text = piece * (200_000 // len(piece))
-    began = time.process_time()
+    began = time.thread_time()
     for find in (last_number, last_box, whole, last_pair):
         find(text)
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0
     assert last_number(f"1 {' ' * MAX_CHARS}") is None, "what is too far from the end is not read"
 
 

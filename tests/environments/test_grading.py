@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -13,6 +11,7 @@ from swarm.environments.scoring.finding import by_match_rule
 from swarm.environments.scoring.grading import exact, last_number, matches, numeric
 from swarm.environments.scoring.mathematics import NUM_POINTS, _Comparison, equivalent
 from swarm.environments.scoring.statements import boxed_content
+from tests.processor_time import grows_linearly
 
 
 @pytest.mark.parametrize(
@@ -277,7 +276,7 @@ def test_no_text_is_an_error(text: str, other: str) -> None:
     ],
 )
 def test_long_text_takes_no_quadratic_time(piece: str) -> None:
-    assert _grows_linearly("", piece, "")
+    assert _grades_in_linear_time("", piece, "")
 
 
 @pytest.mark.parametrize(
@@ -285,18 +284,14 @@ def test_long_text_takes_no_quadratic_time(piece: str) -> None:
     [("1", ",111", ","), ("\\boxed{^", " ", "x}"), ("\\boxed{^{", " ", "x}"), ("\\boxed{\\text{", "a", "x}")],
 )
 def test_nor_does_what_fits_a_pattern_up_to_its_end(start: str, piece: str, end: str) -> None:
-    assert _grows_linearly(start, piece, end)
+    assert _grades_in_linear_time(start, piece, end)
 
 
-def _grows_linearly(start: str, piece: str, end: str) -> bool:
-    """Whether a text four times as long takes nearer to 4 than to 16 times the processor time."""
-
-    def seconds(length: int) -> float:
+def _grades_in_linear_time(start: str, piece: str, end: str) -> bool:
+    def graded(length: int) -> None:
         text = start + piece * (length // len(piece)) + end
-        began = time.process_time()
         for rule in ("exact", "numeric", "boxed"):
             score(rule, f"<answer>{text}</answer>", "1")  # type: ignore[arg-type]
             score(rule, text, "1")  # type: ignore[arg-type]
-        return time.process_time() - began
 
-    return seconds(60_000) < 8 * seconds(15_000) + 0.2
+    return grows_linearly(graded, 15_000)

@@ -44,9 +44,9 @@ def test_an_answer_takes_little_time() -> None:
     seconds = []
     for pairs in SETS.values():
         for pair in pairs:
-            began = time.process_time()
+            began = time.thread_time()
             graded(pair)
-            seconds.append(time.process_time() - began)
+            seconds.append(time.thread_time() - began)
     assert statistics.median(seconds) < 0.02
 
 
@@ -165,11 +165,11 @@ def test_where_a_form_is_asked_for_the_value_is_no_answer(question: str, referen
     "text", ["\u0301\u0327" * 30_000, "½" * 60_000, "1 m " * 15_000, "answer is " * 6_000, "$1" * 30_000]
 )
 def test_no_text_takes_long(text: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     for rule in ("exact", "numeric", "boxed"):
         matches(rule, text, "12", text)  # type: ignore[arg-type]
         matches(rule, text[:MAX_CHARS], "12", text[:MAX_CHARS])  # type: ignore[arg-type]
-    assert time.process_time() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_no_text_takes_long(text: str) -> None:
 )
 def test_nor_does_notation_up_to_its_bound(piece: str) -> None:
     text = (piece * MAX_CHARS)[:MAX_CHARS]
-    began = time.process_time()
+    began = time.thread_time()
     notation(text)
     equivalent(text, piece)
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0

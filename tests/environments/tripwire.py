@@ -60,7 +60,7 @@ def try_all(dataset: str, answers: list[str], wire: Tripwire, through_library: b
         for warm in (str(entry["answer"]), "1, 2", "[1]", "", "\n"):  # whatever it imports late
             source.score(question.ref, f"<answer>{warm}</answer>")
         for answer in answers:
-            started = time.process_time()
+            started = time.thread_time()
             wire.own_text, wire.armed = own_text, True
             try:
                 if through_library:
@@ -72,7 +72,7 @@ def try_all(dataset: str, answers: list[str], wire: Tripwire, through_library: b
                 reward = 0.0
                 wire.noted.append(f"raised {error!r:.120}") if not through_library else None
             wire.armed = False
-            slowest = max(slowest, (time.process_time() - started, answer[:60]))
+            slowest = max(slowest, (time.thread_time() - started, answer[:60]))
             if reward > 0 and answer.strip().casefold() != str(entry["answer"]).casefold():
                 rewarded.append((answer[:60], reward, str(entry["answer"])[:60]))
     noted, wire.noted = wire.noted[:5], []

@@ -265,9 +265,9 @@ def test_statements_of_any_bytes_are_harmless_and_bounded() -> None:
     noisy = [Receiver(name, rng.bytes(int(rng.integers(0, 600))), (f"/ip4/{name}",)) for name in names]
     twice = Receiver("me", said({"member-0": 0.5}) + said({"member-0": 4.0}), is_own=True)
     assert credits([twice], names)["member-0"].value == 0.5, "the first counts"
-    began = time.process_time()
+    began = time.thread_time()
     credits([*noisy, *(Receiver(name, told) for name in names)], names)
-    assert time.process_time() - began < 5.0
+    assert time.thread_time() - began < 5.0
 
 
 def test_forged_replayed_and_oversized_statements_are_refused() -> None:

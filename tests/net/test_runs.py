@@ -240,9 +240,9 @@ def test_a_visitor_is_not_exhausted_by_a_list_of_bombs(
     address = f"/ip4/{HOST}/tcp/4001/p2p/{FOUNDER.peer_id}"
     bombs = [OpenRun(bomb(f"bomb-{number}").sealed, address) for number in range(MAX_RUNS)]
     keeper.serve(RUNS_PROTOCOL, lambda remote, request: msgspec.msgpack.encode(bombs))
-    started = time.process_time()
+    started = time.thread_time()
     found = ask_runs(visitor, "keeper", 5.0)
-    assert time.process_time() - started < 5
+    assert time.thread_time() - started < 5
     assert [each.name for each in found] == ["bomb-0"], "the first may be the keeper's own"
     assert not any(task.settings for task in found[0].manifest.tasks)
 

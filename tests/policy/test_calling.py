@@ -407,13 +407,13 @@ HOSTILE = {
 def test_a_call_that_is_none_is_read_as_one_in_no_time(name: str, policies: dict[str, Policy]) -> None:
     """Neither an answer nor a call, an error nor a delay; and every family can read it again."""
     text = HOSTILE[name]
-    began = time.process_time()
+    began = time.thread_time()
     found = calls_in(text)
     assert found and isinstance(found[0], BadCall) and 0 < len(found[0].problem) <= 300
     for policy in policies.values():
         (ids,) = policy.encode_completions([Completion(text, "stop")], ONE)
         policy.said(ids)
-    assert time.process_time() - began < 5
+    assert time.thread_time() - began < 5
 
 
 @pytest.mark.parametrize("count", [MAX_CALLS, MAX_CALLS + 1, 4_000])
@@ -421,9 +421,9 @@ def test_a_call_that_is_none_is_read_as_one_in_no_time(name: str, policies: dict
 def test_more_calls_than_a_turn_may_have_are_one_bad_call(count: int, form: str) -> None:
     body = '{"name": "f", "arguments": {}}'
     text = f"<tool_call>{body}</tool_call>" * count if form == "marked" else "\n".join([body] * count)
-    began = time.process_time()
+    began = time.thread_time()
     found = calls_in(text)
-    assert time.process_time() - began < 1
+    assert time.thread_time() - began < 1
     if count <= MAX_CALLS:
         assert found == (Call("f", "{}"),) * count
     else:

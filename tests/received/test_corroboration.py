@@ -372,10 +372,10 @@ def test_a_group_takes_little_time() -> None:
     source = random.Random(0)
     known = Corroboration(CorroborationSettings())
     groups = [_group(source, plain) for _ in range(200)]
-    began = time.process_time()
+    began = time.thread_time()
     for group in groups:
         known.credited([["author", "newcomers"]], [group])
-    assert time.process_time() - began < 200 * 0.02
+    assert time.thread_time() - began < 200 * 0.02
 
 
 def test_nobody_can_choose_a_marker_that_hides_behind_a_token_of_own_groups() -> None:

@@ -188,21 +188,21 @@ def test_a_number_that_python_converts_no_more_is_a_wrong_result(runner: Runner,
 def test_items_with_the_same_hash_take_no_time(runner: Runner, kind: str) -> None:
     """A set of n such items is compared n^2 / 2 times, by the one who judges and without fuel."""
     tests = read_tests([f"assert set(f({number})) == {{1}}" for number in range(8)], "f")
-    started = time.process_time()
+    started = time.thread_time()
     results = read_value("l" + "".join(f"i{k * (2**61 - 1):x};" for k in range(1, 60_000)) + ")")
     assert not tests[0].is_passed([results])
     assert read_value("e" + "".join(f"i{k * (2**61 - 1):x};" for k in range(1, 60_000)) + ")") == Failed(
         "its result cannot be read"
     )
-    assert time.process_time() - started < 5
+    assert time.thread_time() - started < 5
     assert runner.verdict(SAME_HASH.format(kind=kind), "", tests[:1], to_the_end=True).passed == 0
 
 
 @pytest.mark.parametrize("answer", ["```" + "a" * 2**16 + "`", "~" * 2**16 + "`", "~~~" + " " * 2**16 + "`"])
 def test_a_fence_that_never_opens_takes_no_time(answer: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     assert program_in(answer) == answer
-    assert time.process_time() - started < 1
+    assert time.thread_time() - started < 1
 
 
 ROWS = {
@@ -220,10 +220,10 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_that_takes_too_much_is_refused(name: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     with pytest.raises(Unreadable):
         read_tests(ROWS[name], "f")
-    assert time.process_time() - started < 10
+    assert time.thread_time() - started < 10
 
 
 @pytest.mark.parametrize("result", ["1000000007.0", "1000000006.5", "1e9 + 7"])
