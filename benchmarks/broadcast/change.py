@@ -30,7 +30,7 @@ def main(folder: Path, model: str, num_updates: int) -> None:
     write(Workload(model, sequences=16, longest=256), folder)
     settings = {"model": str(folder / MODEL), "device": "cpu", "system_prompt": ""}
     policy = load_policy(PolicySettings.model_validate(settings))
-    updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), temperature=1.0)
+    updater = PolicyUpdater(policy, UpdateSettings(minibatches=1), MixSettings(), temperature=1.0)
     groups = read_batch(folder)
     for _ in range(num_updates - 1):
         updater.update(groups, [])

@@ -60,7 +60,7 @@ def outcome(replay: bool, seed: int, num_completions: int) -> Outcome:
     """Generate and update once."""
     policy = mixture(replay, seed)
     engine = TransformersEngine(policy, GenerationSettings())
-    updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), SAMPLING.temperature)
+    updater = PolicyUpdater(policy, UpdateSettings(minibatches=1), MixSettings(), SAMPLING.temperature)
     began = time.process_time()
     answers = engine.generate(PROMPTS, num_completions, SAMPLING, seed)
     generated = time.process_time()

@@ -81,7 +81,7 @@ class Bench:
         return cell
 
     def _run(self, arm: str, delay: str, seed: int, learning_rate: float, unfinished: Path) -> Cell:
-        settings = UpdateSettings.model_validate({"learning_rate": learning_rate, **ARMS[arm]})
+        settings = UpdateSettings.model_validate({"learning_rate": learning_rate, "minibatches": 1, **ARMS[arm]})
         run = Run(self._subject, self._plan, settings, delay, seed)
         if unfinished.exists():
             run.resume(unfinished)

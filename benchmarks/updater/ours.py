@@ -38,6 +38,7 @@ def main(spec: Spec) -> None:
             "betas": BETAS,
             "loss": {"clip_low": CLIP[0], "clip_high": CLIP[1]},
             "max_grad_norm": MAX_GRAD_NORM,
+            "minibatches": 1,
             **spec.settings,
         }
     )

@@ -344,7 +344,7 @@ class PeerNode(RoleNode):
                 max_pending_per_peer=self._runtime.max_pending_per_peer,
                 trusted=config.trusted,
                 num_questions=0 if config.generation.max_staleness else num_questions,
-                num_steps=config.update.minibatches,
+                num_steps=config.update.num_minibatches,
                 has_penalty=config.update.has_penalty,
                 unreadable=unreadable_tasks(self._transport.manifest(), self.policy.modalities),
             ),
@@ -388,7 +388,7 @@ class PeerNode(RoleNode):
         if every == 0 or (mix.policy == "fixed" and mix.external == 0):
             return None
         sketcher = self._distillation.sketcher if self._distillation else self._ranks.sketcher
-        return WorthEstimator(sketcher, every, mix.local + mix.external, self._config.update.minibatches)
+        return WorthEstimator(sketcher, every, mix.local + mix.external, self._config.update.num_minibatches)
 
     def _make_adoption(self) -> Adoption | None:
         """None for a peer that follows no learner."""

@@ -16,6 +16,8 @@ from swarm.settings import Settings
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 MAX_LEARNING_RATE = 1.0
+MINIBATCHES = 4
+"""Optimizer steps of an update where none are configured."""
 OptimizerName = Literal["adamw", "adamw_8bit", "adamw_offloaded"]
 CORRECTIONS = {"icepop": "token_mask", "mis": "sequence_mask"}
 """Values of `importance` by the names of their papers, which others count among the objectives."""
@@ -90,8 +92,9 @@ class UpdateSettings(Settings):
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: int = Field(1, ge=1)
     """Passes over each mixed batch; clipping has an effect from the second step on."""
-    minibatches: int = Field(1, ge=1)
-    """Optimizer steps per epoch; the batch's groups are divided among them."""
+    minibatches: int | None = Field(None, ge=1)
+    """Optimizer steps per epoch, whole groups each, or fewer where there are fewer groups. Default: 4; a learner's 1,
+    because only the first is computed while groups arrive."""
     batching: BatchingName = "auto"
     """How rows share a forward pass: `packed` processes a prompt once for all its completions, without padding, but
     needs a model with plain attention; `padded` combines rows of similar length. `auto`: packed if the model allows it,
@@ -122,6 +125,11 @@ class UpdateSettings(Settings):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
         return self
+
+    @property
+    def num_minibatches(self) -> int:
+        """Optimizer steps per epoch, of enough groups."""
+        return self.minibatches or MINIBATCHES
 
     @property
     def has_penalty(self) -> bool:

@@ -145,7 +145,7 @@ class PolicyUpdater:
             steps = [
                 self._step(rows)
                 for _ in range(self._settings.epochs)
-                for rows in minibatches(groups, self._settings.minibatches)
+                for rows in minibatches(groups, self._settings.num_minibatches)
             ]
         report = summarise(steps)
         self.version += not report.skipped
@@ -173,7 +173,7 @@ class PolicyUpdater:
         """The groups with old, receiver and reference log-probabilities from before the first step."""
         rows = [row for group in groups for row in group]
         decoupled = self._settings.importance != "none"
-        several_steps = self._settings.epochs * self._settings.minibatches > 1
+        several_steps = self._settings.epochs * self._settings.num_minibatches > 1
         whole_groups = self._settings.loss.needs_group_expectation
         wanted = [
             needs_receiver(row, decoupled, several_steps, whole_groups)

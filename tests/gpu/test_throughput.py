@@ -69,7 +69,7 @@ def test_an_update_uses_the_gpu(device: torch.device, figures: Report, model: st
     if large:
         pytest.importorskip("peft", reason="needs the extra lora")
     policy = seven_billion(device, LoraSettings(rank=16)) if large else half_a_billion(device, torch.float32)
-    updater = PolicyUpdater(policy, UpdateSettings(), MixSettings(), 1.0)
+    updater = PolicyUpdater(policy, UpdateSettings(minibatches=1), MixSettings(), 1.0)
     groups = [_group(index, 512 if large else 384) for index in range(4 if large else 32)]
     seconds = []
     for _ in range(4):

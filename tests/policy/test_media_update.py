@@ -54,7 +54,9 @@ def test_the_gradient_is_that_of_a_loop_over_rows(
         each.model.double()
     assert policy.media is not None and twin.media is not None
     policy.media.encoder.dtype = torch.float64
-    settings = UpdateSettings(learning_rate=1e-3, max_grad_norm=1e9, batching=batching, micro_batch_tokens=4_000)
+    settings = UpdateSettings(
+        learning_rate=1e-3, max_grad_norm=1e9, batching=batching, micro_batch_tokens=4_000, minibatches=1
+    )
     updater = PolicyUpdater(policy, settings, MixSettings(external_negative_weight=1.0), 1.0)
     steps: list[dict[str, Tensor]] = []
     updater.optimizer.register_step_pre_hook(

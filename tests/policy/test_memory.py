@@ -55,9 +55,8 @@ def _group(index: int) -> GradedGroup:
 
 
 def _updater(policy: Policy, **settings: object) -> PolicyUpdater:
-    return PolicyUpdater(
-        policy, UpdateSettings(learning_rate=1e-3, micro_batch_tokens=200, **settings), MixSettings(), 1.0
-    )
+    values = {"learning_rate": 1e-3, "micro_batch_tokens": 200, "minibatches": 1, **settings}
+    return PolicyUpdater(policy, UpdateSettings.model_validate(values), MixSettings(), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ GROUPS = [_group(0, (1.0, 0.0, 0.0, 0.0)), _group(1, (0.0, 1.0, 0.0, 1.0)), _gro
 
 
 def _updater(policy: Policy, **settings: object) -> PolicyUpdater:
-    values = {"learning_rate": 1e-3, "max_grad_norm": NO_CLIP, **settings}
+    values = {"learning_rate": 1e-3, "max_grad_norm": NO_CLIP, "minibatches": 1, **settings}
     return PolicyUpdater(policy, UpdateSettings.model_validate(values), MixSettings(), 1.0)
 
 

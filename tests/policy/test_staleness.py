@@ -57,7 +57,7 @@ def _text_only(group: GradedGroup, log_expectation: float | None) -> GradedGroup
 
 
 def _updater(policy: Policy, reference: Policy | None = None, mix: MixSettings = BEHAVIOUR, **settings: object):
-    chosen = UpdateSettings(**{"learning_rate": 1e-3, "advantage": "dr_grpo", **settings})
+    chosen = UpdateSettings(**{"learning_rate": 1e-3, "advantage": "dr_grpo", "minibatches": 1, **settings})
     return PolicyUpdater(policy, chosen, mix, 1.0, reference)
 
 

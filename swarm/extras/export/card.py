@@ -190,6 +190,8 @@ def _settings(config: NodeConfig) -> Iterator[tuple[str, str]]:
     default = NodeConfig(policy=config.policy.model_copy(update={"chat_template_kwargs": {}}))
     own, usual = (dict(leaves(each.model_dump(mode="json"))) for each in (config, default))
     for name, value in own.items():
+        if value is None:
+            continue
         if name in SETTINGS or (name.startswith(SET) and value != usual.get(name) and "/" not in str(value)):
             yield f"`{name}`", f"`{_named(value)}`"
     if prompt := prompt_of(config.policy):

@@ -19,6 +19,11 @@ from swarm.training.updater import PolicyUpdater
 from swarm.types import GradedGroup, Sampling, UpdateReport
 
 
+def of_learner(settings: UpdateSettings) -> UpdateSettings:
+    """Settings with one optimizer step per epoch where none are configured."""
+    return settings if settings.minibatches else settings.model_copy(update={"minibatches": 1})
+
+
 class StreamedUpdater(PolicyUpdater):
     """Updates on groups that workers sampled with this policy's snapshots.
 
@@ -39,7 +44,7 @@ class StreamedUpdater(PolicyUpdater):
 
         Raises `PolicyError`.
         """
-        super().__init__(policy, settings, mix, sampling.temperature, reference)
+        super().__init__(policy, of_learner(settings), mix, sampling.temperature, reference)
         if settings.loss.per_token and settings.behaviour_kl > 0:
             raise PolicyError(
                 f"a learner cannot use update.behaviour_kl with objective {settings.objective}, whose loss is divided "
@@ -74,7 +79,7 @@ class StreamedUpdater(PolicyUpdater):
         with self._runner.training():
             before = len(self._groups)
             self._groups += self._resolved(fresh)
-            first = range(0, len(self._groups), self._settings.minibatches)
+            first = range(0, len(self._groups), self._settings.num_minibatches)
             added = [row for index in first if index >= before for row in self._groups[index]]
             if added:
                 self._gradient.add(added)
@@ -83,7 +88,7 @@ class StreamedUpdater(PolicyUpdater):
         """Take the steps of all groups, as `update` with the same groups would. Raises `NonFiniteUpdates`."""
         if not self._groups:
             return UpdateReport(skipped=True)
-        parts = minibatches(self._groups, self._settings.minibatches)
+        parts = minibatches(self._groups, self._settings.num_minibatches)
         with self._runner.training():
             steps = [self._take_step()]
             steps += [self._step(rows) for rows in chain(parts[1:], *repeat(parts, self._settings.epochs - 1))]

@@ -56,7 +56,7 @@ def _sampled(policy: Policy, question: str, texts: tuple[str, ...] = TEXTS) -> G
 
 
 def _settings(**changes: object) -> UpdateSettings:
-    return UpdateSettings(**{"learning_rate": 1e-3, **changes})
+    return UpdateSettings(**{"learning_rate": 1e-3, "minibatches": 1, **changes})
 
 
 def _claiming(group: GradedGroup, shift: float) -> GradedGroup:
@@ -108,6 +108,21 @@ def test_several_steps_are_those_of_all_groups_at_once(
     assert not _same_weights(parts, policy)
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(("minibatches", "of_a_peer", "of_a_learner"), [(None, 4, 1), (2, 2, 2), (9, 5, 5)])
+def test_a_peer_makes_four_steps_of_an_update_and_a_learner_one_where_nothing_is_configured(
+    policy: Policy, minibatches: int | None, of_a_peer: int, of_a_learner: int
+) -> None:
+    groups = [_sampled(policy, question) for question in (*QUESTIONS, *QUESTIONS)][:5]
+    settings = _settings(minibatches=minibatches)
+    peer = PolicyUpdater(copy.deepcopy(policy), settings, MixSettings(), 1.0)
+    learner = StreamedUpdater(copy.deepcopy(policy), settings, MixSettings(), Sampling())
+    for updater, expected in ((peer, of_a_peer), (learner, of_a_learner)):
+        steps: list[int] = []
+        updater.optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        updater.update(groups, [])
+        assert len(steps) == expected
 
 
 def _same_weights(one: Policy, other: Policy) -> bool:

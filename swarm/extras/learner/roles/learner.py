@@ -28,6 +28,7 @@ from swarm.extras.learner.protocols import SnapshotPublisher
 from swarm.extras.learner.roles.adoption import FOLDER as SNAPSHOTS, open_publisher
 from swarm.extras.learner.roles.ranks import LearnerRanks
 from swarm.extras.learner.terms import check_only_learner, differences, terms_of
+from swarm.extras.learner.updater import of_learner
 from swarm.extras.learner.workforce import FAREWELL_S, Workforce, mean_reward
 from swarm.figures import finite
 from swarm.files import RandomAccessFile, replace_file
@@ -64,9 +65,9 @@ class LearnerNode(RoleNode, LearnerObserver):
     @classmethod
     def plan(cls, config: NodeConfig) -> list[tuple[str, str]]:
         """See `RoleNode`."""
-        learner, update = config.learner, config.update
+        learner, update = config.learner, of_learner(config.update)
         every = f"every {learner.period} steps" if learner.period > 1 else "after every step"
-        times = update.epochs * update.minibatches
+        times = update.epochs * update.num_minibatches
         several = f", in {times} optimizer steps" if times > 1 else ""
         rollouts = f"{learner.rollouts_per_step} rollouts of workers, at most {learner.max_staleness} versions old"
         return [
