@@ -196,6 +196,20 @@ def test_asking_on_is_refused_where_generation_runs_ahead() -> None:
         load("5", "2")
 
 
+def test_a_thought_is_shorter_than_its_completion() -> None:
+    thoughts = [("policy.model", "an/other"), ("generation.max_thinking_tokens", "600")]
+    load_config(command_line=thoughts)  # a model that thinks has a longer default
+    load_config(command_line=[*thoughts, ("generation.max_new_tokens", "601")])
+    with pytest.raises(ConfigError, match="max_thinking_tokens must be below max_new_tokens 600, got 600"):
+        load_config(command_line=[*thoughts, ("generation.max_new_tokens", "600")])
+
+
+def test_a_reference_that_nothing_would_use_is_refused() -> None:
+    load_config(command_line=[("update.reference", "best"), ("update.reference_kl", "0.1")])
+    with pytest.raises(ConfigError, match="reference best needs reference_kl above 0"):
+        load_config(command_line=[("update.reference", "best")])
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

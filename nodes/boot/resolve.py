@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nodes.boot.directory import RunDirectory, resumed
+from nodes.boot.directory import RunDirectory, remembered, resumed
 from nodes.boot.manifest import manifest_values, other_files, other_options
 from nodes.roles.role import RoleNode
 from swarm.config import LoadedConfig, NodeConfig, overlay
@@ -76,9 +76,12 @@ def check_settings(config: NodeConfig) -> str | None:
 
 
 def check_recorded(config: NodeConfig) -> None:
-    """Raises `ConfigError` for a file of `pool.recorded` from which there is nothing to learn."""
+    """Raises `ConfigError` for recorded groups or demonstrations from which there is nothing to learn. A node that has
+    begun needs its demonstrations no more."""
     if (path := config.pool.recorded) is not None:
         extra("recorded.author").RecordedAuthor.of(path, 1, 0, lambda text, level: None)
+    if config.demonstrations.path is not None and remembered(config.out) is None:
+        extra("recorded.course").Course.of(config.demonstrations, 0, lambda text, level: None)
 
 
 def fitted(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:

@@ -236,7 +236,7 @@ CHOICES: tuple[tuple[str, str, ItemsView[str, Callable[..., object]]], ...] = (
 
 
 WHEN = """When to use which:
-  grpo      the default: own groups and others' text, one optimizer step per batch
+  grpo      the default: own groups and others' text
   dapo      long completions shall weigh more; dr_grpo divides by a constant length instead
   gspo      several epochs or minibatches per batch, or old rollouts, clipped by whole completions
   gepo      others' groups with the sampler's numbers but no token ids; set group_clip

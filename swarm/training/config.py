@@ -126,6 +126,12 @@ class UpdateSettings(Settings):
             raise ValueError(f"betas must be in [0, 1), got {self.betas}")
         return self
 
+    @model_validator(mode="after")
+    def _a_reference_is_used(self) -> UpdateSettings:
+        if self.reference != "initial" and self.reference_kl == 0:
+            raise ValueError(f"reference {self.reference} needs reference_kl above 0, got 0")
+        return self
+
     @property
     def num_minibatches(self) -> int:
         """Optimizer steps per epoch, of enough groups."""

@@ -21,7 +21,7 @@ def test_the_reference_is_the_policy_after_the_best_rounds(reference: str, tmp_p
         "seed": 1,
         "evaluation": {"num_questions": 0},
         "mix": {"local": 4, "external": 0},
-        "update": {"reference_kl": 1e-9, "reference": reference},
+        "update": {"reference_kl": 1e-9, "reference": reference, "minibatches": 1},
         "watch": {"window_rounds": 2},
     }
     turns = Turns()

@@ -88,12 +88,13 @@ def test_a_file_without_groups_is_refused_in_a_sentence(tmp_path: Path) -> None:
             RecordedAuthor.of(path, 1, 0, lambda text, level: None)
 
 
-def test_such_a_file_is_refused_before_anything_is_dialled(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("section", "field"), [("pool", "recorded"), ("demonstrations", "path")])
+def test_such_a_file_is_refused_before_anything_is_dialled(section: str, field: str, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
-    config.write_text(f"out: {tmp_path / 'out'}\nname: alone\npool: {{recorded: {tmp_path / 'nowhere'}}}\n")
+    config.write_text(f"out: {tmp_path / 'out'}\nname: alone\n{section}: {{{field}: {tmp_path / 'nowhere'}}}\n")
     said = io.StringIO()
     with (
-        pytest.raises(ConfigError, match="pool.recorded: cannot read"),
+        pytest.raises(ConfigError, match=f"{section}.{field}: cannot read"),
         opened(PeerNode, load_config(config, {}), Console(file=said), lambda: False, None),
     ):
         pass
