@@ -172,7 +172,9 @@ class GenerationSettings(Settings):
     def _a_thought_leaves_room_for_an_answer(self) -> GenerationSettings:
         longest = self.max_new_tokens
         if self.max_thinking_tokens >= longest and "max_new_tokens" in self.model_fields_set:
-            raise ValueError(f"max_thinking_tokens must be below max_new_tokens {longest}, got {self.max_thinking_tokens}")
+            raise ValueError(
+                f"max_thinking_tokens must be below max_new_tokens {longest}, got {self.max_thinking_tokens}"
+            )
         return self
 
     @property

@@ -118,4 +118,6 @@ def test_what_needs_rewards_of_ones_own_is_refused(field: str, value: str, messa
     from swarm.extras.learner.roles.ranks import LearnerRanks
 
     with pytest.raises(ConfigError, match=message):
-        LearnerRanks(_config(tmp_path, (f"update.{field}", value), ("update.reference_kl", "0.1")), None, Ranks(), lambda: False)
+        LearnerRanks(
+            _config(tmp_path, (f"update.{field}", value), ("update.reference_kl", "0.1")), None, Ranks(), lambda: False
+        )
