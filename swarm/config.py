@@ -345,7 +345,7 @@ def describe_tasks(config: NodeConfig) -> str:
 def _preset(model: str) -> tuple[str, Values]:
     """Defaults for this model where they differ from those for any."""
     if model == SMOLLM2:
-        return f"default for {model}", {"update": {"learning_rate": 2e-5}}
+        return f"default for {model}", {"update": {"learning_rate": 1e-5}}
     if model not in EMBEDDED:
         return "", {}
     values: Values = {

@@ -58,7 +58,7 @@ class UpdateSettings(Settings):
     """Credit of a turn's tokens: the reward of the whole episode, or only what this turn and later
     ones earned, compared with the same turn of the group's other episodes."""
     learning_rate: float = Field(1e-6, gt=0)
-    """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4, for `smollm2` 2e-5."""
+    """1e-6 suits models of 0.5 B parameters and more; the default for `tiny` is 3e-4, for `smollm2` 1e-5."""
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(0.0, ge=0)
     warmup_updates: int = Field(0, ge=0)

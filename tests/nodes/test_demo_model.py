@@ -45,7 +45,7 @@ def test_a_real_model_gets_its_tasks_and_its_share_of_the_cores(
     assert [task.name for task in config.tasks] == ["sums", "gcd"]
     assert config.policy.threads == 12 // 5 and config.policy.system_prompt == ""
     assert config.generation.questions_per_round == config.mix.local + config.mix.external == 4
-    assert config.update.learning_rate == 2e-5
+    assert config.update.learning_rate == 1e-5
     monkeypatch.setattr(demo_model, "num_cores", lambda: 2)
     assert _checked(options, _values(options)).policy.threads == 1
 
