@@ -98,8 +98,11 @@ def test_a_card_says_what_was_trained_on_what_and_nothing_of_the_machine(
 
 
 def test_a_card_says_how_the_model_thought() -> None:
+    long = ("generation.max_new_tokens", "100")
     fields = [("policy.chat_template_kwargs.enable_thinking", "false"), ("generation.max_thinking_tokens", "64")]
-    with_thoughts, plain = (dict(card._settings(load_config(command_line=given).config)) for given in (fields, []))
+    with_thoughts, plain = (
+        dict(card._settings(load_config(command_line=[long, *given]).config)) for given in (fields, [])
+    )
     more = {"`generation.max_thinking_tokens`": "`64`", "`policy.chat_template_kwargs.enable_thinking`": "`False`"}
     assert with_thoughts.items() - plain.items() == more.items()
 
