@@ -19,6 +19,7 @@ from torch import Tensor
 
 from swarm.algorithms.advantages import BY_REWARD, find_advantage
 from swarm.errors import NonFiniteUpdates, OutOfMemory, PolicyError
+from swarm.machine import keep_free_memory
 from swarm.policy.batching import by_turn, minibatches
 from swarm.policy.loading import SMALLER, Policy
 from swarm.policy.out_of_memory import needing_memory
@@ -78,6 +79,8 @@ class PolicyUpdater:
         self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
+        if policy.device.type == "cpu":
+            keep_free_memory()
         self.optimizer = make_optimizer(policy, settings)
         self._objective = Objective(settings)
         self._gradient = GradientAccumulator(
