@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from benchmarks.common.report import Row
 from benchmarks.sharing.curves import along, cost_to_reach, time_to_reach
@@ -20,14 +20,24 @@ from swarm.telemetry.benefit.comparison import (
     ratio_by_seed,
 )
 
-ACCURACIES = (0.05, 0.1, 0.15)
-"""Fixed beforehand: a node starts sparse, below the first."""
-DECIDES = 0.1
 FEWEST = 4
 """Nodes from which on a swarm has a target."""
-MOST = 0.7
-"""Of the best lone node's processor seconds."""
 MOST_OF_AUTO = 1.05
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a policy's table is to show; fixed beforehand."""
+
+    accuracies: tuple[float, ...]
+    """Held-out accuracies, above that of the start."""
+    decides: float
+    """The accuracy at which swarms are compared with the best lone node."""
+    most: float
+    """Most of its processor seconds that a swarm should need."""
+
+
+EMBEDDED = Target((0.05, 0.1, 0.15), decides=0.1, most=0.7)
 SLOTS = (8, 24)
 """Own and others' groups of an update, at most."""
 TUNED: Fields = [("update.minibatches", "8"), ("policy.device", "cpu")]
@@ -65,22 +75,23 @@ def by_clock(size: Size) -> list[Comparison]:
     return [Comparison("clock", cells)]
 
 
-def clock_findings(title: str, outcomes: Outcomes) -> list[Row]:
+def clock_findings(title: str, outcomes: Outcomes, target: Target = EMBEDDED) -> list[Row]:
     """Processor seconds to each accuracy, those of swarms and of `auto` against the best lone node's, and accuracies
-    along the way."""
-    costs = {row: _costs(found) for row, found in outcomes.items() if found}
+    along the way. The names of lone rows begin with `LONE`, those of swarms with the number of nodes."""
+    costs = {row: _costs(found, target.decides) for row, found in outcomes.items() if found}
     lone = {row: cost for row, cost in costs.items() if row.startswith(LONE) and cost}
-    rows = [*time_to_reach(title, outcomes, ACCURACIES, "processor_s", "processor time"), *along(title, outcomes)]
+    reached = time_to_reach(title, outcomes, target.accuracies, "processor_s", "processor time")
     against = []
     for row, cost in costs.items():
         others = [each for each in lone if each != LONE_AUTO or row != LONE_AUTO]
-        if row in LONE_ROWS or not others:
+        is_control = row.startswith(LONE) and row != LONE_AUTO
+        if is_control or not others:
             continue
         best = min(others, key=lambda row: estimate(list(lone[row].values())).value)
-        target = MOST_OF_AUTO if row == LONE_AUTO else MOST if int(row.split()[0]) >= FEWEST else None
-        what = f"{title}, {row}: processor time to {DECIDES:.0%}, against the best lone node, {best}"
-        against.append(_at_most(what, ratio_by_seed(cost, lone[best]), target))
-    return [*against, *rows]
+        most = MOST_OF_AUTO if row == LONE_AUTO else target.most if int(row.split()[0]) >= FEWEST else None
+        what = f"{title}, {row}: processor time to {target.decides:.0%}, against the best lone node, {best}"
+        against.append(_at_most(what, ratio_by_seed(cost, lone[best]), most))
+    return [*against, *reached, *along(title, outcomes)]
 
 
 def _at_most(what: str, found: Estimate | None, target: float | None) -> Row:
@@ -90,9 +101,9 @@ def _at_most(what: str, found: Estimate | None, target: float | None) -> Row:
     return Row(what, found.value, "", target=target, met=met, spread=found.interval, n=found.n)
 
 
-def _costs(outcomes: Sequence[SwarmOutcome]) -> Mapping[int, float]:
-    """Processor seconds to the accuracy that decides, by seed; empty if one did not reach it."""
-    found = {each.seed: cost_to_reach(learning_curve(each), "processor_s", DECIDES) for each in outcomes}
+def _costs(outcomes: Sequence[SwarmOutcome], accuracy: float) -> Mapping[int, float]:
+    """Processor seconds to this accuracy, by seed; empty if one did not reach it."""
+    found = {each.seed: cost_to_reach(learning_curve(each), "processor_s", accuracy) for each in outcomes}
     reached = {seed: cost for seed, cost in found.items() if cost is not None}
     return reached if len(reached) == len(found) else {}
 

@@ -15,7 +15,7 @@ from benchmarks.common.specialists import OTHERS_TASKS
 from benchmarks.sharing import timed
 from benchmarks.sharing.__main__ import DEFAULT, EVERY_SHORT, FULL, KINDS, QUICK, changed, main, take_table
 from benchmarks.sharing.cell import HOSTILE, RECIPES
-from benchmarks.sharing.clock import clock_findings
+from benchmarks.sharing.clock import Target, clock_findings
 from benchmarks.sharing.curves import accuracy_at, at_equal_cost, by_task, cost_to_reach, time_to_reach
 from benchmarks.sharing.real_model import of_real_model
 from benchmarks.sharing.swarms import (
@@ -252,6 +252,10 @@ def test_processor_time_is_compared_with_that_of_the_best_lone_node() -> None:
     assert (auto.value, auto.met) == (pytest.approx(1.05), True)
     unknown = {row: [structs.replace(each, nodes=[node([0.1])]) for each in found] for row, found in outcomes.items()}
     assert not any(row.met for row in clock_findings("clock", unknown))
+    real = Target((0.05, 0.2), decides=0.2, most=0.5)
+    (row,) = (each for each in clock_findings("clock", outcomes, real) if each.target == 0.5)
+    assert row.what == f"clock, 4 nodes: {what.replace('10%', '20%')}"
+    assert (row.value, row.met) == (pytest.approx(0.6), False)
     few = clock_findings("clock", {**outcomes, "alone, 16 questions": [], "2 nodes": []})
     assert few[1].what == "clock, 4 nodes: processor time to 10%, against the best lone node, alone, auto"
 
@@ -277,20 +281,33 @@ def test_accuracy_is_also_given_by_task() -> None:
 
 
 @pytest.mark.parametrize("size", [QUICK, DEFAULT, FULL], ids=lambda size: size.name)
-def test_nodes_with_a_real_model_differ_in_the_mix_alone(size: Size) -> None:
+def test_nodes_with_a_real_model_differ_in_mix_and_optimizer_steps_alone(size: Size) -> None:
     (comparison,) = of_real_model(size)
-    groups = size.real.groups
-    assert list(comparison.cells) == [f"{groups}/0", f"{groups // 2}/{groups // 2}", "auto"]
-    configs = [_members(cells[0])[0].config for cells in comparison.cells.values()]
-    for config in configs:
+    scale, groups = size.real, size.real.groups
+    rows = {row: _members(cells[0])[0].config for row, cells in comparison.cells.items()}
+    assert list(rows) == ["alone, 8 steps", "alone, 4 steps of 2e-5", f"{scale.nodes} nodes"]
+    assert [len(cells[0].seats) for cells in comparison.cells.values()] == [1, 1, scale.nodes]
+    assert [config.update.minibatches for config in rows.values()] == [8, 4, 16]
+    assert [config.update.learning_rate for config in rows.values()] == [1e-5, 2e-5, 1e-5]
+    *lone, together = rows.values()
+    for config in lone:
+        assert (config.mix.policy, config.mix.local, config.mix.external) == ("fixed", groups, 0)
+        assert (config.rounds, config.evaluation.num_questions) == (2 * scale.rounds, 2 * scale.evaluation)
+    assert (together.mix.policy, together.mix.local, together.mix.external) == ("auto", groups, 3 * groups)
+    assert (together.rounds, together.evaluation.num_questions) == (scale.rounds, scale.evaluation)
+    for config in rows.values():
         assert config.policy.model == "smollm2" and config.policy.threads == 1
         assert [(task.name, task.find) for task in config.tasks] == [("sums", "last_number"), ("gcd", "last_number")]
-        assert (config.rounds, config.evaluation.every_rounds) == (size.real.rounds, size.real.every)
-        assert config.evaluation.num_questions == size.real.evaluation
-        assert config.generation.questions_per_round == config.mix.local + config.mix.external == groups
-    others = {config.model_dump_json(exclude={"mix", "share"}) for config in configs}
-    assert len(others) == 1
-    assert all(len(cells) == size.real.seeds for cells in comparison.cells.values())
+        assert (config.generation.questions_per_round, config.evaluation.every_rounds) == (groups, scale.every)
+    differing = {
+        "mix": True,
+        "share": True,
+        "rounds": True,
+        "evaluation": {"num_questions"},
+        "update": {"minibatches", "learning_rate"},
+    }
+    assert len({config.model_dump_json(exclude=differing) for config in rows.values()}) == 1
+    assert all(len(cells) == scale.seeds for cells in comparison.cells.values())
     assert TABLES["model"].jobs(8) == 8, "a swarm has one thread"
 
 
@@ -412,7 +429,7 @@ def test_a_short_table_of_the_real_model_has_what_accuracy_costs(tmp_path: Path)
     report = Report("sharing", peer="baseline")
     TABLES["model"].prepare(SHORT, Console(quiet=True), 2)
     assert take_table("model", SHORT, tmp_path, 2, report, Console(quiet=True)) == 0
-    result = json.loads((tmp_path / "short" / "model" / "tiny-1-1-seed0" / "result.json").read_text())
+    result = json.loads((tmp_path / "short" / "model" / "tiny-2-nodes-seed0" / "result.json").read_text())
     for peer in result["nodes"]:
         start, middle, end = peer["evaluations"]
         assert [each["round"] for each in peer["evaluations"]] == [0, 1, 2]
@@ -420,13 +437,13 @@ def test_a_short_table_of_the_real_model_has_what_accuracy_costs(tmp_path: Path)
         assert 0 < middle["tokens"] < end["tokens"] == peer["tokens"] and 0 < middle["seconds"] < end["seconds"]
         assert set(end["tasks"]) == {"sums", "gcd"}
     by_name = {row.what: row for row in report.rows}
-    tokens = by_name["tiny, 1/1, after 2 rounds: tokens a node"].value
+    tokens = by_name["tiny, 2 nodes, after 2 rounds: tokens a node"].value
     assert tokens == sum(peer["tokens"] for peer in result["nodes"]) / 2
-    assert all(row.met is None for row in report.rows), "no target is set"
+    assert all(row.met is None for row in report.rows), "only from four nodes on there is a target"
     written = json.loads((tmp_path / "short" / "model.json").read_text())
     assert [row["what"] for row in written["rows"]] == [row.what for row in report.rows]
     text = (tmp_path / "short" / "model.md").read_text()
-    assert "| auto |" in text and "held-out accuracy on gcd, after" in text
+    assert "| 2 nodes |" in text and "held-out accuracy on gcd, after" in text
     assert (tmp_path / "short" / "model.png").stat().st_size > 10_000
     # A second run has nothing left to do.
     again = Report("sharing", peer="baseline")
