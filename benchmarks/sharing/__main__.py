@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Scale)
 STARTS = ("sparse", "dense")
 SWARMS = ("strong and weak", "specialists", "sizes and tokenizers", "late joiners")
 KINDS = ("wrong", "inverted", "copies", "gibberish", "repetition", "long")
-REAL = RealScale(nodes=4, rounds=13, seeds=3, evaluation=96, every=2, groups=8)
+REAL = RealScale(nodes=4, rounds=16, seeds=3, evaluation=96, every=2, groups=8)
 QUICK = Size(
     name="quick",
     nodes=4,

@@ -19,13 +19,17 @@ from swarm.policy.loading import find_source
 from swarm.preflight.check import check_nodes
 
 TARGET = Target((0.3, 0.4, 0.5, 0.6), decides=0.6, most=0.8)
+FALLING: Fields = [
+    ("update.minibatches", "8"),
+    ("update.learning_rate", "2e-5"),
+    ("update.schedule", "linear"),
+    ("update.final_learning_rate", "4e-6"),
+]
+"""The fastest of those in benchmarks/results/clock.md, alone and together. The rate falls during all rounds."""
 LONE_ROWS: dict[str, Fields] = {
-    f"{LONE}, 8 steps": [("update.minibatches", "8"), ("update.learning_rate", "1e-5")],
-    f"{LONE}, 4 steps of 2e-5": [("update.minibatches", "4"), ("update.learning_rate", "2e-5")],
+    LONE: FALLING,
+    f"{LONE}, constant 1e-5": [("update.minibatches", "8"), ("update.learning_rate", "1e-5")],
 }
-"""The best settings of a lone node, of those in benchmarks/results/clock.md."""
-TOGETHER: Fields = [("update.minibatches", "16"), ("update.learning_rate", "1e-5")]
-"""The lone node's rate, and as many groups a step: an update has about four times as many."""
 OTHERS = 3
 """Others' groups of an update for each own one, at most."""
 NOTE = (
@@ -38,13 +42,13 @@ NOTE = (
 
 
 def of_real_model(size: Size) -> list[Comparison]:
-    """A lone node with each of its best settings, and a swarm."""
+    """Lone nodes, and a swarm of nodes that differ from the first one in their mix alone."""
     scale = size.real
     longer = replace(scale, rounds=2 * scale.rounds, evaluation=2 * scale.evaluation)
     cells = {row: _cells(row, longer, 1, f"{scale.groups}/0", fields) for row, fields in LONE_ROWS.items()}
     most = [("mix.local", str(scale.groups)), ("mix.external", str(OTHERS * scale.groups))]
     row = f"{scale.nodes} nodes"
-    cells[row] = _cells(row, scale, scale.nodes, AUTO, [*TOGETHER, *most])
+    cells[row] = _cells(row, scale, scale.nodes, AUTO, [*FALLING, *most])
     return [Comparison(scale.policy, cells)]
 
 
@@ -70,5 +74,5 @@ def real_model_findings(title: str, outcomes: Outcomes) -> list[Row]:
 def _cells(row: str, scale: RealScale, count: int, mix: str, changes: Fields) -> list[Cell]:
     """One thread: two swarms with one each make 1.45 times the rounds of one with two."""
     values = real_model(scale.policy, scale.groups, num_nodes=1)
-    fields = [*as_fields(values), ("policy.threads", "1"), *changes]
+    fields = [*as_fields(values), ("policy.threads", "1"), ("update.total_updates", str(scale.rounds)), *changes]
     return swarm_cells(f"{scale.policy}, {row}", scale, peers(count), scale.policy, mix, fields)

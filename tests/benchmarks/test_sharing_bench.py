@@ -281,14 +281,15 @@ def test_accuracy_is_also_given_by_task() -> None:
 
 
 @pytest.mark.parametrize("size", [QUICK, DEFAULT, FULL], ids=lambda size: size.name)
-def test_nodes_with_a_real_model_differ_in_mix_and_optimizer_steps_alone(size: Size) -> None:
+def test_nodes_with_a_real_model_differ_in_the_mix_alone(size: Size) -> None:
     (comparison,) = of_real_model(size)
     scale, groups = size.real, size.real.groups
     rows = {row: _members(cells[0])[0].config for row, cells in comparison.cells.items()}
-    assert list(rows) == ["alone, 8 steps", "alone, 4 steps of 2e-5", f"{scale.nodes} nodes"]
+    assert list(rows) == ["alone", "alone, constant 1e-5", f"{scale.nodes} nodes"]
     assert [len(cells[0].seats) for cells in comparison.cells.values()] == [1, 1, scale.nodes]
-    assert [config.update.minibatches for config in rows.values()] == [8, 4, 16]
-    assert [config.update.learning_rate for config in rows.values()] == [1e-5, 2e-5, 1e-5]
+    assert [config.update.learning_rate for config in rows.values()] == [2e-5, 1e-5, 2e-5]
+    assert [config.update.schedule for config in rows.values()] == ["linear", "constant", "linear"]
+    assert all(config.update.total_updates == config.rounds for config in rows.values())
     *lone, together = rows.values()
     for config in lone:
         assert (config.mix.policy, config.mix.local, config.mix.external) == ("fixed", groups, 0)
@@ -304,9 +305,10 @@ def test_nodes_with_a_real_model_differ_in_mix_and_optimizer_steps_alone(size: S
         "share": True,
         "rounds": True,
         "evaluation": {"num_questions"},
-        "update": {"minibatches", "learning_rate"},
+        "update": {"total_updates"},
     }
-    assert len({config.model_dump_json(exclude=differing) for config in rows.values()}) == 1
+    first, _, last = (config.model_dump_json(exclude=differing) for config in rows.values())
+    assert first == last
     assert all(len(cells) == scale.seeds for cells in comparison.cells.values())
     assert TABLES["model"].jobs(8) == 8, "a swarm has one thread"
 
