@@ -60,6 +60,13 @@ def _likelihood(policy: Policy, text: str) -> float:
     return sum(_logprobs(policy, policy.encode_completions([Completion(text, "stop")])[0]))
 
 
+def test_an_updater_on_a_cpu_keeps_freed_memory(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(updaters, "keep_free_memory", lambda: calls.append("kept"))
+    _updater(policy)
+    assert policy.device.type == "cpu" and calls == ["kept"]
+
+
 @pytest.mark.parametrize("external", [False, True])
 def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(policy: Policy, external: bool) -> None:
     group = _group(policy, ids=not external)
