@@ -124,7 +124,7 @@ from swarm.machine import keep_free_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(8):
-        [np.ones(2**20, np.float32) for _ in range(8)], np.ones(2**24, np.float32)
+        [np.ones(2**20, np.float32) for _ in range(32)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults()
 before = faults()

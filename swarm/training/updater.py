@@ -33,6 +33,8 @@ from swarm.training.rows import RewardWeights, Row, RowReader, Tokens, needs_rec
 from swarm.training.sketches import Sketcher
 from swarm.types import GradedGroup, ReadTurn, UpdateReport
 
+LARGE = 10_000_000
+"""Trained weights from which on a CPU's freed memory is kept: those of smaller policies are small blocks."""
 MOST_KNOWN_TOKENS = 2**21
 """Whose log-probabilities are kept for an update, some 100 MB: a node that seldom updates reads for others all the
 while."""
@@ -79,7 +81,7 @@ class PolicyUpdater:
         self._runner = ForwardRunner(policy, settings, temperature, self.sketcher)
         if policy.dtype is torch.float16 and policy.ranks.size > 1:
             raise PolicyError("policy.dtype must not be float16 with several processes: use bfloat16")
-        if policy.device.type == "cpu":
+        if policy.device.type == "cpu" and sum(weight.numel() for weight in policy.trained) >= LARGE:
             keep_free_memory()
         self.optimizer = make_optimizer(policy, settings)
         self._objective = Objective(settings)

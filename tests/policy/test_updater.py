@@ -60,11 +60,16 @@ def _likelihood(policy: Policy, text: str) -> float:
     return sum(_logprobs(policy, policy.encode_completions([Completion(text, "stop")])[0]))
 
 
-def test_an_updater_on_a_cpu_keeps_freed_memory(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(updaters, "keep_free_memory", lambda: calls.append("kept"))
-    _updater(policy)
-    assert policy.device.type == "cpu" and calls == ["kept"]
+def test_the_updater_of_a_large_policy_on_a_cpu_keeps_freed_memory(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(updaters, "keep_free_memory", lambda: calls.append(updaters.LARGE))
+    num_trained = sum(weight.numel() for weight in policy.trained)
+    for large in (num_trained + 1, num_trained):
+        monkeypatch.setattr(updaters, "LARGE", large)
+        _updater(policy)
+    assert policy.device.type == "cpu" and calls == [num_trained]
 
 
 @pytest.mark.parametrize("external", [False, True])
