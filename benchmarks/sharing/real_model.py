@@ -57,18 +57,14 @@ def prepare_real_model(size: Size, console: Console, jobs: int) -> None:
     with policy_progress(console, size.real.policy) as progress:
         find_source(size.real.policy, progress)
     (comparison,) = of_real_model(size)
-    together = comparison.cells[f"{size.real.nodes} nodes"]
+    *_, together = comparison.cells.values()
     config = together[0].members(Path())[0].config
     check_nodes(config, size.real.nodes, in_turn=True, num_swarms=min(jobs, len(together)))
 
 
 def real_model_findings(title: str, outcomes: Outcomes) -> list[Row]:
     """What accuracy costs, against the best lone node; accuracy at equal cost, and on each task."""
-    return [
-        *clock_findings(title, outcomes, TARGET),
-        *at_equal_cost(title, outcomes),
-        *by_task(title, outcomes),
-    ]
+    return [*clock_findings(title, outcomes, TARGET), *at_equal_cost(title, outcomes), *by_task(title, outcomes)]
 
 
 def _cells(row: str, scale: RealScale, count: int, mix: str, changes: Fields) -> list[Cell]:
