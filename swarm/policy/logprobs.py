@@ -35,6 +35,11 @@ class Scores:
     mask: Tensor
     """True on a row's tokens."""
 
+    def repeated(self, counts: Sequence[int]) -> Scores:
+        """Row i `counts[i]` times, one after another; each adds to its gradient."""
+        rows = sent(torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)), self.mask.device)
+        return Scores(*(values.index_select(0, rows) for values in (self.logprobs, self.entropies, self.mask)))
+
 
 class Routed(Tokens, Protocol):
     """Tokens with an optional record of their experts."""

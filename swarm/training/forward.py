@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -113,18 +114,34 @@ class ForwardRunner:
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
         """This rank's micro-batches, padded with empty ones to the same number on every rank: all ranks join each
-        pass."""
+        pass. Equal rows are side by side, and count once in `max_tokens`."""
+        equal: dict[Hashable, list[Row]] = {}
+        for row in rows:
+            equal.setdefault(self._input(row), []).append(row)
         ranks = self._policy.ranks
-        mine = [rows[i] for i in ranks.share([row.length for row in rows])]
-        batches = list(self._batching.cut(mine, max_tokens))
+        distinct = [first for first, *_ in equal.values()]
+        mine = [distinct[i] for i in ranks.share([row.length for row in distinct])]
+        batches = [
+            [row for first in batch for row in equal[self._input(first)]]
+            for batch in self._batching.cut(mine, max_tokens)
+        ]
         return batches + [[] for _ in range(ranks.most(len(batches)) - len(batches))]
 
     def scores(self, rows: Sequence[Row]) -> Scores:
-        """The policy's scores of a micro-batch's tokens, with gradient."""
+        """The policy's scores of a micro-batch's tokens, with gradient. Equal rows are computed once."""
         self._layers.compiled = self._compiled and not self._sketcher.active  # compiled layers call no hooks
+        equal = [list(each) for _, each in groupby(rows, self._input)]
+        distinct = [first for first, *_ in equal]
         if self._sketcher.active:
-            self._sketcher.follow(rows, self._batching.lay_out(rows).pieces)
-        return self._score(self._scorer, rows)
+            self._sketcher.follow(distinct, self._batching.lay_out(distinct).pieces)
+        scores = self._score(self._scorer, distinct)
+        return scores.repeated([len(each) for each in equal]) if len(distinct) < len(rows) else scores
+
+    def _input(self, row: Row) -> Hashable:
+        """Equal for rows that a pass computes once: a sketch keeps groups apart, and must not change the update."""
+        if self._policy.media is not None or row.routing is not None:
+            return id(row)  # tokens alone do not determine it
+        return row.key, self._sketcher.owner(row)
 
     def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """The policy's log-probabilities of each row's tokens, each row computed on one rank."""

@@ -65,8 +65,8 @@ class Sketcher:
 
     def expect(self, groups: Sequence[Sequence[Row]]) -> None:
         """The groups of an update, before its first step."""
+        self._owners = {id(row): owner for owner, rows in enumerate(groups) for row in rows}
         if self._wanted:
-            self._owners = {id(row): owner for owner, rows in enumerate(groups) for row in rows}
             self._sizes = {}
             self._sketches = [
                 torch.zeros(len(groups), *(min(size, MAX_WIDTH) for size in module.weight.shape), device=self._device)
@@ -75,10 +75,11 @@ class Sketcher:
 
     @contextmanager
     def reading(self, rows: Sequence[Row]) -> Iterator[None]:
-        """While the block computes the gradient of a step on `rows`, sketch their groups, once each."""
+        """While the block computes the gradient of a step on `rows`, sketch their groups, once each, if wanted."""
         self._step = {id(row): self._owners.pop(id(row)) for row in rows if id(row) in self._owners}
-        if not self._step:
+        if not self._step or self._sketches is None:
             yield
+            self._step = {}
             return
         self._clear()
         self._sizes |= dict.fromkeys(self._step.values(), len(set(self._step.values())))
@@ -90,6 +91,10 @@ class Sketcher:
             for handle in handles:
                 handle.remove()
             self.active, self._step, self._tokens = False, {}, []
+
+    def owner(self, row: Row) -> int | None:
+        """The group of a row of the current step, in an update's first epoch."""
+        return self._step.get(id(row))
 
     def follow(self, rows: Sequence[Row], pieces: Sequence[Piece]) -> None:
         """The next forward pass is of these rows, in these pieces."""

@@ -41,8 +41,9 @@ ROWS, COMPLETION = 8, 1_000
 
 
 def _group() -> GradedGroup:
-    ids = tuple(5 + k % 90 for k in range(COMPLETION))
-    completions = tuple(Completion("x", "length", ids, (-1.0,) * COMPLETION) for _ in range(ROWS))
+    logprobs = (-1.0,) * COMPLETION
+    ids = [tuple(5 + (row + k) % 90 for k in range(COMPLETION)) for row in range(ROWS)]  # equal ones share a pass
+    completions = tuple(Completion("x", "length", each, logprobs) for each in ids)
     rewards = tuple(float(k % 2) for k in range(ROWS))
     return GradedGroup(rollout_group(completions=completions, rewards=rewards), "Calculate 12 + 7.", rewards)
 

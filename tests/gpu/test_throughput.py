@@ -95,8 +95,8 @@ def test_an_update_uses_the_gpu(device: torch.device, figures: Report, model: st
 
 
 def _group(index: int, length: int) -> GradedGroup:
-    ids = tuple(5 + (7 * place + index) % 90 for place in range(length))
-    completions = tuple(Completion("x", "length", ids, (-11.0,) * length) for _ in range(8))
+    ids = [tuple(5 + (7 * place + 8 * index + row) % 90 for place in range(length)) for row in range(8)]
+    completions = tuple(Completion("x", "length", each, (-11.0,) * length) for each in ids)
     rewards = tuple(float(place % 2) for place in range(8))
     prompt = "calculate " + "abcdefgh" * 8 + f" {index}"
     return GradedGroup(rollout_group(completions=completions, rewards=rewards), prompt, rewards)

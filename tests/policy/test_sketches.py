@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from swarm.policy.loading import Policy
@@ -132,6 +133,28 @@ def test_the_update_is_the_same_to_the_last_digit(policy: Policy) -> None:
         assert measured.sketcher.take_sketches() is not None
     for ours, theirs in zip(policy.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_groups_with_the_same_completions_have_their_own_sketches(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sketches, "MAX_WIDTH", 10_000)
+    policy = exact(policy)
+    first, second = GROUPS[:2]
+    doubled = replace(
+        first,
+        group=replace(first.group, completions=first.group.completions * 2, rewards=first.group.rewards * 2),
+        rewards=first.rewards * 2,
+    )
+    groups = [doubled, first, second]
+    updater = _updater(copy.deepcopy(policy), batching="padded")  # packed rows share a prompt, and so its gradient
+    updater.sketcher.begin_sketches()
+    updater.update([], groups)
+    found = updater.sketcher.take_sketches()
+    assert found is not None
+    for sketch, group in zip(found, groups, strict=True):
+        expected = _gradient(policy, [group], monkeypatch)
+        np.testing.assert_allclose(sketch / np.linalg.norm(sketch), expected / np.linalg.norm(expected), atol=1e-5)
 
 
 def test_only_a_wanted_update_is_read_and_no_hook_stays(policy: Policy) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from swarm.algorithms.losses import LOSSES
 from swarm.errors import NonFiniteUpdates
 from swarm.policy.loading import Policy
-from swarm.policy.logprobs import Scores
+from swarm.policy.logprobs import Scorer, Scores
 from swarm.sapo.mixing import MixSettings
 from swarm.training import rows, updater as updaters
 from swarm.training.config import UpdateSettings
@@ -181,6 +181,55 @@ def test_completions_without_an_advantage_count_in_the_means_and_cost_no_pass(
         assert report.figures[name] == pytest.approx(full.figures[name], rel=1e-9), name
     for ours, theirs in zip(part.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"micro_batch_tokens": 40}, {"batching": "padded", "epochs": 2}], ids=str)
+@pytest.mark.parametrize("objective", LOSSES)
+def test_equal_completions_are_computed_once(
+    policy: Policy, objective: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = exact(policy)
+    groups = [_again(_group(policy), (0, 1, 0, 2, 0, 1)), _again(_group(policy, ids=False), (0, 0, 3, 2))]
+    mix = MixSettings(external_negative_weight=0.5)
+    passed: list[int] = []
+    real = Scorer.__call__
+
+    def counted(scorer: Scorer, rows: Sequence[Row]) -> Scores:
+        passed.append(sum(len(row.completion) for row in rows) if torch.is_grad_enabled() else 0)
+        return real(scorer, rows)
+
+    monkeypatch.setattr(Scorer, "__call__", counted)
+    once, twin = copy.deepcopy(policy), copy.deepcopy(policy)
+    report = _updater(once, mix, objective=objective, **settings).update(groups[:1], groups[1:])
+    num_once = sum(passed)
+    passed.clear()
+    monkeypatch.setattr(ForwardRunner, "_input", lambda runner, row: id(row))
+    expected = _updater(twin, mix, objective=objective, **settings).update(groups[:1], groups[1:])
+    assert 0 < num_once < sum(passed)
+    assert report.figures == pytest.approx(expected.figures, rel=1e-7, abs=1e-9, nan_ok=True)
+    for ours, theirs in zip(once.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=0)
+
+
+def test_what_others_wrote_alike_is_computed_once(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    real = Scorer.__call__
+
+    def counted(scorer: Scorer, rows: Sequence[Row]) -> Scores:
+        lengths.append(len(rows))
+        return real(scorer, rows)
+
+    monkeypatch.setattr(Scorer, "__call__", counted)
+    rewards = (1.0, 1.0, 1.0, 0.0)
+    _updater(policy, minibatches=1).update([], [_again(_group(policy, rewards, ids=False), (0, 0, 1, 2, 3, 0))])
+    assert lengths == [3], "five are right, three of them distinct; the wrong one counts for nothing"
+
+
+def _again(group: GradedGroup, indices: Sequence[int]) -> GradedGroup:
+    """A group of these completions of another."""
+    rewards = tuple(group.rewards[index] for index in indices)
+    completions = tuple(group.group.completions[index] for index in indices)
+    return replace(group, group=replace(group.group, completions=completions, rewards=rewards), rewards=rewards)
 
 
 def test_log_probabilities_are_read_of_what_is_wanted_alone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

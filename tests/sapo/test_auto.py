@@ -154,6 +154,25 @@ def test_a_group_of_others_costs_the_part_that_an_update_computes() -> None:
     assert 10 * used[0] < used[1], "what costs less is used more"
 
 
+def test_of_groups_with_equal_signal_those_that_cost_less_are_rather_drawn() -> None:
+    rounds = Economy(supply=6, mixed=0.25, trained=0.75).play(30, Auto()).rounds
+    known = Costs.of(rounds)
+    assert known is not None
+    told = History(8, 24, tuple(rounds), {}, USUAL, STEPS)
+    cheap, dear = (replace(each, part=part) for each, part in zip(_candidates(2, 1.0), (0.125, 0.75), strict=True))
+    weights = Auto()(told, [cheap, dear]).weights
+    assert weights is not None and weights[0] / weights[1] == pytest.approx(
+        (0.25 + 0.75 * 0.75) / (0.25 + 0.125 * 0.75)
+    )
+
+
+def test_own_groups_with_equal_completions_cost_less() -> None:
+    rounds = [replace(each, local_part=0.5) for each in Economy(supply=6).play(30, Auto()).rounds]
+    found = Costs.of(rounds)
+    assert found is not None and found.own == 0.5
+    assert found.seconds(0, own=3, external=0) == pytest.approx(found.rest + 1.5 * found.trained)
+
+
 def test_questions_stay_as_configured_where_a_policy_cannot_change_them() -> None:
     told = History(4, 4, (MixRound(1, 0.5, 2, 6, num_questions=8),))
     assert Auto()(told, []).num_questions is None

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from swarm.config import load_config
 from swarm.errors import ConfigError
@@ -31,7 +32,7 @@ from swarm.sapo.mixing import (
 from swarm.sapo.worth import WorthEstimator
 from swarm.telemetry.ledger import Ledger
 from swarm.training.checkpoint import TrainingState
-from swarm.types import GradedGroup
+from swarm.types import Completion, GradedGroup, ReceivedGroup
 from tests.example_groups import graded
 from tests.sapo.mixes import Opinion, candidate, names, own_round
 from tests.sapo.test_round import Swarm
@@ -42,9 +43,8 @@ LOCAL = [graded("me", index) for index in range(9)]
 
 
 def _mixed(mixer: Mixer, candidates: Sequence[Candidate], seed: int = 0, **how) -> Mix:
-    return mixer.mix(
-        own_round(), LOCAL, candidates, how.pop("appraiser", Opinion()), np.random.default_rng(seed), **how
-    )
+    local, appraiser = how.pop("local", LOCAL), how.pop("appraiser", Opinion())
+    return mixer.mix(own_round(), local, candidates, appraiser, np.random.default_rng(seed), **how)
 
 
 def _wishes(mixer: Mixer, *candidates: Candidate):
@@ -80,6 +80,40 @@ def test_a_round_remembers_how_much_of_others_groups_was_computed(
     assert mixer.dump().rounds[-1].external_part == part
     mixer.record(own_round(), _mixed(mixer, []))
     assert mixer.dump().rounds[-1].external_part == 1.0
+
+
+def test_a_round_remembers_that_equal_completions_are_computed_once() -> None:
+    mixer = Mixer(MixSettings())
+    texts = ("right", "right", "right", "wrong", "false", "false")
+    group = graded("other", rewards=(1.0, 1.0, 1.0, 0.0, 0.0, 0.0), completions=_completions(texts))
+    mixed = _mixed(mixer, [Candidate(ReceivedGroup("id", group))], local=[group])
+    mixer.record(own_round(), mixed)
+    assert mixer.dump().rounds[-1].external_part == pytest.approx(1 / 6), "what is right, once"
+    assert mixer.dump().rounds[-1].local_part == pytest.approx(3 / 6)
+
+
+def test_a_policy_knows_what_an_update_would_compute_of_each_candidate() -> None:
+    mixer = Mixer(MixSettings(policy=f"{__name__}:Parts"))
+    rewards = (1.0, 1.0, 1.0, 0.0)
+    alike = graded("other", rewards=rewards, completions=_completions(("a", "a", "a", "b")))
+    candidates = [Candidate(ReceivedGroup("alike", alike)), candidate("unlike", rewards=rewards)]
+    assert _mixed(mixer, candidates).decision.weights == pytest.approx([1 / 4, 3 / 4])
+    claimed = ReceivedGroup("claimed", replace(alike.group, rewards=rewards))
+    mixer.record(own_round(), _mixed(mixer, []))
+    assert _wishes(mixer, Candidate(claimed)).weights == pytest.approx([3 / 4]), "its texts may not have come yet"
+
+
+def _completions(texts: Sequence[str]) -> tuple[Completion, ...]:
+    return tuple(Completion(text, "stop") for text in texts)
+
+
+class Parts(MixPolicy):
+    """Weighs candidates by their parts."""
+
+    needs_advantages = True
+
+    def __call__(self, history: History, candidates: Sequence[Candidate]) -> Decision:
+        return Decision(1, 1, [each.part for each in candidates])
 
 
 class Planned(MixPolicy):

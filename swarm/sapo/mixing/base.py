@@ -30,6 +30,8 @@ class Candidate(Struct, frozen=True):
     surprisal: float | None = None
     """Mean negative log-probability of its rewarded completions under this node's policy, nats per token; None when it
     was not scored."""
+    part: float = 1.0
+    """Part of its completions that an update computes: those that count, equal ones once."""
 
     @property
     def content_id(self) -> str:
@@ -90,7 +92,7 @@ class MixRound(Struct, frozen=True):
     num_external: int = 0
     """External groups in the update."""
     external_part: float = 1.0
-    """Mean part of an external group's completions that the update computed: those that count."""
+    """Mean part of an external group's completions that the update computed: those that count, equal ones once."""
     senders: dict[str, int] = {}
     """External groups in the update by sender."""
     num_questions: int = 0
@@ -99,6 +101,8 @@ class MixRound(Struct, frozen=True):
     """Others' groups that the update could have used."""
     seconds: dict[str, float] = {}
     """Seconds of the round's `asking`, `receiving`, `mix`, `update`; empty where updates hide generation's time."""
+    local_part: float = 1.0
+    """As `external_part`, of own groups."""
 
 
 class MixState(Struct):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from numbers import Integral
 from statistics import fmean
 from typing import Literal, Protocol, TypeVar
@@ -22,7 +23,7 @@ from swarm.received.authors import AuthorOf, authors_of, fair_part, itself
 from swarm.sanitize import clean
 from swarm.sapo.mixing.base import MAX_ROUNDS, Candidate, Decision, History, MixRound, MixState
 from swarm.sapo.mixing.policies import MixSettings
-from swarm.types import GradedGroup, ReceivedGroup
+from swarm.types import GradedGroup, ReceivedGroup, RolloutGroup
 
 T = TypeVar("T")
 Screen = Callable[[Sequence[ReceivedGroup]], Sequence[GradedGroup | None]]
@@ -239,8 +240,7 @@ class Mixer:
         policy = self._settings.settings
         if not self._rounds:
             return self._wishes(max(self._wanted), None)
-        if policy.needs_advantages:
-            candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
+        candidates = self._valued(candidates, appraiser)
         # What the round that has begun fetches and grades is there for the one after it.
         *before, last = self._rounds
         history = self._history(*before, replace(last, round=last.round + 2))
@@ -304,22 +304,16 @@ class Mixer:
                 this,
                 num_local=len(mixed.local),
                 num_external=external,
-                external_part=fmean(map(self._part, mixed.external)) if external else 1.0,
+                external_part=_mean_part(mixed.external, self._computes_all),
                 senders=dict(senders),
                 num_candidates=sum(weight > 0 for weight in mixed.decision.weights or ()),
+                local_part=_mean_part(mixed.local, True),
             )
         )
         self._state = dict(mixed.decision.state)
         self._wanted.append(mixed.decision.external)
         if self._usual:
             self.num_questions = mixed.decision.num_questions
-
-    def _part(self, graded: GradedGroup) -> float:
-        """The part of an external group's completions that an update computes."""
-        if self._computes_all:
-            return 1.0
-        mean = fmean(graded.rewards)
-        return fmean(reward > mean for reward in graded.rewards)
 
     def dump(self) -> MixState:
         """Everything, for a checkpoint."""
@@ -332,6 +326,19 @@ class Mixer:
             self._state = dict(saved.state)
             self.num_questions = saved.num_questions if self._usual else None
 
+    def _valued(self, candidates: Sequence[Candidate], appraiser: Appraiser) -> Sequence[Candidate]:
+        """The candidates with their advantages and parts, if the policy wants them."""
+        if not self._settings.settings.needs_advantages:
+            return candidates
+        return [
+            replace(
+                each,
+                advantages=appraiser.advantages(each.rewards),
+                part=_part(each.rewards, self._computes_all, each.graded.group if each.is_graded else None),
+            )
+            for each in candidates
+        ]
+
     def _appraised(
         self, candidates: Sequence[Candidate], appraiser: Appraiser, author_of: AuthorOf, rng: np.random.Generator
     ) -> tuple[Sequence[Candidate], list[ReceivedGroup]]:
@@ -339,8 +346,7 @@ class Mixer:
         in the pool they would only displace others."""
         policy = self._settings.settings
         refused: list[ReceivedGroup] = []
-        if policy.needs_advantages:
-            candidates = [replace(each, advantages=appraiser.advantages(each.rewards)) for each in candidates]
+        candidates = self._valued(candidates, appraiser)
         if num_scored := policy.num_scored(self._settings.external):
             scored = some(candidates, num_scored, author_of, rng)
             surprisals = appraiser.surprisals([each.received for each in scored])
@@ -352,6 +358,21 @@ class Mixer:
             ]
             refused = [each.received for each in scored if known[each.content_id] is None]
         return candidates, refused
+
+
+def _mean_part(groups: Sequence[GradedGroup], computes_all: bool) -> float:
+    return fmean(_part(each.rewards, computes_all, each.group) for each in groups) if groups else 1.0
+
+
+def _part(rewards: Sequence[float], computes_all: bool, group: RolloutGroup | None) -> float:
+    """The part of a group's completions that an update computes: those above the mean, or all; equal ones once where
+    the texts are known."""
+    mean = fmean(rewards)
+    counts = [computes_all or reward > mean for reward in rewards]
+    if group is None:
+        return fmean(counts)
+    computed = {(each.text, each.turns, each.observed) for each in compress(group.completions, counts)}
+    return len(computed) / len(rewards)
 
 
 def mix_figures(mixed: Mix) -> dict[str, float]:

@@ -7,10 +7,10 @@ update on n groups, dealt to s optimizer steps, of mean worth w in own groups, w
 
 and its seconds, from the stages of the last rounds:
 
-    T = asked x seconds a question + (own + part x external) x seconds a trained group
+    T = asked x seconds a question + (part of an own group x own + part x external) x seconds a whole group trained
         + external x seconds a mixed group + the rest
 
-where `part` of an external group's completions is computed by an update, those that count in it.
+where `part` of a group's completions is computed by an update: those that count in it, equal ones once.
 
 At the mix the questions are asked: others' groups are added, those of most worth first, as long as the progress of one
 more exceeds what its seconds bring at the usual rate, that of the last rounds with others' groups or without them.
@@ -21,6 +21,7 @@ in proportion to it: if each counted on the others instead, nobody would ask.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pvariance
 from typing import ClassVar, Literal
@@ -57,9 +58,11 @@ class Costs(Struct, frozen=True):
     mixed: float
     """One more group of others in the update, before it is trained on: screened and compared."""
     trained: float
-    """One more own group in the update."""
+    """One more group in the update of which every completion is computed."""
+    own: float
+    """Fraction of `trained` that an own group takes."""
     part: float
-    """Fraction of `trained` that a group of others takes."""
+    """The same of a group of others."""
     rest: float
     """Whatever a round takes without these, receiving included: it is paid before the mix."""
 
@@ -68,8 +71,9 @@ class Costs(Struct, frozen=True):
         """Those of the timed rounds; None while there are too few."""
         rounds = [each for each in rounds if each.seconds and each.num_questions]
         external = [each.num_external for each in rounds]
-        computed = [each.external_part * each.num_external for each in rounds]
-        trained = [each.num_local + others for each, others in zip(rounds, computed, strict=True)]
+        own = _mean([each.local_part for each in rounds], [each.num_local for each in rounds])
+        part = _mean([each.external_part for each in rounds], external)
+        trained = [each.local_part * each.num_local + each.external_part * each.num_external for each in rounds]
         if len(rounds) < LEAST_ROUNDS or not any(trained):
             return None
         stages = {stage: [each.seconds[stage] for each in rounds] for stage in ("asking", "receiving", "mix", "update")}
@@ -78,13 +82,21 @@ class Costs(Struct, frozen=True):
         update = _each(stages["update"], trained)
         others = sum(stages["receiving"]) + sum(stages["mix"]) - mixed * sum(external)
         rest = others + sum(stages["update"]) - update * sum(trained)
-        part = sum(computed) / sum(external) if any(external) else 1.0
-        return cls(question, mixed, update, part, rest / len(rounds))
+        return cls(question, mixed, update, own, part, rest / len(rounds))
 
     def seconds(self, asked: float, own: float, external: float) -> float:
         """Seconds of a round."""
-        trained = own + self.part * external
+        trained = self.own * own + self.part * external
         return max(LEAST_S, self.rest + asked * self.question + trained * self.trained + external * self.mixed)
+
+    def of_candidate(self, candidate: Candidate) -> float:
+        """Seconds of this one in an update."""
+        return max(LEAST_S, self.mixed + candidate.part * self.trained)
+
+
+def _mean(values: Sequence[float], counts: Sequence[float]) -> float:
+    """The mean of values that stand for so many each; 1 for none."""
+    return sum(map(operator.mul, values, counts)) / sum(counts) if any(counts) else 1.0
 
 
 def _each(seconds: Sequence[float], counts: Sequence[float]) -> float:
@@ -104,8 +116,8 @@ class Auto(MixPolicy):
     a second.
 
     A group of unknown worth counts as an own one. Groups of more worth than own ones come before them, up to `most` of
-    the slots. A candidate's weight is the product of those of `advantage`, `edge` and `worth`. The number of questions
-    stays between a quarter and twice of those configured.
+    the slots. A candidate's weight is the product of those of `advantage`, `edge` and `worth`, divided by its seconds.
+    The number of questions stays between a quarter and twice of those configured.
 
     Others' part halves when the mean own reward has fallen clearly below its best while external groups were used; only
     later rounds count for the next best. Otherwise it rises back to all.
@@ -127,8 +139,9 @@ class Auto(MixPolicy):
         """See `MixPolicy`."""
         difficulties = learnability(history, candidates, self.window_rounds, own=0.5)
         worths = [worth_weight(candidate, unknown=UNKNOWN, floor=0.0) for candidate in candidates]
+        costs = Costs.of(history.rounds)
         weights = [
-            difficulty * mean_magnitude(candidate) * worth
+            difficulty * mean_magnitude(candidate) * worth / (costs.of_candidate(candidate) if costs else 1.0)
             for candidate, difficulty, worth in zip(candidates, difficulties, worths, strict=True)
         ]
         caution = self._caution(history)
@@ -136,7 +149,6 @@ class Auto(MixPolicy):
         *before, this = history.rounds[-self.window_rounds :]
         own = this.num_informative
         rounds = [*before, replace(this, num_candidates=len(usable))]
-        costs = Costs.of(history.rounds)
         external = self._external(history, usable, costs)
         if not external and usable and own < history.total and costs is not None and _is_due(history.rounds, costs):
             external = 1
