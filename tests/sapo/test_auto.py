@@ -139,7 +139,14 @@ def test_what_a_group_costs_is_the_slope_over_the_rounds() -> None:
     assert found is not None
     assert (found.question, found.mixed, found.trained) == pytest.approx((1.5, 0.25, 0.75))
     assert found.rest == pytest.approx(0.2)
-    assert Costs.of(rounds[: LEAST_ROUNDS - 1]) is None, "too few"
+    assert Costs.of(rounds[:LEAST_ROUNDS]) is None, "too few"
+
+
+def test_the_first_round_in_which_something_is_compiled_counts_for_nothing() -> None:
+    rounds = Economy(supply=6).play(30, Auto()).rounds
+    slow = replace(rounds[0], seconds={**rounds[0].seconds, "update": 100.0})
+    assert Costs.of([slow, *rounds[1:]]) == Costs.of(rounds)
+    assert Costs.of([slow]) is None
 
 
 def test_a_group_of_others_costs_the_part_that_an_update_computes() -> None:

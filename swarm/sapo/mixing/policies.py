@@ -36,8 +36,9 @@ from swarm.settings import Settings
 
 OWN = UNKNOWN = 1.0
 """Worth of an own group, and of a group whose sender's worth is unknown."""
-LEAST_ROUNDS = 4
-"""Timed rounds before their seconds decide; until then an update's progress does."""
+LEAST_ROUNDS = 1
+"""Timed rounds before their seconds decide, after the first one, which also compiles and warms up; until then an
+update's progress does."""
 EXPLORE_SHARE = 0.02
 """Fraction of the seconds for groups of others that promise nothing: their worth may have changed."""
 RATE_ROUNDS = 64
@@ -69,7 +70,7 @@ class Costs(Struct, frozen=True):
     @classmethod
     def of(cls, rounds: Sequence[MixRound]) -> Costs | None:
         """Those of the timed rounds; None while there are too few."""
-        rounds = [each for each in rounds if each.seconds and each.num_questions]
+        rounds = [each for each in rounds if each.seconds and each.num_questions][1:]
         external = [each.num_external for each in rounds]
         own = _mean([each.local_part for each in rounds], [each.num_local for each in rounds])
         part = _mean([each.external_part for each in rounds], external)
