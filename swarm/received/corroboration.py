@@ -75,7 +75,7 @@ class CorroborationSettings(Settings):
     """Whether the tokens of others' groups are credited only as far as own groups bear them out."""
     tolerance: float = Field(0.01, ge=0)
     """Difference between the mean pushes that is always allowed."""
-    full_after: int = Field(16, ge=1)
+    full_after: int = Field(4, ge=1)
     """Groups of an author that are used before its tokens have their whole advantage: the first has this fraction."""
     max_pull: float = Field(2.0, gt=0)
     """Largest pull of another's group, in those of own ones (their upper quartile): how much its raised tokens
