@@ -190,7 +190,7 @@ def test_without_own_evidence_others_are_believed() -> None:
 
 
 def test_a_new_author_counts_little_whatever_it_writes() -> None:
-    assert all(value == pytest.approx(1 / 16) for value in _taught(plain, num_theirs=1).values())
+    assert all(value == pytest.approx(1 / 4) for value in _taught(plain, num_theirs=1).values())
 
 
 def test_new_names_of_one_stranger_are_known_together() -> None:
