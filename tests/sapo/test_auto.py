@@ -119,6 +119,15 @@ def test_the_number_of_questions_changes_step_by_step_and_stays_in_its_range() -
     assert all(USUAL // 4 <= each <= 2 * USUAL for each in asked)
 
 
+def test_what_is_fixed_in_asking_is_not_the_price_of_a_question() -> None:
+    rounds = []
+    for each in Economy(signal=0.9, supply=24, slots=(4, 12), question=0.5).play(40, Auto()).rounds:
+        rounds.append(replace(each, seconds={**each.seconds, "asking": 3.0 + each.seconds["asking"]}))
+    found = Costs.of(rounds)
+    assert found is not None and found.question == pytest.approx(0.5)
+    assert found.rest == pytest.approx(3.2)
+
+
 def test_rounds_without_a_measurable_time_stop_nothing() -> None:
     seconds = dict.fromkeys(("asking", "receiving", "mix", "update"), 0.0)
     rounds = [MixRound(k, 0.5, 2, 2, num_local=2, num_questions=USUAL, seconds=seconds) for k in range(1, 20)]

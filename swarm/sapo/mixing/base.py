@@ -102,7 +102,7 @@ class MixRound(Struct, frozen=True):
     seconds: dict[str, float] = {}
     """Seconds of the round's `asking`, `receiving`, `mix`, `update`; empty where updates hide generation's time."""
     local_part: float = 1.0
-    """As `external_part`, of own groups."""
+    """The same of own groups."""
 
 
 class MixState(Struct):

@@ -78,11 +78,12 @@ class Costs(Struct, frozen=True):
         if len(rounds) < LEAST_ROUNDS or not any(trained):
             return None
         stages = {stage: [each.seconds[stage] for each in rounds] for stage in ("asking", "receiving", "mix", "update")}
-        question = sum(stages["asking"]) / sum(each.num_questions for each in rounds)
+        asked = [each.num_questions for each in rounds]
+        question = _each(stages["asking"], asked)
         mixed = _each(stages["mix"], external)
         update = _each(stages["update"], trained)
-        others = sum(stages["receiving"]) + sum(stages["mix"]) - mixed * sum(external)
-        rest = others + sum(stages["update"]) - update * sum(trained)
+        each_of = question * sum(asked) + mixed * sum(external) + update * sum(trained)
+        rest = sum(map(sum, stages.values())) - each_of
         return cls(question, mixed, update, own, part, rest / len(rounds))
 
     def seconds(self, asked: float, own: float, external: float) -> float:
