@@ -112,7 +112,7 @@ class PlainCorroboration:
         known = [self.others[place] for place in self._places(names, group)]
         newest = min(self.others["author", name].num for name in names)
         found = [
-            min(1.0, newest / 16) * min(self._factor(each, key, a) for each in known for key in keys(before, token))
+            min(1.0, newest / 4) * min(self._factor(each, key, a) for each in known for key in keys(before, token))
             for _, before, token, a, _, _ in tokens(group)
         ]
         if len(self.pulls) >= 16:

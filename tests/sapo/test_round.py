@@ -248,7 +248,7 @@ def test_a_new_author_is_learned_from_little_by_little() -> None:
         credited += [group.factors[0][0] for group in mixed.external]
         assert all(len(group.factors) == GROUP_SIZE for group in mixed.external)
         assert all(not group.factors for group in mixed.local)
-    assert credited[0] == pytest.approx(2 / 16, rel=1e-3) and credited == sorted(credited) and credited[-1] == 1
+    assert credited[0] == pytest.approx(2 / 4, rel=1e-3) and credited == sorted(credited) and credited[-1] == 1
 
 
 def test_refusals_are_counted_by_reason() -> None:
