@@ -128,20 +128,24 @@ class ForwardRunner:
         return batches + [[] for _ in range(ranks.most(len(batches)) - len(batches))]
 
     def scores(self, rows: Sequence[Row]) -> Scores:
-        """The policy's scores of a micro-batch's tokens, with gradient. Equal rows are computed once."""
+        """The policy's scores of a micro-batch's tokens, with gradient."""
         self._layers.compiled = self._compiled and not self._sketcher.active  # compiled layers call no hooks
-        equal = [list(each) for _, each in groupby(rows, self._input)]
-        distinct = [first for first, *_ in equal]
         if self._sketcher.active:
+            distinct = [first for first, *_ in self._side_by_side(rows)]
             self._sketcher.follow(distinct, self._batching.lay_out(distinct).pieces)
-        scores = self._score(self._scorer, distinct)
-        return scores.repeated([len(each) for each in equal]) if len(distinct) < len(rows) else scores
+        return self._score(self._scorer, rows)
+
+    def _side_by_side(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """The rows of a micro-batch, equal ones together."""
+        return [list(each) for _, each in groupby(rows, self._input)]
 
     def _input(self, row: Row) -> Hashable:
         """Equal for rows that a pass computes once: a sketch keeps groups apart, and must not change the update."""
-        if self._policy.media is not None or row.routing is not None:
-            return id(row)  # tokens alone do not determine it
-        return row.key, self._sketcher.owner(row)
+        return (row.key, self._sketcher.owner(row)) if self.reads_tokens_alone(row) else id(row)
+
+    def reads_tokens_alone(self, row: Row) -> bool:
+        """Whether rows with equal tokens have equal scores: not with media, nor with experts that are replayed."""
+        return self._policy.media is None and row.routing is None
 
     def logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """The policy's log-probabilities of each row's tokens, each row computed on one rank."""
@@ -162,9 +166,11 @@ class ForwardRunner:
         return [found[i] for i in range(len(rows))]
 
     def _score(self, scorer: Scorer, rows: Sequence[Row]) -> Scores:
-        """An empty micro-batch is scored with a dummy row."""
+        """Equal rows are computed once. An empty micro-batch is scored with a dummy row."""
         nothing = [self._policy.pad_id]
-        return scorer(rows or [Row(nothing, nothing, 0.0, None)])
+        equal = self._side_by_side(rows) or [[Row(nothing, nothing, 0.0, None)]]
+        scores = scorer([first for first, *_ in equal])
+        return scores.repeated([len(each) for each in equal]) if len(equal) < len(rows) else scores
 
 
 Forward = Callable[..., object]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from itertools import chain, zip_longest
 from types import MappingProxyType
 from typing import NamedTuple
@@ -91,7 +92,7 @@ class Row:
         """Tokens of prompt, completion and inserts."""
         return len(self.prompt) + num_read(self)
 
-    @property
+    @cached_property
     def key(self) -> Tokens:
         """What a model of text reads."""
         inserts = tuple((insert.after, tuple(insert.ids)) for insert in self.inserts)

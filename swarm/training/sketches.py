@@ -77,14 +77,12 @@ class Sketcher:
     def reading(self, rows: Sequence[Row]) -> Iterator[None]:
         """While the block computes the gradient of a step on `rows`, sketch their groups, once each, if wanted."""
         self._step = {id(row): self._owners.pop(id(row)) for row in rows if id(row) in self._owners}
-        if not self._step or self._sketches is None:
-            yield
-            self._step = {}
-            return
-        self._clear()
-        self._sizes |= dict.fromkeys(self._step.values(), len(set(self._step.values())))
-        handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(self._layers)]
-        self.active = True
+        self.active = bool(self._step) and self._sketches is not None
+        handles = []
+        if self.active:
+            self._clear()
+            self._sizes |= dict.fromkeys(self._step.values(), len(set(self._step.values())))
+            handles = [module.register_forward_hook(self._hook(layer)) for layer, module in enumerate(self._layers)]
         try:
             yield
         finally:

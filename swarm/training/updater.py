@@ -199,8 +199,8 @@ class PolicyUpdater:
 
     def _logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """The policy's log-probabilities of each row's tokens; an update has them from the screen before it."""
-        if self._policy.media is not None or any(row.routing is not None for row in rows):
-            return self._runner.logprobs(rows)  # tokens alone do not determine them
+        if not all(map(self._runner.reads_tokens_alone, rows)):
+            return self._runner.logprobs(rows)
         num_known = sum(map(len, self._known.values()))
         if self._known_at != self._policy.gate.changes or num_known > MOST_KNOWN_TOKENS:
             self._known, self._known_at = {}, self._policy.gate.changes

@@ -191,38 +191,47 @@ def test_equal_completions_are_computed_once(
     policy = exact(policy)
     groups = [_again(_group(policy), (0, 1, 0, 2, 0, 1)), _again(_group(policy, ids=False), (0, 0, 3, 2))]
     mix = MixSettings(external_negative_weight=0.5)
-    passed: list[int] = []
-    real = Scorer.__call__
-
-    def counted(scorer: Scorer, rows: Sequence[Row]) -> Scores:
-        passed.append(sum(len(row.completion) for row in rows) if torch.is_grad_enabled() else 0)
-        return real(scorer, rows)
-
-    monkeypatch.setattr(Scorer, "__call__", counted)
+    passes = _passes(monkeypatch)
     once, twin = copy.deepcopy(policy), copy.deepcopy(policy)
     report = _updater(once, mix, objective=objective, **settings).update(groups[:1], groups[1:])
-    num_once = sum(passed)
-    passed.clear()
+    num_once = sum(len(row.completion) for rows, learns in passes if learns for row in rows)
+    passes.clear()
     monkeypatch.setattr(ForwardRunner, "_input", lambda runner, row: id(row))
     expected = _updater(twin, mix, objective=objective, **settings).update(groups[:1], groups[1:])
-    assert 0 < num_once < sum(passed)
+    assert 0 < num_once < sum(len(row.completion) for rows, learns in passes if learns for row in rows)
     assert report.figures == pytest.approx(expected.figures, rel=1e-7, abs=1e-9, nan_ok=True)
     for ours, theirs in zip(once.model.parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=0)
 
 
 def test_what_others_wrote_alike_is_computed_once(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
+    passes = _passes(monkeypatch)
+    rewards = (1.0, 1.0, 1.0, 0.0)
+    _updater(policy, minibatches=1).update([], [_again(_group(policy, rewards, ids=False), (0, 0, 1, 2, 3, 0))])
+    lengths = [len(rows) for rows, _ in passes]
+    assert lengths == [3], "five are right, three of them distinct; the wrong one counts for nothing"
+
+
+def test_the_reference_computes_equal_completions_once(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count once in the tokens of a pass, which would else be larger than memory allows."""
+    group = _again(_group(policy), (0, 1) * 8)
+    passes = _passes(monkeypatch)
+    settings = UpdateSettings(reference_kl=0.1, minibatches=1)
+    PolicyUpdater(policy, settings, MixSettings(), 1.0, reference=copy.deepcopy(policy)).update([group], [])
+    assert [(len(rows), learns) for rows, learns in passes] == [(2, False), (2, True)]
+
+
+def _passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Row], bool]]:
+    """Will hold the rows of each pass, and whether it is for a gradient."""
+    found: list[tuple[list[Row], bool]] = []
     real = Scorer.__call__
 
     def counted(scorer: Scorer, rows: Sequence[Row]) -> Scores:
-        lengths.append(len(rows))
+        found.append((list(rows), torch.is_grad_enabled()))
         return real(scorer, rows)
 
     monkeypatch.setattr(Scorer, "__call__", counted)
-    rewards = (1.0, 1.0, 1.0, 0.0)
-    _updater(policy, minibatches=1).update([], [_again(_group(policy, rewards, ids=False), (0, 0, 1, 2, 3, 0))])
-    assert lengths == [3], "five are right, three of them distinct; the wrong one counts for nothing"
+    return found
 
 
 def _again(group: GradedGroup, indices: Sequence[int]) -> GradedGroup:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.sapo.mixing import Candidate, Decision, History, MixRound
-from swarm.sapo.mixing.policies import LEAST_ROUNDS, Auto, Costs
+from swarm.sapo.mixing.policies import Auto, Costs
 from tests.sapo.mixes import Opinion, candidate
 
 USUAL = 8
@@ -148,7 +148,7 @@ def test_what_a_group_costs_is_the_slope_over_the_rounds() -> None:
     assert found is not None
     assert (found.question, found.mixed, found.trained) == pytest.approx((1.5, 0.25, 0.75))
     assert found.rest == pytest.approx(0.2)
-    assert Costs.of(rounds[:LEAST_ROUNDS]) is None, "too few"
+    assert Costs.of(rounds[:1]) is None, "too few"
 
 
 def test_the_first_round_in_which_something_is_compiled_counts_for_nothing() -> None:

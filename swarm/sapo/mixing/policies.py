@@ -21,7 +21,6 @@ in proportion to it: if each counted on the others instead, nobody would ask.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pvariance
 from typing import ClassVar, Literal
@@ -36,9 +35,6 @@ from swarm.settings import Settings
 
 OWN = UNKNOWN = 1.0
 """Worth of an own group, and of a group whose sender's worth is unknown."""
-LEAST_ROUNDS = 1
-"""Timed rounds before their seconds decide, after the first one, which also compiles and warms up; until then an
-update's progress does."""
 EXPLORE_SHARE = 0.02
 """Fraction of the seconds for groups of others that promise nothing: their worth may have changed."""
 RATE_ROUNDS = 64
@@ -69,21 +65,22 @@ class Costs(Struct, frozen=True):
 
     @classmethod
     def of(cls, rounds: Sequence[MixRound]) -> Costs | None:
-        """Those of the timed rounds; None while there are too few."""
+        """Those of the timed rounds but the first, which also compiles and warms up; None without one that trained."""
         rounds = [each for each in rounds if each.seconds and each.num_questions][1:]
         external = [each.num_external for each in rounds]
-        own = _mean([each.local_part for each in rounds], [each.num_local for each in rounds])
-        part = _mean([each.external_part for each in rounds], external)
+        local = [each.num_local for each in rounds]
+        own = fmean([each.local_part for each in rounds], local) if any(local) else 1.0
+        part = fmean([each.external_part for each in rounds], external) if any(external) else 1.0
         trained = [each.local_part * each.num_local + each.external_part * each.num_external for each in rounds]
-        if len(rounds) < LEAST_ROUNDS or not any(trained):
+        if not any(trained):
             return None
         stages = {stage: [each.seconds[stage] for each in rounds] for stage in ("asking", "receiving", "mix", "update")}
         asked = [each.num_questions for each in rounds]
         question = _each(stages["asking"], asked)
         mixed = _each(stages["mix"], external)
         update = _each(stages["update"], trained)
-        each_of = question * sum(asked) + mixed * sum(external) + update * sum(trained)
-        rest = sum(map(sum, stages.values())) - each_of
+        counted = question * sum(asked) + mixed * sum(external) + update * sum(trained)
+        rest = sum(map(sum, stages.values())) - counted
         return cls(question, mixed, update, own, part, rest / len(rounds))
 
     def seconds(self, asked: float, own: float, external: float) -> float:
@@ -94,11 +91,6 @@ class Costs(Struct, frozen=True):
     def of_candidate(self, candidate: Candidate) -> float:
         """Seconds of this one in an update."""
         return max(LEAST_S, self.mixed + candidate.part * self.trained)
-
-
-def _mean(values: Sequence[float], counts: Sequence[float]) -> float:
-    """The mean of values that stand for so many each; 1 for none."""
-    return sum(map(operator.mul, values, counts)) / sum(counts) if any(counts) else 1.0
 
 
 def _each(seconds: Sequence[float], counts: Sequence[float]) -> float:
